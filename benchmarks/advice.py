@@ -33,7 +33,7 @@ from planaria.lab.compare.advice import (
     why_not_covered,
     why_size_not_covered,
 )
-from planaria.lab.compare.clock import ArmClock, clock_of
+from planaria.lab.compare.clock import ArmClock, arm_clock
 from planaria.lab.compare.experience import Experience, Observation, Range, SwappedSteps, strategy_of
 from planaria.lab.compare.race import ArmCourse
 from planaria.lab.compare.race_job import Race, run_races
@@ -117,9 +117,9 @@ def _ticks(run: ArmRun, arm: str, source: str) -> float:
     return run.ticks
 
 
-def recipe_of(given: Namespace, name: str) -> tuple[Comparison, RunConfig]:
+def recipe_of(args: Namespace, name: str) -> tuple[Comparison, RunConfig]:
     """Load a recipe without its exemptions: all block stages fail."""
-    comparison, arms = load(shipped.find(name), {"train.steps": str(given.steps)} if given.steps else {})
+    comparison, arms = load(shipped.find(name), {"train.steps": str(args.steps)} if args.steps else {})
     trace = comparison.trace.model_copy(update={"exempt": ()})
     return comparison.model_copy(update={"trace": trace}), arms[0].config
 
@@ -180,13 +180,13 @@ def hours_of(
         return None if ticks is None else _raced_hours(course, ticks, clock, scale, prediction.interval)
     spec = comparison.trace.model_copy(update={"hourly": hourly})
     trace = trace_for(comparison.model_copy(update={"trace": spec}), base, seed)
-    struck = {fault.step for fault in trace.faults}
+    failed_ticks = {fault.step for fault in trace.faults}
     if name.startswith("checkpoint"):
         assert prediction.interval is not None
-        done = rollback(round(steps), prediction.interval, struck, behind=clock.behind)
+        done = rollback(round(steps), prediction.interval, failed_ticks, behind=clock.behind)
         each = clock.step_s / 2 + clock.replacement_s + clock.load_s
         return (done.ticks * clock.step_s + done.saves * clock.save_s + done.rollbacks * each) / 3600
-    met = sum(1 for tick in struck if 0 < tick < steps)
+    met = sum(1 for tick in failed_ticks if 0 < tick < steps)
     each = clock.step_s / 2 + clock.replacement_s + 3 * clock.donated_s
     return (steps * clock.step_s + met * each) / 3600
 
@@ -240,7 +240,7 @@ LESSONS = (0.05, 0.10, 0.16, 0.33)  # failures per hour in the races for experie
     learn=Flag(None, "learn from these comparisons and races, and stop", type=Path, nargs="+", metavar="FILE"),
     lessons=Flag([5, 6], "seeds of those races", nargs="*", metavar="SEED"),
 )
-def run_advice(given: Namespace) -> Measurement:
+def run_advice(args: Namespace) -> Measurement:
     """Check whether ``planaria advise`` names the winner and its hours in settings it was not fitted to.
 
     Twelve settings, four with a model eight times as large; their failure rates, bandwidths, replacement times and
@@ -256,15 +256,15 @@ def run_advice(given: Namespace) -> Measurement:
     ``--learn`` writes what the comparisons ``recovery``, ``race_small``, ``race_large`` and ``race_gpu`` teach into the
     package.
     """
-    if given.learn:
-        return relearn(given)
+    if args.learn:
+        return relearn(args)
     rows, found = [], []
     for name in dict.fromkeys(setting.recipe for setting in SETTINGS):
         settings = [setting for setting in SETTINGS if setting.recipe == name]
-        comparison, base = recipe_of(given, name)
-        courses = raced(given.seeds, sorted({setting.hourly for setting in settings}), comparison, base, name)
+        comparison, base = recipe_of(args, name)
+        courses = raced(args.seeds, sorted({setting.hourly for setting in settings}), comparison, base, name)
         for setting in settings:
-            row, judgement = judged(given, comparison, base, setting, courses)
+            row, judgement = judged(args, comparison, base, setting, courses)
             rows.append(row)
             found.append(judgement)
     right, count = sum(one.right for one in found), len(found)
@@ -294,42 +294,42 @@ class Judgement:
     more: float  # hours of the advised strategy above the winner's, %
 
 
-def relearn(given: Namespace) -> int:
+def relearn(args: Namespace) -> int:
     """Learn from comparisons, and from races of ``--lessons`` seeds, and write the package's experience."""
-    given.steps = 0
+    args.steps = 0
     known = experience()
     swapped, observed = known.swapped, dict(known.observed)
-    for file in given.learn:
+    for file in args.learn:
         found = ComparisonResults.model_validate_json(file.read_bytes())
-        size = size_of(recipe_of(given, found.name)[1])
+        size = size_of(recipe_of(args, found.name)[1])
         source = f"{found.name}, seeds {', '.join(str(one.seed) for one in found.failures)}"
         observed = {old: seen for old, seen in observed.items() if not old.startswith(f"{found.name}, ")}
         observed[source] = learn(found, source, size)
         if any(arm.routing == "swapped" and not arm.faults for arm in found.arms):
             swapped = swapping(found, source, size)
     learnt = Experience(swapped=swapped, observed=observed)
-    if given.lessons:
-        learnt = taught(given, learnt)
+    if args.lessons:
+        learnt = taught(args, learnt)
     EXPERIENCE.write_text(learnt.model_dump_json(indent=1) + "\n")
     for way, curve in learnt.curves.items():
-        beside = (
+        columns = (
             f"{curve.low:+.3f} to {curve.high:+.3f}, {curve.races} races, up to {curve.max_rate:.3f} failures a step"
         )
-        print(f"{way}: {curve.scale:.3g} · rate ^ {curve.power:.2f}, {beside}")
+        print(f"{way}: {curve.scale:.3g} · rate ^ {curve.power:.2f}, {columns}")
     return 0
 
 
-def taught(given: Namespace, learnt: Experience) -> Experience:
+def taught(args: Namespace, learnt: Experience) -> Experience:
     """Add observations of races at further failure rates."""
-    comparison, base = recipe_of(given, "recovery")
-    courses = raced(given.lessons, LESSONS, comparison, base, "recovery-lessons")
+    comparison, base = recipe_of(args, "recovery")
+    courses = raced(args.lessons, LESSONS, comparison, base, "recovery-lessons")
     seen = [
         lesson(name, course, *target_of(comparison, courses, seed), learnt, size_of(base))
         for (name, rate, seed), course in courses.items()
         if rate
     ]
     rates = ", ".join(f"{100 * rate:g}" for rate in LESSONS)
-    source = f"races at {rates} % an hour, seeds {', '.join(map(str, given.lessons))}"
+    source = f"races at {rates} % an hour, seeds {', '.join(map(str, args.lessons))}"
     return learnt.model_copy(update={"observed": learnt.observed | {source: [one for one in seen if one]}})
 
 
@@ -352,7 +352,7 @@ def lesson(
 
 
 def judged(
-    given: Namespace, comparison: Comparison, base: RunConfig, setting: Setting, courses: Courses
+    args: Namespace, comparison: Comparison, base: RunConfig, setting: Setting, courses: Courses
 ) -> tuple[Row, Judgement]:
     """Return a setting's row and the judgement of its advice."""
     predicted: dict[str, Range] = {}
@@ -366,13 +366,13 @@ def judged(
     for name, config in clocks.items():
         if (name.startswith("echo") and name not in TRAINED) or why_not_covered(config, failures, known):
             continue
-        clock = clock_of(config)
+        clock = arm_clock(config)
         useful = config.model_copy(update={"train": config.train.model_copy(update={"steps": 1})})
         prediction = predict(name, useful, clock, failures, known)
         hours = [
-            hours_of(name, comparison, base, setting.hourly, courses, seed, clock, prediction) for seed in given.seeds
+            hours_of(name, comparison, base, setting.hourly, courses, seed, clock, prediction) for seed in args.seeds
         ]
-        steps = fmean(target_of(comparison, courses, seed)[0] for seed in given.seeds)
+        steps = fmean(target_of(comparison, courses, seed)[0] for seed in args.seeds)
         if all(value is not None for value in hours):
             measured[name] = fmean(value for value in hours if value is not None)
             if why_size_not_covered(config, failures, known, size):
@@ -387,11 +387,11 @@ def judged(
     within = [
         float(each.low <= measured[name] <= each.high) for name, each in predicted.items() if name not in arithmetic
     ]
-    beside = {"predicted": expected, "perhaps as good": ", ".join(rivals), "won": won}
+    columns = {"predicted": expected, "perhaps as good": ", ".join(rivals), "won": won}
     for name, each in sorted(predicted.items()):
-        beside[name] = f"{each.mean:.1f} [{each.low:.1f} … {each.high:.1f}] / {measured[name]:.1f}"
-    beside |= {f"not known: {name}": hours for name, hours in unknown.items()}
-    row = Row(setting.name, off, "0 % off", beside=beside, judged="worst")
+        columns[name] = f"{each.mean:.1f} [{each.low:.1f} … {each.high:.1f}] / {measured[name]:.1f}"
+    columns |= {f"not known: {name}": hours for name, hours in unknown.items()}
+    row = Row(setting.name, off, "0 % off", columns=columns, judged="worst")
     more = 100 * (measured[expected] / measured[won] - 1)
     return row, Judgement(expected == won, won in {expected, *rivals}, len(rivals), max(off), within, more)
 
@@ -506,16 +506,16 @@ def lines(races: Sequence[tuple[ComparisonResults, int]]) -> Iterator[Row]:
 
 
 def measured(races: Sequence[tuple[ComparisonResults, int]]) -> Iterator[Row]:
-    """The third size's ratio in its own race, beside the line's prediction."""
+    """The third size's ratio in its own race, compared with the line's prediction."""
     for of, pair in compared([found for found, _ in races]):
         small, large, third = (size(found, count, pair, of) for found, count in races)
         line = expected(small, large, third.parameters)
         low, high = (math.exp(end) for end in interval(line, third.logs))
         ratios = [math.exp(one) for one in third.logs]
         what = f"{titled(of, pair)}, measured at {third.parameters / 1e6:.3g} M"
-        beside = {"least": round(min(ratios), 3), "most": round(max(ratios), 3), "seeds": len(ratios)}
+        columns = {"least": round(min(ratios), 3), "most": round(max(ratios), 3), "seeds": len(ratios)}
         limit = f"by the line: {math.exp(line.mean):.3f}"
-        yield Row(what, [math.exp(fmean(third.logs))], limit, Claim(low=round(low, 3), high=round(high, 3)), beside)
+        yield Row(what, [math.exp(fmean(third.logs))], limit, Claim(low=round(low, 3), high=round(high, 3)), columns)
 
 
 def titled(of: str, pair: tuple[str, str]) -> str:
@@ -527,7 +527,7 @@ def titled(of: str, pair: tuple[str, str]) -> str:
     races=Flag(["race_small", "race_large"], nargs=2, metavar=("SMALL", "LARGE")),
     then=Flag("race_gpu", "the race that the line predicts", metavar="LARGER"),
 )
-def run_race_sizes(given: Namespace) -> Measurement:
+def run_race_sizes(args: Namespace) -> Measurement:
     """Check whether the ranking of strategies holds at larger models, by a line through two sizes of the race.
 
     Reads the saved races ``race_small``, ``race_large`` and ``race_gpu``; nothing is trained. Per pair of arms, each
@@ -539,7 +539,7 @@ def run_race_sizes(given: Namespace) -> Measurement:
 
     Claim: the means of the third race lie within the line's 95 % interval.
     """
-    races = saved([*given.races, given.then])
+    races = saved([*args.races, args.then])
     notes = [
         "columns of parameters: the probability that the first arm is the quicker one, by the line through both races",
         "claims: where the line and the scatter of the race's own seeds expect its mean with 95 %",

@@ -224,7 +224,7 @@ def validate(run: Run, outcome: str, seconds: float) -> Plain:
     seen, folder = run.seen, run.folder
     log = facts(folder) if (folder / "events.jsonl").exists() else []
     ledger = Ledger(log)
-    struck = Counter(f"{f['signal']} {f['moment']}" for f in log if f["kind"] == "fault_injected")
+    injected = Counter(f"{f['signal']} {f['moment']}" for f in log if f["kind"] == "fault_injected")
     flipped = any(f["kind"] == "fault_injected" and f["signal"] == "flip" for f in log)
     seen.wrong += [*(f"second ledger: {problem}" for problem in ledger.problems), *leftovers(run, outcome, flipped)]
     seen.wrong += [f"ledger or replay: {problem}" for problem in first_opinion(folder)]
@@ -240,7 +240,7 @@ def validate(run: Run, outcome: str, seconds: float) -> Plain:
         "outcome": outcome,
         "seconds": round(seconds, 1),
         "parts": seen.parts,
-        "faults": dict(sorted(struck.items())),
+        "faults": dict(sorted(injected.items())),
         "outside": dict(sorted(seen.outside.items())),
         "from_memory": sum(f["kind"] == "run_started" and f.get("snapshot_step", -1) >= 0 for f in log),
         "formed": dict(Counter(f["outcome"] for f in log if f["kind"] == "form")),
@@ -307,16 +307,16 @@ NAME = "campaign"
 class Campaign:
     """One seed's runs."""
 
-    def __init__(self, given: Namespace, folder: Path) -> None:
-        self.given, self.folder = given, folder
+    def __init__(self, args: Namespace, folder: Path) -> None:
+        self.args, self.folder = args, folder
         self._next, self._drawing = 0, threading.Lock()
         self.over = threading.Event()
         self.text = folder / "lines.txt"
         write(self.text, "".join(f"line {n} of many; its square is {n * n}\n" for n in range(1000)))
 
     def plan(self, number: int) -> Plain:
-        given = self.given
-        return draw(given.seed, number, given.without, given.faults_a_run, given.only or SPECIES)
+        args = self.args
+        return draw(args.seed, number, args.without, args.faults_a_run, args.only or SPECIES)
 
     def verdict(self, number: int) -> Plain | None:
         """Return a run's earlier verdict, unless its plan has changed."""
@@ -329,14 +329,14 @@ class Campaign:
         numbers = sorted(int(path.parent.name[4:]) for path in self.folder.glob("run-*/verdict.json"))
         return [verdict for number in numbers if (verdict := self.verdict(number)) is not None]
 
-    def struck(self) -> int:
+    def injected(self) -> int:
         return sum(map(faults_of, self.weigh_members()))
 
     def sit(self) -> float:
         """Make runs until there are enough faults or the time is over; return the seconds."""
         began = time.monotonic()
-        with ThreadPoolExecutor(self.given.runs_at_a_time) as pool:
-            sitting = [pool.submit(self._work, began) for _ in range(self.given.runs_at_a_time)]
+        with ThreadPoolExecutor(self.args.runs_at_a_time) as pool:
+            sitting = [pool.submit(self._work, began) for _ in range(self.args.runs_at_a_time)]
             try:
                 for one in sitting:
                     one.result()
@@ -345,16 +345,16 @@ class Campaign:
         return time.monotonic() - began
 
     def _work(self, began: float) -> None:
-        while not self.over.is_set() and time.monotonic() - began < 60 * self.given.minutes:
+        while not self.over.is_set() and time.monotonic() - began < 60 * self.args.minutes:
             number = self._draw_number()
             if number is None:
                 return
             if (verdict := self._make(number)) is not None:
-                print(told(verdict), flush=True)
+                print(summary_line(verdict), flush=True)
 
     def _draw_number(self) -> int | None:
         with self._drawing:
-            if self.struck() >= self.given.faults:
+            if self.injected() >= self.args.faults:
                 return None
             while self.verdict(self._next) is not None:
                 self._next += 1
@@ -364,7 +364,7 @@ class Campaign:
     def _make(self, number: int) -> Plain | None:
         plan, folder = self.plan(number), self.folder / f"run-{number:04d}"
         data = {"source": str(self.text), "tokenizer": "bytes", "cache": str(self.folder / "cache")}
-        made = carry_out(folder, plan, data, self.given.hang_s, self.over)
+        made = carry_out(folder, plan, data, self.args.hang_s, self.over)
         if made is None:
             return None
         verdict = validate(*made) | {"plan": digest(plan)}
@@ -381,7 +381,7 @@ def faults_of(verdict: Plain) -> int:
     return sum(Counter[str](verdict["faults"]).values()) + sum(Counter[str](verdict["outside"]).values())
 
 
-def told(verdict: Plain) -> str:
+def summary_line(verdict: Plain) -> str:
     """Describe a run in one line, and its failures."""
     line = (
         f"run {verdict['number']}, {verdict['species']}: {verdict['outcome']}, {faults_of(verdict)} faults, "
@@ -399,7 +399,7 @@ def listed(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or "none"
 
 
-def rows_of(given: Namespace, verdicts: Sequence[Plain], minutes: float) -> list[Row]:
+def rows_of(args: Namespace, verdicts: Sequence[Plain], minutes: float) -> list[Row]:
     total, blocks = sum(map(faults_of, verdicts)), sum(verdict["blocks"] for verdict in verdicts)
     met = len({verdict["species"] for verdict in verdicts})
     unexplained = [verdict for verdict in verdicts if verdict["wrong"]]
@@ -409,7 +409,7 @@ def rows_of(given: Namespace, verdicts: Sequence[Plain], minutes: float) -> list
 
     hangs = float(sum(verdict["outcome"] == "hung" for verdict in verdicts))
     return [
-        Row("faults that struck", [total], f"{len(verdicts)} runs", Claim(low=given.faults)),
+        Row("faults injected", [total], f"{len(verdicts)} runs", Claim(low=args.faults)),
         Row("strategies and exchanges met", [met], f"{len(set(SPECIES))} there are", None),
         Row("hangs", [hangs], "0", Claim(high=0)),
         Row("blocks of samples lost", number("lost"), f"0 of {blocks}", Claim(high=0)),
@@ -417,7 +417,7 @@ def rows_of(given: Namespace, verdicts: Sequence[Plain], minutes: float) -> list
         Row("processes left 15 s after an end", number("orphans"), "0", Claim(high=0)),
         Row("runs of which anything is wrong", [len(unexplained)], "0, unexplained ends among them", Claim(high=0)),
         Row("longest until no process was left, s", [v["slowest_end_s"] for v in verdicts], "0", None, {}, "worst"),
-        Row("minutes in all", [minutes], f"{given.runs_at_a_time} runs at a time", Claim(high=90.0)),
+        Row("minutes in all", [minutes], f"{args.runs_at_a_time} runs at a time", Claim(high=90.0)),
     ]
 
 
@@ -454,14 +454,14 @@ def notes_of(verdicts: Sequence[Plain], folder: Path) -> list[str]:
     only=Flag([], "a strategy or exchange", nargs="*", choices=sorted(set(SPECIES)), metavar="RUN"),
     folder=Flag(RUNS / NAME, "where campaigns are kept"),
 )
-def main(given: Namespace) -> Measurement:
-    campaign = Campaign(given, (given.folder / f"seed-{given.seed}").absolute())
+def main(args: Namespace) -> Measurement:
+    campaign = Campaign(args, (args.folder / f"seed-{args.seed}").absolute())
     sittings = campaign.folder / "minutes.json"
     before = json.loads(sittings.read_text()) if sittings.exists() else []
     before.append(campaign.sit() / 60)
     write(sittings, json.dumps(before))
     verdicts = campaign.weigh_members()
-    return Result(rows_of(given, verdicts, sum(before)), notes_of(verdicts, campaign.folder))
+    return Result(rows_of(args, verdicts, sum(before)), notes_of(verdicts, campaign.folder))
 
 
 if __name__ == "__main__":

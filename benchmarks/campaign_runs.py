@@ -62,7 +62,7 @@ REMEMBERING = [chain for chain in CHAINS if {"snapshot", "whole_copies"} & {*cha
 
 KINDS = {
     "kill": 40, "stop": 10, "stuck": 8, "slow": 6, "delay": 6, "reset": 9, "cut": 6, "disk_full": 3, "disk_slow": 4,
-    "flip": 2, "lie": 4,
+    "flip": 2, "corrupt_update": 4,
 }  # fmt: skip
 """faults of traces with their weights"""
 OUTSIDE = {"kill": 30, "stop": 20, "controller": 20, "stopped": 12, "pause": 10, "hangup": 6, "server": 6}
@@ -163,7 +163,7 @@ def nodes(sections: Plain) -> int:
 def _faults(rng: random.Random, sections: Plain, count: int, without: Collection[str]) -> list[Plain]:
     """Draw single faults, simultaneous pairs, and faults of donors and receivers during recovery."""
     rounds = sections.get("exchange", {}).get("kind", "allreduce") not in _WITHOUT_ROUNDS
-    kinds = {k: w for k, w in KINDS.items() if k not in without and (rounds or k != "lie")}
+    kinds = {k: w for k, w in KINDS.items() if k not in without and (rounds or k != "corrupt_update")}
     moments = {m: w for m, w in _MOMENTS.items() if rounds or m != "settle"}
     places, steps, found = nodes(sections), sections["train"]["steps"], list[Plain]()
     while len(found) < count and kinds:
@@ -236,7 +236,7 @@ class Tail:
         self._path, self._file, self._torn = path, None, ""
         self.progress, self.moved = 0, time.monotonic()
         self.kinds: set[str] = set()  # of the lines new at the last look
-        self.struck: set[int] = set()  # numbers of trace faults injected in this process
+        self.injected: set[int] = set()  # numbers of trace faults injected in this process
 
     _file: TextIO | None
 
@@ -253,7 +253,7 @@ class Tail:
             if '"kind":"commit"' in line:
                 self.progress = max(self.progress, json.loads(line)["decision"]["progress"])
             elif '"kind":"fault_injected"' in line:
-                self.struck.add(json.loads(line)["event"]["number"])
+                self.injected.add(json.loads(line)["event"]["number"])
 
     def _inode(self) -> int:
         return self._path.stat().st_ino
@@ -275,9 +275,9 @@ def start_ticks(pid: int) -> int | None:
     return int(stat[19]) if stat else None
 
 
-def send(pid: int, number: signal.Signals, birth: int | None) -> None:
+def send(pid: int, number: signal.Signals, started_ticks: int | None) -> None:
     """Send a signal unless the process has exited and its number was reused."""
-    if birth is None or start_ticks(pid) == birth:
+    if started_ticks is None or start_ticks(pid) == started_ticks:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
@@ -296,19 +296,19 @@ def proc(pid: int, name: str) -> str:
 
 def evidence(path: Path, folder: Path, controller: int) -> None:
     """Record the last events and the process states of a hanging run."""
-    said = [f"controller {controller}\n"]
+    lines = [f"controller {controller}\n"]
     for pid in [controller, *sorted(living(folder))]:
         status = [line for line in proc(pid, "status").splitlines() if line.startswith(("State", "Threads", "PPid"))]
-        said.append(f"{pid}: {proc(pid, 'cmdline')[:90]} {status} wchan {proc(pid, 'wchan')}\n")
+        lines.append(f"{pid}: {proc(pid, 'cmdline')[:90]} {status} wchan {proc(pid, 'wchan')}\n")
         for task in sorted((Path("/proc") / str(pid) / "task").glob("*")):
-            said.append(f"   {task.name} {proc(pid, f'task/{task.name}/wchan')}\n")
+            lines.append(f"   {task.name} {proc(pid, f'task/{task.name}/wchan')}\n")
     with contextlib.suppress(OSError):
-        said += [line[:600] + "\n" for line in (folder / "events.jsonl").read_text().splitlines()[-80:]]
-        said.append((folder / "state.json").read_text())
-    path.write_text("".join(said))
+        lines += [line[:600] + "\n" for line in (folder / "events.jsonl").read_text().splitlines()[-80:]]
+        lines.append((folder / "state.json").read_text())
+    path.write_text("".join(lines))
 
 
-ORPHANS_S = 15.0  # time limit for workers to exit after the run's process
+EXIT_TIMEOUT_S = 15.0  # time limit for workers to exit after the run's process
 RESUMES = 25
 _LOOK_S, _CLOSE_S = 0.05, 0.002  # polling intervals, normally and while a fault waits for a log line
 
@@ -367,8 +367,8 @@ class Run:
     def _trace(self) -> Path:
         """Write the trace of faults not yet injected; a repeated bit flip would block every step."""
         self._tail.look()
-        self._faults = [fault for number, fault in enumerate(self._faults) if number not in self._tail.struck]
-        self._tail.struck.clear()
+        self._faults = [fault for number, fault in enumerate(self._faults) if number not in self._tail.injected]
+        self._tail.injected.clear()
         return trace_of(self._faults, self.base / f"faults-{self.seen.parts}.json")
 
     def _is_over(self, code: int, errors: str) -> bool:
@@ -395,13 +395,13 @@ class Run:
 
         A checkpoint with a flipped bit is named and moved away.
         """
-        strategy, struck = self.plan["sections"]["recovery"]["strategy"], {f["signal"] for f in self.plan["faults"]}
+        strategy, injected = self.plan["sections"]["recovery"]["strategy"], {f["signal"] for f in self.plan["faults"]}
         named = re.search(r"checkpoints/([^/:]+)/", line)
-        if "flip" in struck and named and ("has changed since" in line or "damaged" in line):
+        if "flip" in injected and named and ("has changed since" in line or "damaged" in line):
             (self.folder / "checkpoints" / named[1]).rename(self.base / f"damaged-{time.time_ns()}-{named[1]}")
             return True
-        return ("checkpoint" not in strategy and " cannot, " in line) or (
-            "disk_full" in struck and "the last save failed" in line
+        return ("checkpoint" not in strategy and " cannot rebuild it: " in line) or (
+            "disk_full" in injected and "the last save failed" in line
         )
 
     def _one_part(self, arguments: list[str]) -> tuple[int, str]:
@@ -456,10 +456,10 @@ class Run:
         what, seconds = blow["what"], blow["seconds"]
         if what in ("kill", "stop"):
             victims = self._workers(blow["pick"], 1 + blow["pair"])
-            for pid, birth in victims:
-                send(pid, signal.SIGKILL if what == "kill" else signal.SIGSTOP, birth)
+            for pid, started_ticks in victims:
+                send(pid, signal.SIGKILL if what == "kill" else signal.SIGSTOP, started_ticks)
                 if what == "stop" and seconds is not None:
-                    self._thaws.append((time.monotonic() + seconds, pid, birth))
+                    self._thaws.append((time.monotonic() + seconds, pid, started_ticks))
             return len(victims) == 1 + bool(blow["pair"])
         if what == "server":
             server = fork_server(controller)
@@ -496,12 +496,14 @@ class Run:
     def _await_workers(self) -> None:
         """Count and kill workers that outlive the run's process."""
         began = time.monotonic()
-        while (left := living(self.folder)) and time.monotonic() < began + ORPHANS_S:
+        while (left := living(self.folder)) and time.monotonic() < began + EXIT_TIMEOUT_S:
             time.sleep(0.1)
         self.seen.slowest_end_s = max(self.seen.slowest_end_s, time.monotonic() - began)
         self.seen.orphans += len(left)
         for pid in left:
-            self.seen.wrong.append(f"process {pid} is left {ORPHANS_S:.0f} s after the end: {proc(pid, 'cmdline')}")
+            self.seen.wrong.append(
+                f"process {pid} is left {EXIT_TIMEOUT_S:.0f} s after the end: {proc(pid, 'cmdline')}"
+            )
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -148,7 +148,7 @@ def small(place: Path, megabytes: int, repeats: int) -> list[Row]:
 
 
 def saving(place: Path, config: RunConfig, repeats: int) -> Row:
-    """Saving with digests and manifest over plain writes of the same bytes, beside torch's."""
+    """Saving with digests and manifest over plain writes of the same bytes, and torch's time."""
     held = {stage: state(config, stage) for stage in range(config.pipeline.stages + 1)}
 
     def save() -> None:
@@ -169,9 +169,9 @@ def saving(place: Path, config: RunConfig, repeats: int) -> Row:
     sides = [lambda work=work: timed(work) for work in (save, plainly, torchs)]
     saved, plain, other = interleaved(sides, repeats)
     size = f"{sum(one.nbytes for one in held.values()) / 1e6:.0f} MB"
-    beside = {"seconds": min(saved), "plainly": min(plain), "torch DCP": min(other)}
+    columns = {"seconds": min(saved), "plainly": min(plain), "torch DCP": min(other)}
     what = f"{size}: saved with digests and manifest, over written plainly"
-    return Row(what, ratios(saved, plain), "1", Claim(high=1.10), beside)
+    return Row(what, ratios(saved, plain), "1", Claim(high=1.10), columns)
 
 
 def loading(folder: Path, cuts: list[RunConfig], repeats: int) -> list[Row]:
@@ -245,19 +245,19 @@ def large(place: Path, layers: int, dim: int, vocab: int) -> list[Row]:
     vocab=49152,
     place=Flag(None, "a folder on the disk to be measured, with room for twice the state", type=Path),
 )
-def run_checkpoints(given: Namespace) -> Measurement:
+def run_checkpoints(args: Namespace) -> Measurement:
     """Measure checkpoints: digests, loading at another cut, speed and memory.
 
     A state of 256 MB is saved with manifest and digests, and the same bytes plainly with fsync; it is loaded at the
     same cut and at another. Then a state of a 1.5B model is written and read stage by stage against the disk's speed,
     uncached. Memory is the process's peak above its start. torch's distributed checkpoints are shown.
     """
-    place = Path(tempfile.mkdtemp(prefix="planaria-", dir=given.place))
+    place = Path(tempfile.mkdtemp(prefix="planaria-", dir=args.place))
     try:
-        rows = small(place, given.megabytes, given.repeats)
+        rows = small(place, args.megabytes, args.repeats)
         shutil.rmtree(place)
         place.mkdir()
-        rows += large(place, given.layers, given.dim, given.vocab)
+        rows += large(place, args.layers, args.dim, args.vocab)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return rows
@@ -270,11 +270,11 @@ SAVES_LITTLE = Claim(high=0.1)
 class Arm:
     """Runs with one kind of save."""
 
-    def __init__(self, given: Namespace, background: bool) -> None:
-        self.config = recipe(given, background)
+    def __init__(self, args: Namespace, background: bool) -> None:
+        self.config = recipe(args, background)
         self.waits: list[float] = []  # of each save but the last of a run, which is always in the foreground
         self.plain: list[float] = []  # steps without a concurrent write
-        self.beside: list[float] = []
+        self.while_writing: list[float] = []
 
     def run(self) -> float:
         """Return the mean wait of one more run in seconds."""
@@ -295,53 +295,53 @@ class Arm:
                 waits += [] if ordered is None else [t - ordered]
                 ordered, began = None, t
             elif isinstance(fact, d.Commit):
-                (self.beside if writing else self.plain).append(t - began)
+                (self.while_writing if writing else self.plain).append(t - began)
         return waits
 
 
-def recipe(given: Namespace, background: bool) -> RunConfig:
+def recipe(args: Namespace, background: bool) -> RunConfig:
     """Return the recipe smollm2 without its weights."""
     model = load(find("smollm2"), {}).model
-    if given.layers < 6 or (given.layers - model.ends_layers) % 4:
-        raise UserError(f"--layers {given.layers}: two at the ends and as many in each of four stages; give 6, 10, …")
+    if args.layers < 6 or (args.layers - model.ends_layers) % 4:
+        raise UserError(f"--layers {args.layers}: two at the ends and as many in each of four stages; give 6, 10, …")
     return run_config(
         f"saves-{'background' if background else 'foreground'}",
-        out=str(given.out),
-        model=model.model_copy(update={"layers": given.layers, "context": given.context}),
+        out=str(args.out),
+        model=model.model_copy(update={"layers": args.layers, "context": args.context}),
         pipeline={"stages": 4, "microbatches": 4, "microbatch_size": 1},
         optim={"lr": 1e-5},
         data=bytes_data(),
-        train={"steps": given.every * (given.saves + 1), "eval_every": 0},
+        train={"steps": args.every * (args.saves + 1), "eval_every": 0},
         recovery={"strategy": "checkpoint"},
         fleet={"spares": 0},
-        checkpoint={"every": given.every, "keep": 1, "background": background},
+        checkpoint={"every": args.every, "keep": 1, "background": background},
     )
 
 
-def compare(given: Namespace) -> Row:
-    behind, before = Arm(given, True), Arm(given, False)
-    short, long = interleaved([behind.run, before.run], given.repeats)
+def compare(args: Namespace) -> Row:
+    behind, before = Arm(args, True), Arm(args, False)
+    short, long = interleaved([behind.run, before.run], args.repeats)
     size = 12 * parameter_count(before.config.model) / 1e9
-    beside = {
+    columns = {
         "background": f"{median(behind.waits):.3f} s, at most {max(behind.waits):.3f} s",
         "foreground": f"{median(before.waits):.2f} s",
         "a step": f"{median(behind.plain):.2f} s",
-        "beside writing": f"{median(behind.beside):.2f} s" if behind.beside else "none",
+        "a step while writing": f"{median(behind.while_writing):.2f} s" if behind.while_writing else "none",
     }
     what = f"{size:.1f} GB at five workers: wait in the background / in the foreground"
-    return Row(what, ratios(short, long), "memory / disk", SAVES_LITTLE, beside)
+    return Row(what, ratios(short, long), "memory / disk", SAVES_LITTLE, columns)
 
 
 @benchmark(
     SAVES_NAME,
     repeats=Flag(3, "runs of each kind"),
-    saves=Flag(3, "of a run, beside the one at its end"),
+    saves=Flag(3, "of a run, in addition to the one at its end"),
     every=Flag(12, "steps between saves"),
     layers=Flag(30, "fewer take less room: 6 half a gigabyte"),
     context=Flag(16, "tokens of a sample; short steps make short runs"),
     out=Flag(RUNS, "a folder on the disk that is written to"),
 )
-def run_saves(given: Namespace) -> Measurement:
+def run_saves(args: Namespace) -> Measurement:
     """Measure the wait for a background checkpoint over that for a foreground one.
 
     The fleet trains a model of SmolLM2-135M's shapes with each kind of save in turns. A wait is from the order to save
@@ -349,7 +349,7 @@ def run_saves(given: Namespace) -> Measurement:
     memory, take at most 1/10 of those in the foreground. The cost for concurrent steps is shown. A checkpoint is 1.6 GB
     (12 bytes per parameter); a run needs room for two (``--out``).
     """
-    return Result([compare(given)], ["measured: mean wait of a run's saves in either way"])
+    return Result([compare(args)], ["measured: mean wait of a run's saves in either way"])
 
 
 ACTIVATIONS_NAME = "activations"
@@ -407,9 +407,9 @@ def measured(name: str, before: Side, after: Side, most: float, repeats: int) ->
     old, new = before(), after()
     apart = max(float((a - b).norm() / b.norm()) for a, b in zip(new, old, strict=True))
     slow, quick = interleaved([lambda: timed(before), lambda: timed(after)], repeats)
-    beside = {"before, MB": round(used[1] / 1e6), "now, MB": round(used[0] / 1e6)}
+    columns = {"before, MB": round(used[1] / 1e6), "now, MB": round(used[0] / 1e6)}
     return [
-        Row(f"{name}: peak memory over before", [used[0] / used[1]], "1", Claim(high=most), beside),
+        Row(f"{name}: peak memory over before", [used[0] / used[1]], "1", Claim(high=most), columns),
         Row(f"{name}: gradients, apart from before", [apart], "1", Claim(high=1e-6)),
         Row(f"{name}: seconds over before", ratios(quick, slow), "1", None, {"seconds": round(median(quick), 3)}),
     ]
@@ -423,7 +423,7 @@ def measured(name: str, before: Side, after: Side, most: float, repeats: int) ->
     layers=8,
     repeats=3,
 )
-def run_activations(given: Namespace) -> Measurement:
+def run_activations(args: Namespace) -> Measurement:
     """Measure the memory and time of chunked logits and recomputed activations.
 
     The ends of a model with a vocabulary of 32,768 and a block stage of eight layers run one microbatch forward and
@@ -437,8 +437,8 @@ def run_activations(given: Namespace) -> Measurement:
             [sys.executable, "-m", "benchmarks.checkpoints", "activations", *sys.argv[1:]],
             os.environ | {ALLOCATOR: str(256 << 10)},
         )
-    loss = measured("the ends' loss", *ends(given.tokens, given.dim, given.vocab), 0.35, given.repeats)
-    stage = measured("a block stage", *block(given.layers, given.dim, given.tokens), 0.4, given.repeats)
+    loss = measured("the ends' loss", *ends(args.tokens, args.dim, args.vocab), 0.35, args.repeats)
+    stage = measured("a block stage", *block(args.layers, args.dim, args.tokens), 0.4, args.repeats)
     return [*loss, *stage]
 
 

@@ -24,10 +24,10 @@ from planaria.exchange.coded.base import History, Late, Scheme, Uncoded
 from planaria.exchange.coded.choose import candidate_schemes, choose, expected_seconds
 from planaria.exchange.coded.coded_report import profile_of
 from planaria.exchange.coded.gc import GC
-from planaria.exchange.coded.schemes import SCHEMES, coded_of
+from planaria.exchange.coded.schemes import SCHEMES, make_coded_schedule
 from planaria.exchange.coded.simulate import FinishTimes, replay, uncoded_seconds
 from planaria.faults.trace import Fault
-from planaria.lab.commands.advise import windows_of
+from planaria.lab.commands.advise import best_windows
 
 
 def burst_delays(
@@ -145,7 +145,7 @@ def _rounds(
     for now in range(jobs + scheme.delay()):
         counts = scheme.busy(n, jobs, history)
         busy = {worker for worker in range(n) if counts[worker]}
-        seconds, start = profile.at(now, each * np.array(counts)), time.monotonic()
+        seconds, start = profile.finish_times(now, each * np.array(counts)), time.monotonic()
         for worker in busy:
             pipes[worker].send((now, scale * float(seconds[worker])))
         history.append(_awaited(scheme, jobs, history, pipes, busy, now, start, patience))
@@ -244,10 +244,10 @@ def profiles(rounds: int, seed: int) -> dict[str, FinishTimes]:
     return found
 
 
-def choice(given: Namespace) -> list[Row]:
+def choice(args: Namespace) -> list[Row]:
     """Choose on a probe and judge on later rounds."""
     rows, near, none, slow_only = [], [], [], []
-    for seed in given.seeds:
+    for seed in args.seeds:
         later, found, excess = profiles(LATER, seed + 100), {}, {}
         for kind, probe in profiles(PROBE, seed).items():
             found[kind] = choose(probe)
@@ -257,7 +257,7 @@ def choice(given: Namespace) -> list[Row]:
             rows.append(Row(f"choice: {kind}, probe {seed}", [excess[kind]], f"{found[kind].best}"))
         near.append(sum(ratio <= 1.05 for ratio in excess.values()))
         none.append(found["none"].best.name == "none")
-        slow_only.append([kind for kind, said in found.items() if said.always_slow] == ["one always slow"])
+        slow_only.append([kind for kind, verdict in found.items() if verdict.always_slow] == ["one always slow"])
     return [
         *rows,
         Row(f"choice: within 5 % of the best of its grid, of {len(excess)}", near, f"{len(excess)}", Claim(low=9)),
@@ -296,14 +296,14 @@ def decoded(scheme: Scheme, n: int, jobs: int, history: History, gradient: Gradi
 JOBS = 9
 
 
-def sums(given: Namespace) -> list[Row]:
+def sums(args: Namespace) -> list[Row]:
     """Random late workers, with and without wait-out: decoded jobs and their errors."""
     bank, rows = gradients(600), []
     for kind in ("gc", "srsgc", "msgc"):
         rng, errors, found, beyond, wrong = random.Random(7), [], 0, 0, 0
-        for index in range(2 * given.patterns):
+        for index in range(2 * args.patterns):
             n = rng.randint(4, 8)
-            scheme, waited_out = some_scheme(kind, n, rng), index < given.patterns
+            scheme, waited_out = some_scheme(kind, n, rng), index < args.patterns
             history = pattern(scheme, n, JOBS, rng, waited_out)
             whole = range(scheme.chunks(n))
             place = lambda job, chunk: (job * 97 + chunk) % len(bank)  # noqa: E731
@@ -318,23 +318,23 @@ def sums(given: Namespace) -> list[Row]:
                     found += 1
                     errors.append(error)
                 wrong += error > 1e-5
-        share = found / (given.patterns * JOBS)
+        share = found / (args.patterns * JOBS)
         rows += [
-            Row(f"sums: {kind}, jobs decoded by their deadline", [share], f"{given.patterns} patterns", Claim(1.0)),
+            Row(f"sums: {kind}, jobs decoded by their deadline", [share], f"{args.patterns} patterns", Claim(1.0)),
             Row(f"sums: {kind}, worst relative error × 1e6", [1e6 * max(errors)], "0.06: fp32", Claim(high=10)),
             Row(f"sums: {kind}, wrong sums without wait-out", [wrong], f"{beyond} jobs undecodable", Claim(high=0)),
         ]
     return rows
 
 
-def bursts(given: Namespace) -> list[Row]:
+def bursts(args: Namespace) -> list[Row]:
     """Bursts of delays under both accountings."""
     rows = list[Row]()
     costs: dict[str, dict[str, Any]] = {"compute-bound": {}, "fixed cost": {"fixed": 1.0, "per_load": 2.0}}
-    for cost, n in [("compute-bound", n) for n in given.sizes] + [("fixed cost", max(given.sizes))]:
+    for cost, n in [("compute-bound", n) for n in args.sizes] + [("fixed cost", max(args.sizes))]:
         for published in (True, False):
             arms, claimed = best(n, published, **costs[cost]), cost == "compute-bound"
-            delays = [burst_delays(200, n, seed, **costs[cost]) for seed in given.seeds]
+            delays = [burst_delays(200, n, seed, **costs[cost]) for seed in args.seeds]
             took = {
                 name: [replay(scheme, profile, 200, published=published).seconds for profile in delays]
                 for name, scheme in arms.items()
@@ -348,12 +348,12 @@ def bursts(given: Namespace) -> list[Row]:
             ):
                 claim = Claim(high=most) if most and claimed and (published or of_ours) else None
                 what = f"bursts: {cost}, n = {n}, {over} / {under}"
-                beside = {"scheme": str(arms[over])}
-                rows.append(Row(what, ratios(took[over], took[under]), way, claim, beside, judged="worst"))
+                columns = {"scheme": str(arms[over])}
+                rows.append(Row(what, ratios(took[over], took[under]), way, claim, columns, judged="worst"))
     return rows
 
 
-def windows(given: Namespace) -> list[Row]:
+def windows(args: Namespace) -> list[Row]:
     """One model with steps cut into windows of jobs."""
     from planaria.exchange.coded.simulate import windows
 
@@ -362,7 +362,7 @@ def windows(given: Namespace) -> list[Row]:
         published, ours = (best(n, way)["msgc"] for way in (True, False))
         for jobs in (8, 16, 64):
             count = max(1, 512 // jobs)
-            delays = [burst_delays(1200, n, seed) for seed in given.seeds]
+            delays = [burst_delays(1200, n, seed) for seed in args.seeds]
             none = [sum(windows(Uncoded(), profile, jobs, count)) for profile in delays]
             arms = {
                 "M-SGC, published": [
@@ -373,14 +373,14 @@ def windows(given: Namespace) -> list[Row]:
             }
             for name, seconds in arms.items():
                 claim = Claim(high=most[n]) if jobs == 64 and name.startswith("M-SGC") else None
-                beside = {"scheme": str(published if "published" in name else ours)} if "M-SGC" in name else {}
+                columns = {"scheme": str(published if "published" in name else ours)} if "M-SGC" in name else {}
                 what = f"windows: n = {n}, {jobs} jobs, {name}"
                 limit = "uncoded, a barrier a job"
-                rows.append(Row(what, ratios(seconds, none), limit, claim, beside, judged="worst"))
+                rows.append(Row(what, ratios(seconds, none), limit, claim, columns, judged="worst"))
     return rows
 
 
-def processes(given: Namespace) -> list[Row]:
+def processes(args: Namespace) -> list[Row]:
     """Sleeping workers: measured over predicted time."""
     from planaria.exchange.coded.sgc import MSGC
 
@@ -388,13 +388,13 @@ def processes(given: Namespace) -> list[Row]:
     arms = {"uncoded": Uncoded(), "GC": GC(), "M-SGC": MSGC(burst=1, window=2, stragglers=n)}
     took: dict[str, list[float]] = {name: [] for name in arms}
     off: dict[str, list[float]] = {name: [] for name in arms}
-    for seed in given.seeds:
+    for seed in args.seeds:
         profile = burst_delays(jobs + 5, n, seed, times=(5.0, 5.0))
         for name, scheme in arms.items():
-            seconds, decoded = sleep_jobs(scheme, profile, jobs, given.scale)
+            seconds, decoded = sleep_jobs(scheme, profile, jobs, args.scale)
             assert decoded == jobs, f"{name}: {decoded}"
             took[name].append(seconds)
-            off[name].append(seconds / (given.scale * replay(scheme, profile, jobs).seconds))
+            off[name].append(seconds / (args.scale * replay(scheme, profile, jobs).seconds))
     rows = [Row(f"processes: {name}, measured / predicted", over, "1", Claim(0.85, 1.15)) for name, over in off.items()]
     for other in ("uncoded", "GC"):
         over = ratios(took["M-SGC"], took[other])
@@ -413,7 +413,7 @@ PARTS = {part.__name__: part for part in (sums, bursts, windows, processes, choi
     scale=Flag(0.1, "seconds that a process sleeps for one of the profile"),
     skip=Flag([], nargs="*", choices=PARTS),
 )
-def run_coded(given: Namespace) -> Measurement:
+def run_coded(args: Namespace) -> Measurement:
     """Measure gradient coding: decoding, cost, and time saved in simulation and by processes.
 
     Sums: 500 random patterns of late workers per scheme, 4 to 8 workers, gradients in fp32: all decoded by their
@@ -427,8 +427,8 @@ def run_coded(given: Namespace) -> Measurement:
     torch.set_num_threads(1)
     rows: list[Row] = []
     for name, part in PARTS.items():
-        if name not in given.skip:
-            rows += part(given)
+        if name not in args.skip:
+            rows += part(args)
     return rows
 
 
@@ -440,7 +440,7 @@ ARMS: dict[str, Any] = {"uncoded": "", "gc, s = 1": {"scheme": "gc", "stragglers
 
 
 def step_seconds(
-    given: Namespace,
+    args: Namespace,
     name: str,
     seed: int,
     coded: Any,
@@ -453,7 +453,7 @@ def step_seconds(
         f"coded_fleet-{name}-{seed}",
         seed=seed,
         model={"vocab": VOCAB, "dim": 32, "layers": 1, "heads": 2, "hidden": 64, "context": 16},
-        pipeline={"stages": 1, "microbatches": given.microbatches, "microbatch_size": 1},
+        pipeline={"stages": 1, "microbatches": args.microbatches, "microbatch_size": 1},
         data=bytes_data(),
         train={"steps": steps, "eval_every": 0},
         exchange={"replicas": REPLICAS, "coded": coded},
@@ -481,22 +481,22 @@ def predictions(record: RunRecord) -> tuple[dict[str, float], Any]:
     found = {"uncoded": fmean(uncoded_seconds(whole, 1, len(whole.seconds)))}
     for arm, options in ARMS.items():
         if options:
-            coded = coded_of(options, REPLICAS)
+            coded = make_coded_schedule(options, REPLICAS)
             cut = profile.cut(FLEET_JOBS, coded.jobs)
             found[arm] = coded.jobs * expected_seconds(coded.scheme, cut, coded.slow, coded.jobs)[0]
-    return found, windows_of(record.config, profile, FLEET_JOBS)[0]
+    return found, best_windows(record.config, profile, FLEET_JOBS)[0]
 
 
 def key_of(arm: str) -> str:
     return "".join(c for c in arm if c.isalnum())
 
 
-def regime(name: str, lasts_s: float, given: Namespace) -> list[Row]:
+def regime(name: str, lasts_s: float, args: Namespace) -> list[Row]:
     """Measure all arms and the advised scheme with slowness of this duration."""
     network = {
         "emulate": True,
-        "forward_s": [given.pass_ms / 1e3],
-        "backward_s": [2 * given.pass_ms / 1e3],
+        "forward_s": [args.pass_ms / 1e3],
+        "backward_s": [2 * args.pass_ms / 1e3],
         "straggle_probability": 0.1,
         "straggle_factor": 5.0,
         "straggle_s": lasts_s,
@@ -504,9 +504,9 @@ def regime(name: str, lasts_s: float, given: Namespace) -> list[Row]:
     took: dict[str, list[float]] = {}
     predicted: dict[str, list[float]] = {}
     advised = []
-    for seed in given.seeds:
+    for seed in args.seeds:
         probe = {"scheme": "none", "jobs": FLEET_JOBS}
-        _, record = step_seconds(given, f"{name}-probe", 100 + seed, probe, given.steps, network)
+        _, record = step_seconds(args, f"{name}-probe", 100 + seed, probe, args.steps, network)
         seconds, windows = predictions(record)
         arms, best = dict(ARMS), windows.chosen.best
         if best.name != "none":
@@ -514,7 +514,7 @@ def regime(name: str, lasts_s: float, given: Namespace) -> list[Row]:
             seconds["advised"] = windows.step_s
         advised.append(str(best).partition(":")[0])
         for arm, coded in arms.items():
-            step_s, _ = step_seconds(given, f"{name}-{key_of(arm)}", seed, coded, given.steps, network)
+            step_s, _ = step_seconds(args, f"{name}-{key_of(arm)}", seed, coded, args.steps, network)
             took.setdefault(arm, []).append(step_s)
             predicted.setdefault(arm, []).append(seconds[arm])
     rows = []
@@ -526,16 +526,16 @@ def regime(name: str, lasts_s: float, given: Namespace) -> list[Row]:
         if arm != "uncoded" and len(took[arm]) == len(took["uncoded"]):
             claim = Claim(high=1.05) if arm == "advised" else None
             rows.append(Row(f"{name}: {arm}, step over uncoded", ratios(took[arm], took["uncoded"]), "", claim))
-    rows[0] = replace(rows[0], beside={"ratio": f"advised: {', '.join(advised)}"})
+    rows[0] = replace(rows[0], columns={"ratio": f"advised: {', '.join(advised)}"})
     return rows
 
 
-def quality(given: Namespace) -> list[Row]:
+def quality(args: Namespace) -> list[Row]:
     """Compare losses with real computing; the ends of replica 1 are slowed in one step of ten."""
     slow = [Fault(step=step, stage=2, signal="slow", strength=5.0, resume_after_s=2.0) for step in range(5, 50, 10)]
     found: dict[str, dict[int, float]] = {}
     for arm, coded in ARMS.items():
-        _, record = step_seconds(given, f"real-{key_of(arm)}", 1, coded, 50, {}, slow)
+        _, record = step_seconds(args, f"real-{key_of(arm)}", 1, coded, 50, {}, slow)
         found[arm] = {metric.step: metric.loss for metric in record.trained}
     plain = found.pop("uncoded")
     rows = []
@@ -553,7 +553,7 @@ def quality(given: Namespace) -> list[Row]:
     microbatches=Flag(24, "of a replica in a step"),
     pass_ms=Flag(4.0, "of a forward at each of the two stages"),
 )
-def run_fleet(given: Namespace) -> Measurement:
+def run_fleet(args: Namespace) -> Measurement:
     """Measure steps of gradient codes on a fleet whose replicas are slow at times, against a probe's predictions.
 
     Stages sleep. In one of ten periods a replica takes five times as long; all arms meet the same delays. In each
@@ -563,7 +563,7 @@ def run_fleet(given: Namespace) -> Measurement:
     Claims: steps take 0.85 to 1.15 of the prediction; the advised scheme takes at most 1.05 of uncoded steps; with real
     computing and one replica slowed in one step of ten, the losses of 50 steps are within 1e-5 of uncoded ones.
     """
-    return [*quality(given), *regime("short", 0.1, given), *regime("long", 0.4, given)]
+    return [*quality(args), *regime("short", 0.1, args), *regime("long", 0.4, args)]
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ from planaria.config import shipped
 from planaria.config.recipe import read
 from planaria.recovery import codes
 from planaria.recovery.codes import ErasureCode, LossError
-from planaria.recovery.codes.search import SearchTarget, anneal, certificate, file
-from planaria.swarm.assemble import policy_of, task_of
+from planaria.recovery.codes.search import SearchTarget, anneal, certificate, code_file
+from planaria.swarm.assemble import make_policy, make_task
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.random_draws import generator
 from planaria.swarm.peer.rollout import prompt_for
@@ -114,7 +114,7 @@ def exactness() -> list[Row]:
     """XOR and Reed–Solomon: all losses up to m, one more, and flipped bits."""
     rows = []
     for (members, tolerate), overhead in GROUPS.items():
-        code = codes.code("auto", members, tolerate)
+        code = codes.make_code("auto", members, tolerate)
         tried, wrong = restored(code, range(1, tolerate + 1))
         bits, missed = flipped(code)
         parity = len(code.weights) / code.data
@@ -130,11 +130,11 @@ def exactness() -> list[Row]:
 
 def survival(kinds: dict[str, ErasureCode]) -> tuple[list[Row], list[str]]:
     """Codes of 16 shards for 8: claims, and survived losses against reads."""
-    from planaria.recovery.codes.base import shares
+    from planaria.recovery.codes.base import repairable_shares
 
     rows, notes = [], []
     for name, code in kinds.items():
-        found, reads = shares(code), sum(len(code.plan([n])) for n in range(code.shards)) / code.shards
+        found, reads = repairable_shares(code), sum(len(code.plan([n])) for n in range(code.shards)) / code.shards
         short = max(known - ours for ours, known in zip(found[4:], KNOWN[name], strict=True))
         wanted = {"Reed–Solomon 8+8": 8, "two copies": 1}.get(name, 3)
         rows += [
@@ -158,10 +158,10 @@ def timed(work: Callable[[], object], size: int) -> float:
 
 
 def speed(kinds: dict[str, ErasureCode], size: int, repeats: int) -> list[Row]:
-    """Speed of encoding and of one repair, beside zfec's encoding and a copy."""
+    """Speed of encoding and of one repair, compared with zfec's encoding and a copy."""
     rows, ratio = [], {}
-    chosen = {"XOR 6+1": codes.code("auto", 7, 1), "Reed–Solomon 5+2": codes.code("auto", 7, 2)}
-    chosen |= {"Reed–Solomon 5+3": codes.code("auto", 8, 3), **kinds}
+    chosen = {"XOR 6+1": codes.make_code("auto", 7, 1), "Reed–Solomon 5+2": codes.make_code("auto", 7, 2)}
+    chosen |= {"Reed–Solomon 5+3": codes.make_code("auto", 8, 3), **kinds}
     for name, code in chosen.items():
         everything = shards(code, size // code.data // 64 * 64)
         data, whole = everything[: code.data], code.data * everything[0].size
@@ -177,11 +177,11 @@ def speed(kinds: dict[str, ErasureCode], size: int, repeats: int) -> list[Row]:
         if rival:
             sides.append(lambda data=data, whole=whole, rival=rival: timed(lambda: rival(data), whole))
         encode, repair, copied, *other = interleaved(sides, repeats)
-        beside = {"one rebuilt": round(statistics.median(repair)), "copied": round(statistics.median(copied))}
+        columns = {"one rebuilt": round(statistics.median(repair)), "copied": round(statistics.median(copied))}
         if other:
-            beside["zfec"] = round(statistics.median(other[0]))
+            columns["zfec"] = round(statistics.median(other[0]))
             ratio[name] = ratios(encode, other[0])
-        rows.append(Row(f"{name}: encoded, MB/s", encode, "", None, beside))
+        rows.append(Row(f"{name}: encoded, MB/s", encode, "", None, columns))
     least = {"Reed–Solomon 5+2": 1.0, "Reed–Solomon 8+8": 1.0, "sparse": 2.0}
     rows += [Row(f"{name}: over zfec", ratio[name], "", Claim(low=low)) for name, low in least.items() if name in ratio]
     return rows
@@ -205,17 +205,17 @@ def zfec_of(code: ErasureCode) -> Callable[[Any], object] | None:
     repeats=7,
     to=Flag(RESULTS / "sparse_16_8.json", "the found code's file, with --save"),
 )
-def run_codes(given: Namespace) -> Measurement:
+def run_codes(args: Namespace) -> Measurement:
     """Measure the erasure codes: losses survived, reads of a repair, and speed.
 
     Every claimed set of losses is repaired, survival is counted set by set, and annealing finds the sparse code of 16
-    shards. Speeds are MB of data per second of one thread's time, beside zfec's where installed.
+    shards. Speeds are MB of data per second of one thread's time, compared with zfec's where installed.
     """
-    found = anneal(SearchTarget(16, 8, 4, 4), given.seed, given.tries)
+    found = anneal(SearchTarget(16, 8, 4, 4), args.seed, args.tries)
     proof = certificate(found)
     kinds = {
-        "Reed–Solomon 8+8": codes.code("reed_solomon", 16, 8),
-        "local groups": codes.code("local", 16, 6),
+        "Reed–Solomon 8+8": codes.make_code("reed_solomon", 16, 8),
+        "local groups": codes.make_code("local", 16, 6),
         "sparse": found.code,
         "two copies": codes.ErasureCode(np.eye(8, dtype=np.uint8)),
     }
@@ -226,10 +226,10 @@ def run_codes(given: Namespace) -> Measurement:
         Row("annealing: excess weight of the [16, 8] code", [found.excess], "0", Claim(high=0)),
         Row("annealing: its distance", [int(str(proof["distance"]))], "5, without a bound on checks", Claim(low=4)),
         *table,
-        *speed(fast, given.megabytes << 20, given.repeats),
+        *speed(fast, args.megabytes << 20, args.repeats),
     ]
-    if given.save:
-        write(given.to, file(found).model_dump_json(indent=1) + "\n")
+    if args.save:
+        write(args.to, code_file(found).model_dump_json(indent=1) + "\n")
     return Result(rows, [*notes, f"certificate: {json.dumps(proof)}"])
 
 
@@ -318,46 +318,46 @@ class Learned:
     after: dict[int, float]
 
 
-def recipe(given: Namespace, name: str, seed: int) -> SwarmConfig:
+def recipe(args: Namespace, name: str, seed: int) -> SwarmConfig:
     plain: dict[str, Any] = read(shipped.find("code_swarm")) | {"name": name, "seed": seed}
-    plain["task"] = {"name": "codes", "options": options(given)}
-    plain["warmup"] = {"steps": given.warmup, "seed": seed}
-    plain["rounds"] = plain["rounds"] | {"count": given.rounds, "keep": 0}
+    plain["task"] = {"name": "codes", "options": options(args)}
+    plain["warmup"] = {"steps": args.warmup, "seed": seed}
+    plain["rounds"] = plain["rounds"] | {"count": args.rounds, "keep": 0}
     plain["evaluate"] = {"every": 10, "problems": 1000}
-    plain["optim"] = {"lr": given.lr}
+    plain["optim"] = {"lr": args.lr}
     return SwarmConfig.model_validate(plain)
 
 
-def options(given: Namespace) -> dict[str, Any]:
-    return {key: getattr(given, key) for key in ("shards", "data", "distance", "weight", "degree", "shown")}
+def options(args: Namespace) -> dict[str, Any]:
+    return {key: getattr(args, key) for key in ("shards", "data", "distance", "weight", "degree", "shown")}
 
 
-def learn(given: Namespace, seed: int, problems: Sequence[TaskProblem]) -> Learned:
+def learn(args: Namespace, seed: int, problems: Sequence[TaskProblem]) -> Learned:
     """Run a swarm's first peer for all rounds, or read its kept result."""
-    config = recipe(given, f"worth-{seed}", seed)
+    config = recipe(args, f"worth-{seed}", seed)
     folder = RUNS / CODE_SEARCH_NAME / config.name
-    kept, settings = folder / "learned.json", f"{config.model_dump_json()} {given.problems}"
+    kept, settings = folder / "learned.json", f"{config.model_dump_json()} {args.problems}"
     if kept.is_file() and (found := json.loads(kept.read_text())).get("settings") == settings:
         return Learned(found["curve"], *({int(k): v for k, v in found[when].items()} for when in ("before", "after")))
     shutil.rmtree(folder, ignore_errors=True)
-    learned = ran(given, config, problems, folder)
+    learned = ran(args, config, problems, folder)
     print(f"{config.name}: {' '.join(f'{x:.3f}' for x in learned.curve)}; {learned}", flush=True)
     write(kept, json.dumps(asdict(learned) | {"settings": settings}))
     return learned
 
 
-def ran(given: Namespace, config: SwarmConfig, problems: Sequence[TaskProblem], folder: Path) -> Learned:
-    task: Any = task_of(config)
-    policy = policy_of(config, task, print)
-    before = drawn_best(given, config, policy, problems, task)
+def ran(args: Namespace, config: SwarmConfig, problems: Sequence[TaskProblem], folder: Path) -> Learned:
+    task: Any = make_task(config)
+    policy = make_policy(config, task, print)
+    before = drawn_best(args, config, policy, problems, task)
     together(config, folder, task, policy)
     curve = [r.accuracy.rate or 0.0 for r in read_log(folder / "p0" / LOG) if isinstance(r, Evaluated)]
-    after = drawn_best(given, config, policy, problems, task)
+    after = drawn_best(args, config, policy, problems, task)
     return Learned(curve, before, after)
 
 
 def drawn_best(
-    given: Namespace, config: SwarmConfig, policy: Policy, problems: Sequence[TaskProblem], task: Codes
+    args: Namespace, config: SwarmConfig, policy: Policy, problems: Sequence[TaskProblem], task: Codes
 ) -> dict[int, float]:
     """Return the shares of problems solved by the best of several draws."""
     solved: dict[int, list[bool]] = {looks: [] for looks in LOOKS}
@@ -402,21 +402,21 @@ def learning_rows(runs: Sequence[Learned]) -> list[Row]:
     ]
 
 
-def search_rows(given: Namespace, task: Codes, runs: list[Learned], problems: Sequence[TaskProblem]) -> list[Row]:
+def search_rows(args: Namespace, task: Codes, runs: list[Learned], problems: Sequence[TaskProblem]) -> list[Row]:
     rows = []
     for looks in LOOKS:
         sides = {
             "policy, before": [run.before[looks] for run in runs],
             "policy, after": [run.after[looks] for run in runs],
-            "blind": [searched(task, blind, problems, seed, looks) for seed in given.seeds],
-            "climb": [searched(task, climb, problems, seed, looks) for seed in given.seeds],
-            "greedy, no reward": [constructed(task, problems, seed, looks) for seed in given.seeds],
+            "blind": [searched(task, blind, problems, seed, looks) for seed in args.seeds],
+            "climb": [searched(task, climb, problems, seed, looks) for seed in args.seeds],
+            "greedy, no reward": [constructed(task, problems, seed, looks) for seed in args.seeds],
         }
         rows += [Row(f"{looks} looks a problem: {side}", found, "all: 1") for side, found in sides.items()]
-    spent = given.rounds * 16 * 12
+    spent = args.rounds * 16 * 12
     each = spent // len(problems) + 1
     for name, search in (("blind", blind), ("climb", climb)):
-        found = [searched(task, search, problems, seed, each) for seed in given.seeds]
+        found = [searched(task, search, problems, seed, each) for seed in args.seeds]
         lead = gaps([run.after[1] for run in runs], found)
         rows += [
             Row(f"{spent + len(problems)} looks at {len(problems)} problems in all: {name}", found, "all: 1"),
@@ -439,8 +439,8 @@ def search_rows(given: Namespace, task: Codes, runs: list[Learned], problems: Se
     degree=3,
     shown=4,
 )
-def run_code_search(given: Namespace) -> Measurement:
-    """Measure whether a swarm learns to complete erasure codes, beside plain search.
+def run_code_search(args: Namespace) -> Measurement:
+    """Measure whether a swarm learns to complete erasure codes, compared with plain search.
 
     Four peers learn the task `codes` from worked solutions with mistakes, rewarded by a code's worth; shown are
     held-out problems solved by one draw, before and after. The same problems are searched by draws of the policy, blind
@@ -448,10 +448,10 @@ def run_code_search(given: Namespace) -> Measurement:
     peers with equal weights computes for all (benchmarks/consensus.py).
     """
     torch.set_num_threads(1)
-    task = Codes(**options(given))
-    problems = [task.problem(task.training + n) for n in range(given.problems)]
-    runs = [learn(given, seed, problems) for seed in given.seeds]
-    rows = learning_rows(runs) + search_rows(given, task, runs, problems)
+    task = Codes(**options(args))
+    problems = [task.problem(task.training + n) for n in range(args.problems)]
+    runs = [learn(args, seed, problems) for seed in args.seeds]
+    rows = learning_rows(runs) + search_rows(args, task, runs, problems)
     return Result(rows, [f"{task.name}, {task.shown} shown; one draw: 1,000 held-out problems"])
 
 

@@ -24,7 +24,7 @@ from planaria.exchange.base import StageOuterState
 from planaria.exchange.compress.compression import FEEDBACKS
 from planaria.exchange.compress.feedback import Feedback
 from planaria.exchange.compress.sparse import TopK
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.lab.compare.compression_advice import CodingTimes, CompressionArm, CompressionExperience
 from planaria.lab.compare.experience import Range
 from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
@@ -191,9 +191,9 @@ def compression_quadratics(seeds: Sequence[int]) -> list[Row]:
             steps = [rule(arithmetic(own), own, 1 / 20) for rule in (old_rule, new_rule)]
             saved_.append(iterations_saved(gradients, start, steps, 1 / 20))
             laws.append(quadratic(own) / arithmetic(own))
-        beside, law = {"ratio": f"{median(saved_):.2f}"}, f"L_QM/L_AM {median(laws):.2f}"
+        columns, law = {"ratio": f"{median(saved_):.2f}"}, f"L_QM/L_AM {median(laws):.2f}"
         what = f"2: iterations saved over L_QM/L_AM, spread {spread:g}"
-        rows.append(Row(what, ratios(saved_, laws), law, Claim(0.95, 1.05), beside))
+        rows.append(Row(what, ratios(saved_, laws), law, Claim(0.95, 1.05), columns))
     return rows
 
 
@@ -226,9 +226,9 @@ def with_noise(seeds: Sequence[int]) -> list[Row]:
     many = {n: [level("econtrol", 100, 5, 0.003, seed, n) for seed in seeds] for n in (4, 16, 64)}
 
     best = {zeta: at["econtrol", zeta] for zeta in (0, 10, 100)}
-    beside = {"ratio": f"level {median(best[100]):.3g}"}
+    columns = {"ratio": f"level {median(best[100]):.3g}"}
     return [
-        Row("6: EControl's level, ζ = 100 over 0", ratios(best[100], best[0]), "1", Claim(0.95, 1.05), beside),
+        Row("6: EControl's level, ζ = 100 over 0", ratios(best[100], best[0]), "1", Claim(0.95, 1.05), columns),
         Row("6: EF21 over EControl, ζ = 100", ratios(at["ef21", 100], best[100]), "", Claim(low=3)),
         Row("6: EF14 over EControl, ζ = 100", ratios(at["ef14", 100], best[100]), "", Claim(low=10)),
         Row("6: EF14 over EControl, ζ = 10 (below 1 EF14 is ahead)", ratios(at["ef14", 10], best[10]), ""),
@@ -239,7 +239,7 @@ def with_noise(seeds: Sequence[int]) -> list[Row]:
 
 
 def coding(repeats: int) -> list[Row]:
-    """Coding on one core, beside copies of as much memory."""
+    """Coding on one core, compared with copies of as much memory."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     vector, codec = torch.randn(CODED), TopK()
@@ -288,7 +288,7 @@ def experience_of(comparison: str) -> CompressionExperience:
     repeats=Flag(7, "of what is timed"),
     learn=Flag(False, "write the data of `planaria advise --compress` from saved results, and stop"),
 )
-def run_compression(given: Namespace) -> Measurement:
+def run_compression(args: Namespace) -> Measurement:
     """Measure error feedback on the problems of its papers, and the time of compression.
 
     Claims by experiment: (2) EF21-W's new step size saves iterations by the ratio of quadratic and arithmetic mean of
@@ -296,10 +296,10 @@ def run_compression(given: Namespace) -> Measurement:
     and error feedback of 2014 stalls above it; (7) coding 1 % of 16 M numbers takes at most 0.25 s and six copies of
     memory.
     """
-    if given.learn:
+    if args.learn:
         write(EXPERIENCE, experience_of(json.dumps(saved("compression_race"))).model_dump_json(indent=1) + "\n")
         return 0
-    return [*coding(given.repeats), *compression_quadratics(given.seeds), *with_noise(given.seeds)]
+    return [*coding(args.repeats), *compression_quadratics(args.seeds), *with_noise(args.seeds)]
 
 
 RATES = {"sgd": (0.1, 0.3), "adamw": (1e-3, 3e-3)}
@@ -323,17 +323,17 @@ def shares(seed: int, workers: int) -> tuple[Tensor, Tensor, list[Tensor]]:
     return images, digits, [(owner == worker).nonzero().flatten() for worker in range(workers)]
 
 
-def final_loss(given: Namespace, seed: int, optimizer: str, lr: float, compress: str) -> float:
+def final_loss(args: Namespace, seed: int, optimizer: str, lr: float, compress: str) -> float:
     """Return the final training loss; ``compress`` is ``exchange.compress``, empty for dense gradients."""
-    images, digits, rows = shares(seed, given.workers)
+    images, digits, rows = shares(seed, args.workers)
     torch.manual_seed(seed)
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
     update = kinds[optimizer](net.parameters(), lr=lr)
-    agreed = exchange(ExchangeConfig(kind="allreduce", compress=compress))
-    of = {worker: Replica({}, StageOuterState()) for worker in range(given.workers)}
+    agreed = make_exchange(ExchangeConfig(kind="allreduce", compress=compress))
+    of = {worker: Replica({}, StageOuterState()) for worker in range(args.workers)}
     generator = torch.Generator().manual_seed(seed)
-    for step in range(given.steps):
+    for step in range(args.steps):
         for worker, replica in of.items():
             own = rows[worker] if len(rows[worker]) else torch.arange(len(digits))
             batch = own[torch.randint(len(own), (32,), generator=generator)]
@@ -349,7 +349,7 @@ def final_loss(given: Namespace, seed: int, optimizer: str, lr: float, compress:
 
 
 @benchmark("compression_digits", seeds=[1, 2, 3], steps=600, workers=8)
-def run_digits(given: Namespace) -> Measurement:
+def run_digits(args: Namespace) -> Measurement:
     """Measure compressed gradients on unlike data: eight workers with different mixes of handwritten digits.
 
     A net of 64-64-10; the workers' shares of digits are drawn from a Dirichlet distribution (0.3); 600 steps of batches
@@ -361,7 +361,7 @@ def run_digits(given: Namespace) -> Measurement:
     for optimizer in RATES:
 
         def best(compress: str, kind: str = optimizer) -> list[float]:
-            return [min(final_loss(given, seed, kind, lr, compress) for lr in RATES[kind]) for seed in given.seeds]
+            return [min(final_loss(args, seed, kind, lr, compress) for lr in RATES[kind]) for seed in args.seeds]
 
         dense = best("")
         rows.append(Row(f"{optimizer}: dense", dense, ""))
@@ -369,9 +369,9 @@ def run_digits(given: Namespace) -> Measurement:
             found, claim = best(f"{feedback}:top{keep}%"), None
             if optimizer == "sgd" and keep == 5:
                 claim = Claim(low=1.5) if feedback == "none" else Claim(high=1.15)
-            beside = {"loss": f"{median(found):.3f}"}
+            columns = {"loss": f"{median(found):.3f}"}
             rows.append(
-                Row(f"{optimizer}, top-{keep} %, {feedback}: over dense", ratios(found, dense), "", claim, beside)
+                Row(f"{optimizer}, top-{keep} %, {feedback}: over dense", ratios(found, dense), "", claim, columns)
             )
     return rows
 

@@ -28,21 +28,21 @@ import torch
 
 from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, gaps, ratios, start
 from planaria.common.errors import RunStopped
-from planaria.swarm.assemble import policy_of, task_of
+from planaria.swarm.assemble import make_policy, make_task
 from planaria.swarm.board.attendance import RoundMessages
 from planaria.swarm.board.receipts import Agreement
-from planaria.swarm.checks import layers
-from planaria.swarm.checks.votes import Ballot, label, most_agreeing, plurality
-from planaria.swarm.config.recipe import peer_config, peer_names
+from planaria.swarm.checks import make_layers
+from planaria.swarm.checks.votes import Ballot, majority_label, most_agreeing, plurality
 from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.config.swarm_recipe import peer_config, peer_names
 from planaria.swarm.peer.peer import Peer, PeerSetup
 from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import Policy, weights_fingerprint
 from planaria.swarm.records.lines import LOG, Evaluated, RoundDone, read_log
-from planaria.swarm.records.saved_state import rounds_kept
+from planaria.swarm.records.saved_state import saved_rounds
+from planaria.swarm.sandbox.sandbox import run
 from planaria.swarm.tasks.base import Behaviour, Task
 from planaria.swarm.tasks.programs import Programs
-from planaria.swarm.tasks.sandbox import run
 
 POOLS = 40  # drawn for each problem
 WRONG = 6  # mutants of a problem that fail its tests, at most
@@ -134,7 +134,7 @@ def own_program(task: Programs, number: int) -> str:
 def chosen(candidates: Sequence[Behaviour], rng: random.Random) -> int:
     """Return the vote's candidate, or a random one if it finds none."""
     found = plurality([Ballot(str(n), behaviour) for n, behaviour in enumerate(candidates)])
-    holders = [n for n, behaviour in enumerate(candidates) if any(one.holds(behaviour) for one in found)]
+    holders = [n for n, behaviour in enumerate(candidates) if any(one.matches(behaviour) for one in found)]
     return rng.choice(holders or range(len(candidates)))
 
 
@@ -162,14 +162,14 @@ def vote(folder: Path, every: int) -> Iterator[Row]:
                 plain.append(fmean(right))
             rates.append(fmean(hits))
         case = f"p = {p:g}, {honest} honest" + (f" and {colluders} who collude" if colluders else "")
-        beside = f"{len(rates)} problems x {POOLS} pools; any of them: {fmean(plain):.3f}"
-        yield Row(f"vote, {case}", [fmean(rates)], beside, claim)
-        yield Row(f"agreement, {case}", [fmean(agreeing)], beside)
+        limit = f"{len(rates)} problems x {POOLS} pools; any of them: {fmean(plain):.3f}"
+        yield Row(f"vote, {case}", [fmean(rates)], limit, claim)
+        yield Row(f"agreement, {case}", [fmean(agreeing)], limit)
 
 
 def cheats(task: Programs, number: int) -> list[str]:
     """Return programs that look the tests' calls up in a table, with other answers elsewhere."""
-    own, asked = own_program(task, number), task._checked[number].calls
+    own, asked = own_program(task, number), task._problems[number].calls
     if not asked:
         return []
     printed = run(f"{own}\nprint([{', '.join(call.source for call in asked)}])").printed
@@ -200,15 +200,15 @@ def sift(folder: Path, every: int) -> Iterator[Row]:
         done = {text: task.behaviour(problem, block(text), 7, untested=True) for text in (own, *alive, *odd)}
         honest = [own if n % 10 or not alive else alive[n // 10 % len(alive)] for n in range(95)]
         ballots = [Ballot(f"h{n % 19}", done[text]) for n, text in enumerate(honest)]
-        found = label([*ballots, *(Ballot("cheat", done[text]) for text in odd)], 0.5)
+        found = majority_label([*ballots, *(Ballot("cheat", done[text]) for text in odd)], 0.5)
         groups += 1
-        refused = {text: found is not None and not found.near(done[text]) for text in done}
+        refused = {text: found is not None and not found.is_near(done[text]) for text in done}
         caught.append(sum(refused[text] for text in odd))
         lost.append(sum(refused[text] for text in honest))
         survivors += [float(refused[text]) for text in alive]
-    beside = f"{groups} problems"
-    yield Row("filter, of 5 programs that know their tests, refused", [fmean(caught)], beside, Claim(low=4))
-    yield Row("filter, of 95 honest programs, refused", [fmean(lost)], beside, Claim(high=2))
+    limit = f"{groups} problems"
+    yield Row("filter, of 5 programs that know their tests, refused", [fmean(caught)], limit, Claim(low=4))
+    yield Row("filter, of 95 honest programs, refused", [fmean(lost)], limit, Claim(high=2))
     what = "filter, share of mutants that survive their tests, refused"
     yield Row(what, [fmean(survivors)], f"{len(survivors)} mutants")
 
@@ -238,7 +238,7 @@ class Table:
         self.me, self.published, self.others = me, {}, list[Any]()
         self.receipts = Agreement(None, me, None, 0.0)  # type: ignore[arg-type]  # no committee: it asks no board
 
-    def closed(self, number: int) -> bool:
+    def begin_round(self, number: int) -> bool:
         return False
 
     def publish(self, message: Any) -> None:
@@ -247,13 +247,13 @@ class Table:
     def leave(self, after: int) -> None:
         self.published = {}
 
-    def overruled(self, number: int) -> None:
+    def overruled_round(self, number: int) -> None:
         """Rounds are not certified."""
 
     def rewards(self, number: int, found: Any) -> dict[Any, float]:
         return {}
 
-    def vouch(self, number: int, found: Any, rewards: Any) -> None:
+    def sign_rewards(self, number: int, found: Any, rewards: Any) -> None:
         """Rewards are not certified."""
 
     def gather(self, number: int, closed: bool) -> Any:
@@ -288,13 +288,13 @@ def swarm(name: str, seed: int, rounds: int, warmup: dict[str, Any], optim: dict
     log = read_log(folder / "p0" / LOG)
     votes = [r.agreed for r in log if isinstance(r, RoundDone) and r.agreed is not None]
     looks = [(r.round, r.accuracy.rate or 0.0) for r in log if isinstance(r, Evaluated)]
-    return looks, votes, rounds_kept(folder / "p0")
+    return looks, votes, saved_rounds(folder / "p0")
 
 
 def play(config: SwarmConfig, folder: Path) -> None:
     """Play all rounds of a swarm with its first peer."""
-    task = task_of(config)
-    together(config, folder, task, policy_of(config, task))
+    task = make_task(config)
+    together(config, folder, task, make_policy(config, task))
 
 
 def together(config: SwarmConfig, folder: Path, task: Task, policy: Policy) -> None:
@@ -302,7 +302,7 @@ def together(config: SwarmConfig, folder: Path, task: Task, policy: Policy) -> N
     peers = []
     for peer in peer_names(config):
         own, table = peer_config(config, peer), Table(f"{peer[1:]:0>32}")
-        setup = PeerSetup(own, peer, folder / peer, table, task, policy, layers(own))  # type: ignore[arg-type]
+        setup = PeerSetup(own, peer, folder / peer, table, task, policy, make_layers(own))  # type: ignore[arg-type]
         peers.append(Peer(setup))
     first, *others = peers
     first.board.others = others  # type: ignore[attr-defined]
@@ -339,9 +339,9 @@ def on_labels(case: str, runs: list[Any]) -> Iterator[Row]:
     yield Row(f"{case}: groups with a label", [labelled(votes) for _, votes, _ in runs], "")
 
 
-def learn(given: Any) -> Iterator[Row]:
-    verified = [swarm("verified", seed, given.rounds, GOOD, SLOW) for seed in given.seeds]
-    agreed = [swarm("agreed", seed, given.rounds, GOOD, SLOW, **CONSENSUS) for seed in given.seeds]
+def learn(args: Any) -> Iterator[Row]:
+    verified = [swarm("verified", seed, args.rounds, GOOD, SLOW) for seed in args.seeds]
+    agreed = [swarm("agreed", seed, args.rounds, GOOD, SLOW, **CONSENSUS) for seed in args.seeds]
     ours, labels = ([after(looks) - before(looks) for looks, *_ in runs] for runs in (agreed, verified))
     yield Row("learn, accuracy at the start", [before(looks) for looks, *_ in agreed], "")
     yield Row("learn, accuracy, verified reward", [after(looks) for looks, *_ in verified], "")
@@ -351,12 +351,12 @@ def learn(given: Any) -> Iterator[Row]:
     yield Row("learn, groups with a label", [labelled(votes) for _, votes, _ in agreed], "")
 
 
-def fast(given: Any) -> Iterator[Row]:
+def fast(args: Any) -> Iterator[Row]:
     """Too large updates: without a brake, with one, and with labels."""
     for lr in FAST:
-        yield from both(f"lr {lr:g} at once", f"fast-{lr:g}", given, GOOD, {"lr": lr, "warmup": 0})
+        yield from both(f"lr {lr:g} at once", f"fast-{lr:g}", args, GOOD, {"lr": lr, "warmup": 0})
     optim, brake = {"lr": FAST[-1], "warmup": 0}, {"reward": "consensus", "max_accuracy_drop": 0.1}
-    runs = [swarm("braked", seed, given.short, GOOD, optim, task=brake) for seed in given.seeds]
+    runs = [swarm("braked", seed, args.short, GOOD, optim, task=brake) for seed in args.seeds]
     best = [max(rate for _, rate in looks) for looks, *_ in runs]
     below = [sum(top - rate > 0.1 for _, rate in looks) for top, (looks, *_) in zip(best, runs, strict=True)]
     lost = [
@@ -364,28 +364,28 @@ def fast(given: Any) -> Iterator[Row]:
         for top, (looks, _, kept) in zip(best, runs, strict=True)
     ]
     ended = ", ".join(f"{looks[-1][0]} ({', '.join(map(str, kept))})" for looks, _, kept in runs)
-    beside = f"rounds until it stopped, of {given.short}, and those after which a state was kept: {ended}"
-    yield Row("the same, braked: evaluations below the limit", below, beside, Claim(high=1), judged="worst")
+    limit = f"rounds until it stopped, of {args.short}, and those after which a state was kept: {ended}"
+    yield Row("the same, braked: evaluations below the limit", below, limit, Claim(high=1), judged="worst")
     yield Row("the same, braked: best accuracy less that kept", lost, "", Claim(high=0.02), judged="worst")
 
 
-def both(case: str, name: str, given: Any, warmup: dict[str, Any], optim: dict[str, Any]) -> Iterator[Row]:
-    """Agreement beside labels, without claims."""
+def both(case: str, name: str, args: Any, warmup: dict[str, Any], optim: dict[str, Any]) -> Iterator[Row]:
+    """Agreement compared with labels, without claims."""
     for reward, more in (("agreement", CONSENSUS), ("verified", {})):
-        runs = [swarm(f"{name}-{reward}", seed, given.short, warmup, optim, **more) for seed in given.seeds]
+        runs = [swarm(f"{name}-{reward}", seed, args.short, warmup, optim, **more) for seed in args.seeds]
         starts = ", ".join(f"{before(looks):.3f}" for looks, *_ in runs)
         yield Row(f"{case}, {reward}: accuracy", [after(looks) for looks, *_ in runs], f"start {starts}")
         if more:
             yield from on_labels(case, runs)
 
 
-def collude(given: Any) -> Iterator[Row]:
+def collude(args: Any) -> Iterator[Row]:
     """Colluders against the vote alone: no other layer distinguishes a lie from a mistake."""
     bare = {"defence": {"checks": "claims, duplicates", "quarantine": 0.0}}
     control: list[float] = []
     for byzantine in (0, 1, 2):
         more = {"peers": {f"p{3 - n}": {"attack": {"kind": "collude"}} for n in range(byzantine)}} | bare | CONSENSUS
-        runs = [swarm(f"collude-{byzantine}", seed, given.short, GOOD, SLOW, **more) for seed in given.seeds]
+        runs = [swarm(f"collude-{byzantine}", seed, args.short, GOOD, SLOW, **more) for seed in args.seeds]
         reached = [after(looks) for looks, *_ in runs]
         control = control or reached
         case, claim = f"{byzantine} of 4 collude", Claim(low=-0.06) if byzantine == 1 else None
@@ -398,12 +398,12 @@ def collude(given: Any) -> Iterator[Row]:
 def on_programs(what: Callable[[Path, int], Iterator[Row]]) -> Callable[[Any], Iterator[Row]]:
     """Make a part that needs HumanEval; without it, it yields nothing."""
 
-    def rows(given: Any) -> Iterator[Row]:
+    def rows(args: Any) -> Iterator[Row]:
         folder = Path(os.environ.get("PLANARIA_DATA", ROOT.parent / "shared" / "data"))
         if not (folder / "humaneval").is_dir():
             print(f"{what.__name__}: left out, {folder} has no humaneval (set PLANARIA_DATA)")
             return
-        yield from what(folder, given.every)
+        yield from what(folder, args.every)
 
     return rows
 
@@ -425,10 +425,10 @@ PARTS: dict[str, Callable[[Any], Iterator[Row]]] = {
     short=Flag(30, "rounds of fast and collude"),
     every=Flag(8, "stride over HumanEval's problems"),
 )
-def main(given: Namespace) -> Measurement:
-    rows = [row for part in given.parts for row in PARTS[part](given)]
+def main(args: Namespace) -> Measurement:
+    rows = [row for part in args.parts for row in PARTS[part](args)]
     notes = ["accuracy: held-out sums solved, one draw each, mean of the last two evaluations of 1,000"]
-    return Result(rows, notes if {"learn", "collude"} & {*given.parts} else [])
+    return Result(rows, notes if {"learn", "collude"} & {*args.parts} else [])
 
 
 if __name__ == "__main__":

@@ -222,37 +222,37 @@ class Measured:
         return [folded(*self._step) / self.steps * 1e3, folded(*self._loss) * 1e3, folded(*self._failover) * 1e3]
 
 
-def measured(given: Namespace) -> dict[str, list[list[float]]]:
+def measured(args: Namespace) -> dict[str, list[list[float]]]:
     """Map layout and size to the repeats of a step, of a loss and of a failover, interleaved."""
-    cases = [Measured(layout, workers, given.steps) for layout in LAYOUTS for workers in given.workers]
+    cases = [Measured(layout, workers, args.steps) for layout in LAYOUTS for workers in args.workers]
     for case in cases:
         case.once()
     gc.collect()
     gc.freeze()
-    repeats = [[case.once() for case in cases] for _ in range(given.repeats)]
+    repeats = [[case.once() for case in cases] for _ in range(args.repeats)]
     return {
         f"{case.layout}, {case.workers}": [[repeat[n][part] for repeat in repeats] for part in (0, 1, 2)]
         for n, case in enumerate(cases)
     }
 
 
-def rows(given: Namespace) -> list[Row]:
-    now, found = measured(given), list[Row]()
+def rows(args: Namespace) -> list[Row]:
+    now, found = measured(args), list[Row]()
     for part, what, most in ((0, "step", STEP_MS), (1, "loss", LOSS_MS), (2, "failover", FAILOVER_MS)):
         for layout in LAYOUTS:
-            small = statistics.median(now[f"{layout}, {given.workers[0]}"][part]) / given.workers[0]
-            for workers in given.workers:
+            small = statistics.median(now[f"{layout}, {args.workers[0]}"][part]) / args.workers[0]
+            for workers in args.workers:
                 values = now[f"{layout}, {workers}"][part]
                 share = statistics.median(values) / workers
                 details = {
                     "a worker": f"{share * 1e3:.1f} µs",
-                    f"over {given.workers[0]}": round(share / small, 2),
+                    f"over {args.workers[0]}": round(share / small, 2),
                 }
                 claim = Claim(high=most) if workers == LARGE else None
                 found.append(Row(f"{what}, {layout}, {workers} workers, ms", values, "", claim, details))
-            last = [value / given.workers[-1] / small for value in now[f"{layout}, {given.workers[-1]}"][part]]
+            last = [value / args.workers[-1] / small for value in now[f"{layout}, {args.workers[-1]}"][part]]
             if part == 0:
-                what_of = f"a worker's share of a step, {layout}, {given.workers[-1]} over {given.workers[0]}"
+                what_of = f"a worker's share of a step, {layout}, {args.workers[-1]} over {args.workers[0]}"
                 found.append(Row(what_of, last, "linear: 1", Claim(high=GROWTH)))
     return found
 
@@ -263,7 +263,7 @@ def rows(given: Namespace) -> list[Row]:
     steps=Flag(EVERY, "folded at a time; a round is one of ten"),
     repeats=9,
 )
-def run_controller(given: Namespace) -> Measurement:
+def run_controller(args: Namespace) -> Measurement:
     """Measure the controller's CPU time of ``decide`` and ``apply``, by the number of workers.
 
     Simulated workers obey at once; their reports arrive in random order. The facts are recorded first and folded again
@@ -277,7 +277,7 @@ def run_controller(given: Namespace) -> Measurement:
         "a loss: two broken edges, a death notice, the new generation, its members' reports, its first order",
         "a failover: another controller, to which all workers return; new generations, their reports, first orders",
     ]
-    return Result(rows(given), notes)
+    return Result(rows(args), notes)
 
 
 LIVE_WATCHERS_NAME = "live_watchers"
@@ -311,10 +311,10 @@ def watched(folder: Path, watchers: int, shares: list[float]) -> Iterator[None]:
     from planaria.cli.commands.watch import serve_page
     from planaria.report.live_page.serving import ServerAddress
 
-    said: list[str] = []
-    with serve_page(folder, ServerAddress(), None, False, said.append) as page:
+    printed: list[str] = []
+    with serve_page(folder, ServerAddress(), None, False, printed.append) as page:
         began, before = time.monotonic(), cpu_seconds([page.pid])
-        url = said[0].split()[-1]
+        url = printed[0].split()[-1]
         script = f"from benchmarks.controller import read; read({url!r}, {watchers})"
         readers = subprocess.Popen([sys.executable, "-c", script])
         yield
@@ -344,20 +344,20 @@ def step_s(config: RunConfig, watchers: int, warm: int, shares: list[float]) -> 
     repeats=Flag(7, "of each side"),
     watchers=[1, 20],
 )
-def run_live_watchers(given: Namespace) -> Measurement:
+def run_live_watchers(args: Namespace) -> Measurement:
     """Measure the step time with 0, 1 and 20 watchers of the live page.
 
     The same small run is trained in turns without a page, and with one that its own process serves, as `planaria train
     --live` does, to watchers in another process at the lowest priority. Claims: the median step takes at most 1.01 of
     that without; because steps vary more than that, also: the page takes at most 1 % of all cores' processor time.
     """
-    config = real_stages(given, LIVE_WATCHERS_NAME, given.steps, spares=1, save_every=0)
-    counts = [0, *given.watchers]
+    config = real_stages(args, LIVE_WATCHERS_NAME, args.steps, spares=1, save_every=0)
+    counts = [0, *args.watchers]
     shares: dict[int, list[float]] = {count: [] for count in counts}
-    sides = [lambda n=count: step_s(config, n, given.warm, shares[n]) for count in counts]
-    alone, *others = interleaved(sides, given.repeats)
+    sides = [lambda n=count: step_s(config, n, args.warm, shares[n]) for count in counts]
+    alone, *others = interleaved(sides, args.repeats)
     rows = []
-    for count, found in zip(given.watchers, others, strict=True):
+    for count, found in zip(args.watchers, others, strict=True):
         details = {"without": milliseconds(alone), "with": milliseconds(found)}
         who = f"{count} watcher{'s' * (count > 1)}"
         rows.append(Row(who, ratios(found, alone), "1", CLAIM, details))
@@ -381,20 +381,20 @@ def tracked_step_s(config: RunConfig, tracked: bool, warm: int) -> float:
     repeats=Flag(7, "of each side"),
     trackers=Flag(["tensorboard"], "sides; 'a, b' is one with both"),
 )
-def run_trackers_cost(given: Namespace) -> Measurement:
+def run_trackers_cost(args: Namespace) -> Measurement:
     """Measure the step time with the recipe's trackers and without any.
 
     The same small run is trained in turns without trackers, and with trackers that receive every step, each in its own
     thread of the controller. Claim: the median step takes at most 1.01 of that without.
     """
-    config = real_stages(given, TRACKERS_COST_NAME, given.steps, spares=0, save_every=0)
-    sides = [partial(tracked_step_s, config, False, given.warm)]
-    for names in given.trackers:
+    config = real_stages(args, TRACKERS_COST_NAME, args.steps, spares=0, save_every=0)
+    sides = [partial(tracked_step_s, config, False, args.warm)]
+    for names in args.trackers:
         observe = config.observe.model_copy(update={"trackers": names, "options": {}})
-        sides.append(partial(tracked_step_s, config.model_copy(update={"observe": observe}), True, given.warm))
-    alone, *others = interleaved(sides, given.repeats)
+        sides.append(partial(tracked_step_s, config.model_copy(update={"observe": observe}), True, args.warm))
+    alone, *others = interleaved(sides, args.repeats)
     rows = []
-    for names, found in zip(given.trackers, others, strict=True):
+    for names, found in zip(args.trackers, others, strict=True):
         details = {"without": milliseconds(alone), "with": milliseconds(found)}
         rows.append(Row(names, ratios(found, alone), "1", CLAIM, details))
     return Result(rows, ["measured: median time of a step with trackers / without"])

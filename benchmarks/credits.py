@@ -36,8 +36,8 @@ from planaria.swarm.board import identity
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.credits.messages import MESSAGE, Committees, CreditOrder, Letter, StatementCertificate, Vote
+from planaria.swarm.credits.payment_simulation import PaymentOutcome, PaymentScene, SyncScene, simulate, simulate_sync
 from planaria.swarm.credits.psync import CommitteeMember, CreditChannel
-from planaria.swarm.credits.simulate import PaymentOutcome, PaymentScene, SyncScene, simulate, simulate_sync
 
 # ---- a board in a folder: one write-once file per message, no other state
 #
@@ -146,7 +146,7 @@ class BoardMember:
         self._store.write(path, message.model_dump_json().encode())
 
 
-def take_part(
+def join_swarm(
     seats: Sequence[BoardMember],
     orders: int,
     deadline_s: float,
@@ -211,26 +211,28 @@ class Route:
     dry: int = -1
 
     @classmethod
-    def fresh(cls, dry: int = -1) -> Route:
-        keys = [[PeerSigner(PeerIdentity.fresh()) for _ in range(MEMBERS)] for _ in range(HOPS)]
-        return cls(keys, PeerSigner(PeerIdentity.fresh()), dry)
+    def generate(cls, dry: int = -1) -> Route:
+        keys = [[PeerSigner(PeerIdentity.generate()) for _ in range(MEMBERS)] for _ in range(HOPS)]
+        return cls(keys, PeerSigner(PeerIdentity.generate()), dry)
 
     def committees(self) -> dict[str, tuple[str, ...]]:
         return {f"c{hop}": tuple(key.name for key in keys) for hop, keys in enumerate(self.keys)}
 
     def order(self) -> CreditOrder:
         parties, channels = (tuple(f"{kind}{n}" for n in range(HOPS + more)) for kind, more in (("p", 1), ("c", 0)))
-        return CreditOrder(parties=parties, channels=channels, numbers=(0,) * HOPS, amount=AMOUNT).signed(self.operator)
+        return CreditOrder(parties=parties, channels=channels, numbers=(0,) * HOPS, amount=AMOUNT).with_signature(
+            self.operator
+        )
 
-    def sit(self, hop: int, store: Store, told: Connection) -> None:
+    def sit(self, hop: int, store: Store, results: Connection) -> None:
         """Run the committee of a channel to the end."""
         has = (0 if hop == self.dry else EACH, EACH)
         channel = CreditChannel(f"c{hop}", (f"p{hop}", f"p{hop + 1}"), has)
         members = [
             CommitteeMember(key, channel, self.committees(), self.operator.name, verify_peer) for key in self.keys[hop]
         ]
-        take_part([BoardMember(member, self.committees(), store) for member in members], 1, DEADLINE_S)
-        told.send([(member.settled[0], member.channel.has) for member in members])
+        join_swarm([BoardMember(member, self.committees(), store) for member in members], 1, DEADLINE_S)
+        results.send([(member.settled[0], member.channel.has) for member in members])
 
 
 def plain(board: Path) -> Store:
@@ -244,7 +246,7 @@ def settled(
 
     Return whether it was killed, the members' results, and the final credits.
     """
-    route, fork = Route.fresh(dry), multiprocessing.get_context("fork")
+    route, fork = Route.generate(dry), multiprocessing.get_context("fork")
     publish(plain(board), route.order())
     pipes = [fork.Pipe(duplex=False) for _ in range(HOPS)]
 
@@ -262,8 +264,8 @@ def settled(
         process.join(DEADLINE_S)
         if process.exitcode != 0:
             raise RuntimeError(f"a process ended with {process.exitcode}")
-    told = [member for pipe, _ in pipes for member in pipe.recv()]
-    return killed, [paid for paid, _ in told], [has for _, has in told]
+    settled = [member for pipe, _ in pipes for member in pipe.recv()]
+    return killed, [paid for paid, _ in settled], [has for _, has in settled]
 
 
 ALL, NONE = Claim(low=1.0), Claim(high=0.0)
@@ -282,24 +284,24 @@ def sound(what: str, found: Sequence[PaymentOutcome], paid: int, seeds: str) -> 
     ]
 
 
-def without_clocks(given: Namespace) -> list[Row]:
-    rows, seeds = [], f"{given.seeds} seeds"
+def without_clocks(args: Namespace) -> list[Row]:
+    rows, seeds = [], f"{args.seeds} seeds"
     for scene, what in (
         (PaymentScene(byzantine=1), "4 hops, 1 of 4 lies"),
         (PaymentScene(hops=6, tolerated=2, byzantine=2), "6 hops, 2 of 7 lie"),
         (PaymentScene(byzantine=1, relay=True), "4 hops, 1 of 4 lies, one relays"),
     ):
-        rows += sound(what, of(scene, given.seeds), 1, seeds)
-    rows += sound("4 hops, 1 of 4 lies, hop 2 dry", of(PaymentScene(byzantine=1, dry=2), given.seeds), 0, seeds)
-    rows += sound("the same, 6 orders to and fro", of(PaymentScene(byzantine=1, orders=6), given.seeds), 6, seeds)
-    beyond = of(PaymentScene(byzantine=2), given.seeds)
+        rows += sound(what, of(scene, args.seeds), 1, seeds)
+    rows += sound("4 hops, 1 of 4 lies, hop 2 dry", of(PaymentScene(byzantine=1, dry=2), args.seeds), 0, seeds)
+    rows += sound("the same, 6 orders to and fro", of(PaymentScene(byzantine=1, orders=6), args.seeds), 6, seeds)
+    beyond = of(PaymentScene(byzantine=2), args.seeds)
     rows.append(Row("2 of 4 lie: share paid in part", [fmean(one.mixed for one in beyond)], seeds, NONE))
     rows.append(Row("2 of 4 lie: share where credits are lost", [fmean(not o.conserved for o in beyond)], seeds, NONE))
     rows.append(Row("2 of 4 lie: share that never ends", [fmean(not one.ended for one in beyond)], "not borne"))
     return rows
 
 
-def counted(given: Namespace) -> list[Row]:
+def counted(args: Namespace) -> list[Row]:
     rows = []
     for scene in (
         PaymentScene(),
@@ -318,26 +320,26 @@ def counted(given: Namespace) -> list[Row]:
 ENDS = {"least": min, "most": max}
 
 
-def in_time(given: Namespace) -> list[Row]:
-    seeds, rows = f"{given.seeds} seeds", []
+def in_time(args: Namespace) -> list[Row]:
+    seeds, rows = f"{args.seeds} seeds", []
     for what, scene, claim in (
         ("within Δ, no failure", SyncScene(faulty=False), NONE),
         ("within Δ, a party and 1 of 4 members fail", SyncScene(), NONE),
         ("up to 2 Δ, no failure", SyncScene(faulty=False, longest=2.0), None),
         ("up to 8 Δ, no failure", SyncScene(faulty=False, longest=8.0), None),
     ):
-        found = [simulate_sync(scene, seed) for seed in range(given.seeds)]
+        found = [simulate_sync(scene, seed) for seed in range(args.seeds)]
         loses = [fmean(o.losers > 0 for o in found)]
         rows.append(Row(f"{what}: share where an honest party loses", loses, seeds, claim))
         rows.append(Row(f"{what}: share paid", [fmean(o.paid for o in found)], seeds))
     return rows
 
 
-def over_board(given: Namespace) -> list[Row]:
+def over_board(args: Namespace) -> list[Row]:
     """Kill each process before and after each of its files, every ``given.every``-th."""
     killed, same = [], []
     points = [(hop, at, after) for hop in range(HOPS) for at in range(1, WRITES[hop] + 1) for after in (False, True)]
-    for hop, at, after in points[:: given.every]:
+    for hop, at, after in points[:: args.every]:
         with tempfile.TemporaryDirectory() as board:
             was, paid, has = settled(Path(board), hop, at, after)
         killed.append(was)
@@ -354,8 +356,8 @@ def over_board(given: Namespace) -> list[Row]:
     seeds=Flag(200, "simulated runs of each case"),
     every=Flag(1, "of the places to be killed at, every so-manieth"),
 )
-def main(given: Namespace) -> Measurement:
-    rows = [*without_clocks(given), *counted(given), *in_time(given), *over_board(given)]
+def main(args: Namespace) -> Measurement:
+    rows = [*without_clocks(args), *counted(args), *in_time(args), *over_board(args)]
     return Result(rows, ["simulated signatures are stand-ins (HMAC); over the board they are Ed25519"])
 
 

@@ -22,15 +22,15 @@ LAST = 20  # steps whose training loss is averaged
 ARMS = ("lone", "decoupled", "killed", "all due", "noloco")
 
 
-def exchange_of(given: Namespace, arm: str) -> dict[str, Any]:
+def exchange_of(args: Namespace, arm: str) -> dict[str, Any]:
     """Return an arm's exchange; all have a round of the same weights every sixteen steps."""
     if arm == "noloco":
         return {"kind": "noloco", "options": {"every": 16}}
     everyone = {"min_due": 3} if arm == "all due" else {}
-    return {"kind": "decoupled", "options": {"every": 16, "fragments": 2, "delay": given.delay, **everyone}}
+    return {"kind": "decoupled", "options": {"every": 16, "fragments": 2, "delay": args.delay, **everyone}}
 
 
-def recipe(given: Namespace, arm: str, seed: int) -> RunConfig:
+def recipe(args: Namespace, arm: str, seed: int) -> RunConfig:
     """Replicas of two stages that learn bytes; their links determine the duration of a step."""
     replicas = len(FAST) + (arm != "lone")
     return run_config(
@@ -40,21 +40,21 @@ def recipe(given: Namespace, arm: str, seed: int) -> RunConfig:
         pipeline={"stages": STAGES - 1, "microbatches": 1, "microbatch_size": 4},
         data=bytes_data(),
         optim={"lr": 2e-3, "warmup": 10, "schedule": "constant"},
-        train={"steps": given.steps, "eval_every": 0},
-        exchange={"replicas": replicas, "patience_s": 1000.0, **exchange_of(given, arm)},
+        train={"steps": args.steps, "eval_every": 0},
+        exchange={"replicas": replicas, "patience_s": 1000.0, **exchange_of(args, arm)},
         fleet={"spares": 1 if arm == "killed" else 0},
         checkpoint={"every": 0},
-        network={"emulate": "links", "latency_s": given.step_s / 4},
+        network={"emulate": "links", "latency_s": args.step_s / 4},
     )
 
 
-def faults(given: Namespace, arm: str) -> tuple[Fault, ...]:
+def faults(args: Namespace, arm: str) -> tuple[Fault, ...]:
     """Slow the third replica's batches down; in the arm "killed", also kill its stage every few of its steps."""
     if arm == "lone":
         return ()
     ends, block = SLOW * STAGES, SLOW * STAGES + 1  # its nodes
-    slow = Fault(step=0, stage=ends, signal="slow_data", strength=2 * given.step_s)
-    kills = range(given.kill_every, given.steps, given.kill_every) if arm == "killed" else ()
+    slow = Fault(step=0, stage=ends, signal="slow_data", strength=2 * args.step_s)
+    kills = range(args.kill_every, args.steps, args.kill_every) if arm == "killed" else ()
     return (slow, *(Fault(step=step, stage=block) for step in kills))
 
 
@@ -93,7 +93,7 @@ def contributions(record: RunRecord) -> float:
     kill_every=Flag(6, "steps of the slow replica from one SIGKILL to the next"),
     seeds=3,
 )
-def run_slow(given: Namespace) -> Measurement:
+def run_slow(args: Namespace) -> Measurement:
     """Train two fast replicas and one that is three times slower, as processes, with several exchanges.
 
     The first arm has the fast ones alone. Claims: with a decoupled exchange the fast ones keep >= 0.95 of their speed,
@@ -101,17 +101,17 @@ def run_slow(given: Namespace) -> Measurement:
     replica's last steps and the share of rounds in which the slow one's update counted.
     """
     took: dict[str, list[float]] = defaultdict(list)
-    beside: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for seed in range(1, given.seeds + 1):
+    columns: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for seed in range(1, args.seeds + 1):
         for arm in ARMS:
-            config = recipe(given, arm, seed)
-            record = finished(config, faults(given, arm))
+            config = recipe(args, arm, seed)
+            record = finished(config, faults(args, arm))
             took[arm].append(step_seconds(record))
             by_replica = losses(record)
-            beside[arm]["loss, fast"].append(fmean(by_replica[replica] for replica in FAST))
+            columns[arm]["loss, fast"].append(fmean(by_replica[replica] for replica in FAST))
             if arm != "lone":
-                beside[arm]["loss, slow"].append(by_replica[SLOW])
-                beside[arm]["slow contributed"].append(contributions(record))
+                columns[arm]["loss, slow"].append(by_replica[SLOW])
+                columns[arm]["slow contributed"].append(contributions(record))
     claims = {"decoupled": Claim(low=0.95), "killed": Claim(low=0.95)}
     return [
         Row(
@@ -119,7 +119,7 @@ def run_slow(given: Namespace) -> Measurement:
             ratios(took["lone"], took[arm]),
             "1",
             claims.get(arm),
-            {name: f"{median(values):.3f}" for name, values in beside[arm].items()},
+            {name: f"{median(values):.3f}" for name, values in columns[arm].items()},
         )
         for arm in ARMS
         if arm != "lone"

@@ -169,12 +169,12 @@ def _burn() -> None:
 @benchmark(
     DIAGNOSIS_NAME,
     episodes=60,
-    at_once=Flag(2, "runs beside each other"),
+    at_once=Flag(2, "concurrent runs"),
     seed=1,
-    busy=Flag(0, "busy loops beside", metavar="LOOPS"),
+    busy=Flag(0, "concurrent busy loops", metavar="LOOPS"),
     two=Flag(False, "two faults in each: a slow worker, and a slow link elsewhere"),
 )
-def run_diagnosis(given: Namespace) -> Measurement:
+def run_diagnosis(args: Namespace) -> Measurement:
     """Measure how often and how soon the controller names the slow worker or link, in 60 real runs.
 
     Four block stages and the ends; passes sleep. From a random step on, a worker is slow (2, 3 or 5 times), or a link
@@ -183,11 +183,11 @@ def run_diagnosis(given: Namespace) -> Measurement:
     faults are named within 12 steps, half within 6; no verdict or relief without a fault; logs replay to the same
     verdicts.
     """
-    drawn = (pairs if given.two else episodes)(given.episodes, given.seed)
-    with busy(given.busy):
-        outcomes = list(in_processes(given.at_once, carry_out, drawn))
-    name = f"{DIAGNOSIS_NAME}_two" if given.two else f"{DIAGNOSIS_NAME}_busy" if given.busy else DIAGNOSIS_NAME
-    rows = both_named(outcomes) if given.two else table(given, drawn, outcomes)
+    drawn = (pairs if args.two else episodes)(args.episodes, args.seed)
+    with busy(args.busy):
+        outcomes = list(in_processes(args.at_once, carry_out, drawn))
+    name = f"{DIAGNOSIS_NAME}_two" if args.two else f"{DIAGNOSIS_NAME}_busy" if args.busy else DIAGNOSIS_NAME
+    rows = both_named(outcomes) if args.two else table(args, drawn, outcomes)
     return Result(rows, [f"wrong: {text}" for outcome in outcomes for text in outcome.wrong], name)
 
 
@@ -201,13 +201,13 @@ def both_named(outcomes: list[Outcome]) -> list[Row]:
     ]
 
 
-def table(given: Namespace, drawn: list[Episode], outcomes: list[Outcome]) -> list[Row]:
+def table(args: Namespace, drawn: list[Episode], outcomes: list[Outcome]) -> list[Row]:
     right, wrong = sum(o.right for o in outcomes), sum(len(o.wrong) for o in outcomes)
     afters = [o.after for e, o in zip(drawn, outcomes, strict=True) if e.blamed]
     found = [after for after in afters if after <= WITHIN]
     calm = [o for e, o in zip(drawn, outcomes, strict=True) if not e.blamed]
-    few, soon, none = (None, None, None) if given.busy else (Claim(low=0.9), Claim(high=6), Claim(high=0))
-    least = Claim(low=0.9 if given.busy else 0.95)
+    few, soon, none = (None, None, None) if args.busy else (Claim(low=0.9), Claim(high=6), Claim(high=0))
+    least = Claim(low=0.9 if args.busy else 0.95)
     blamed, deeds = [float(len(o.wrong)) for o in calm], [float(o.deeds) for o in calm]
     rows = [
         Row("of what is blamed, right", [right / max(1, right + wrong)], "1", least),
@@ -219,7 +219,7 @@ def table(given: Namespace, drawn: list[Episode], outcomes: list[Outcome]) -> li
     ]
     for kind in sorted({what for e in drawn for what in e.blamed}):
         own = [o.after for e, o in zip(drawn, outcomes, strict=True) if kind in e.blamed]
-        rows.append(Row(f"{kind}: named", [sum(a <= WITHIN for a in own) / len(own)], "1", beside={"runs": len(own)}))
+        rows.append(Row(f"{kind}: named", [sum(a <= WITHIN for a in own) / len(own)], "1", columns={"runs": len(own)}))
     return rows
 
 
@@ -227,43 +227,43 @@ FLAPPING_NAME = "flapping"
 PERIOD = 214  # steps between onsets: 20 s of slow and 20 s of normal steps without action
 
 
-def run(diagnose: str, repeat: int, given: Namespace) -> tuple[float, int]:
+def run(diagnose: str, repeat: int, args: Namespace) -> tuple[float, int]:
     """Return the seconds from first order to last commit, and the most reliefs of one worker."""
-    onsets = range(20, given.steps, PERIOD)
+    onsets = range(20, args.steps, PERIOD)
     faults = [Fault(step=step, stage=2, signal="slow", strength=3.0, resume_after_s=20.0) for step in onsets]
-    record = finished(recipe(f"{FLAPPING_NAME}-{diagnose}-{repeat}", given.steps, diagnose, spares=1), tuple(faults))
+    record = finished(recipe(f"{FLAPPING_NAME}-{diagnose}-{repeat}", args.steps, diagnose, spares=1), tuple(faults))
     relieved = Counter(fact.worker for _, fact in record.history if isinstance(fact, d.HandOverSlowStage))
     last = max(t for t, fact in record.history if isinstance(fact, d.Commit))
     return last - first_step_t(record), max(relieved.values(), default=0)
 
 
 @benchmark(FLAPPING_NAME, steps=1500, repeats=3)
-def run_flapping(given: Namespace) -> Measurement:
+def run_flapping(args: Namespace) -> Measurement:
     """Measure needless reassignments when a stage is slow for 20 s and normal for 20 s in turn.
 
     Four stages whose passes sleep, and one spare, for about five minutes. The fault follows stage 2, so reassigning it
-    gains nothing for long. One arm reports, the other acts, side by side. Claims: no worker is relieved more than
+    gains nothing for long. One arm reports, the other acts, side by side. Claims: no worker is replaced more than
     twice; acting makes at least 0.98 of the steps per second of reporting.
     """
-    jobs = [(diagnose, repeat, given) for repeat in range(given.repeats) for diagnose in ("tell", "act")]
+    jobs = [(diagnose, repeat, args) for repeat in range(args.repeats) for diagnose in ("report", "act")]
     found = list(in_processes(2, run, *zip(*jobs, strict=True)))
     pairs = list(zip(found[::2], found[1::2], strict=True))
     return [
-        Row("steps a second: act over tell", [tell[0] / act[0] for tell, act in pairs], "1", Claim(low=0.98)),
-        Row("deeds on one worker", [float(act[1]) for _, act in pairs], "", Claim(high=2), judged="worst"),
-        Row("seconds of who tells", [tell[0] for tell, _ in pairs], ""),
+        Row("steps a second: act over report", [report[0] / act[0] for report, act in pairs], "1", Claim(low=0.98)),
+        Row("handovers of one worker", [float(act[1]) for _, act in pairs], "", Claim(high=2), judged="worst"),
+        Row("seconds with report", [report[0] for report, _ in pairs], ""),
     ]
 
 
 STEERING_NAME = "steering"
-ARMS = {"nothing slow": ("off", False), "off": ("off", True), "tell": ("tell", True), "act": ("act", True)}
-CALM = {"measured": "tell", "not measured": "off"}
+ARMS = {"nothing slow": ("off", False), "off": ("off", True), "report": ("report", True), "act": ("act", True)}
+CALM = {"measured": "report", "not measured": "off"}
 
 
-def seconds(given: Namespace, name: str, diagnose: str, slow: bool) -> float:
+def seconds(args: Namespace, name: str, diagnose: str, slow: bool) -> float:
     """Return the seconds from the first order to the last commit."""
-    config = recipe(f"{STEERING_NAME}-{name.replace(' ', '-')}", given.steps, diagnose, 1, given.microbatches)
-    fault = Fault(step=given.onset, stage=2, signal="slow", strength=given.times)
+    config = recipe(f"{STEERING_NAME}-{name.replace(' ', '-')}", args.steps, diagnose, 1, args.microbatches)
+    fault = Fault(step=args.onset, stage=2, signal="slow", strength=args.times)
     record = finished(config, (fault,) if slow else ())
     return max(t for t, fact in record.history if isinstance(fact, d.Commit)) - first_step_t(record)
 
@@ -276,16 +276,16 @@ def seconds(given: Namespace, name: str, diagnose: str, slow: bool) -> float:
     microbatches=Flag(8, "with few of them a slow stage does not fill a step"),
     repeats=3,
 )
-def run_steering(given: Namespace) -> Measurement:
+def run_steering(args: Namespace) -> Measurement:
     """Measure the gain of reassigning a slow worker's stage to a spare.
 
     Passes sleep. Arms, in turn with the same faults, spares and steps: nothing slow; slow without diagnosis; slow and
     reported; slow and acted upon. Claims: acting makes at least 1.8 times the steps per second of no diagnosis, and at
     least 0.90 of those without a fault; measuring costs at most 1 %.
     """
-    sides = [lambda n=name, a=arm: seconds(given, n, *a) for name, arm in ARMS.items()]  # type: ignore[misc]
-    sides += [lambda n=name, a=arm: seconds(given, n, a, False) for name, arm in CALM.items()]  # type: ignore[misc]
-    took = dict(zip([*ARMS, *CALM], interleaved(sides, given.repeats), strict=True))
+    sides = [lambda n=name, a=arm: seconds(args, n, *a) for name, arm in ARMS.items()]  # type: ignore[misc]
+    sides += [lambda n=name, a=arm: seconds(args, n, a, False) for name, arm in CALM.items()]  # type: ignore[misc]
+    took = dict(zip([*ARMS, *CALM], interleaved(sides, args.repeats), strict=True))
 
     def over(one: str, other: str) -> list[float]:
         return ratios(took[one], took[other])
@@ -294,7 +294,7 @@ def run_steering(given: Namespace) -> Measurement:
     return [
         Row("steps a second: act over off", over("off", "act"), most, Claim(low=1.8)),
         Row("steps a second: act over nothing slow", over("nothing slow", "act"), "1", Claim(low=0.9)),
-        Row("seconds: tell over off", over("tell", "off"), "1"),
+        Row("seconds: report over off", over("report", "off"), "1"),
         Row("seconds of a run without faults: measured", over("measured", "not measured"), "1", Claim(high=1.01)),
     ]
 

@@ -31,7 +31,7 @@ from planaria.lab.experts.experts_results import Results
 from planaria.lab.experts.experts_spec import ExpertsSpec, MixtureSpec, load
 from planaria.lab.experts.log_probabilities import DomainLogProbabilities, DomainTexts, domain_samples, token_logps
 from planaria.lab.experts.text_prior import RidgePrior, text_sums
-from planaria.lab.experts.training import Training, configured, train_all
+from planaria.lab.experts.training import Training, train_all, with_changes
 from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama
 from planaria.report.observe.bars import JobsProgress
@@ -51,7 +51,7 @@ class Arm:
 
 
 def arms(
-    given: Any,
+    args: Any,
     run: Path,
     parent: Path,
     experts: Sequence[Path],
@@ -65,8 +65,8 @@ def arms(
     found = {"parent": Arm(texts.read(parent).test)}
     found["own expert"] = Arm({name: logps[name][n] for n, name in enumerate(trained)})
     found["best single expert, known afterwards"] = Arm({d: own[own.mean((1, 2)).argmax()] for d, own in logps.items()})
-    found |= ensembles(read, logps) | ridge_priors(given, run, parent, trained, texts, logps)
-    found |= merges(given, run, experts, trained, texts)
+    found |= ensembles(read, logps) | ridge_priors(args, run, parent, trained, texts, logps)
+    found |= merges(args, run, experts, trained, texts)
     if rival is not None:
         found["generalist"] = Arm(texts.read(rival).test)
     return found
@@ -76,7 +76,10 @@ def ensembles(read: Sequence[DomainLogProbabilities], logps: Mapping[str, Tensor
     """Ensembles weighted by the experts' likelihoods."""
     experts = len(read)
     held_out = {n: torch.stack([one.held_out[n] for one in read]).double() for n in read[0].held_out}
-    beliefs = {"uniform": posterior.uniform(experts), "cached": scoring.belief(MixtureSpec(prior="cached"), held_out)}
+    beliefs = {
+        "uniform": posterior.uniform_prior(experts),
+        "cached": scoring.belief(MixtureSpec(prior="cached"), held_out),
+    }
     found = {}
     for name, belief in beliefs.items():
         for k in (0, 1, 2):
@@ -91,15 +94,15 @@ def ensembles(read: Sequence[DomainLogProbabilities], logps: Mapping[str, Tensor
 
 
 def ridge_priors(
-    given: Any, run: Path, parent: Path, trained: Sequence[str], texts: DomainTexts, logps: Mapping[str, Tensor]
+    args: Any, run: Path, parent: Path, trained: Sequence[str], texts: DomainTexts, logps: Mapping[str, Tensor]
 ) -> dict[str, Arm]:
     """Ensembles weighted by the parent."""
     model, found = import_model(parent).eval(), {}
-    sizes = model.config.vocab, model.config.context, given.samples
+    sizes = model.config.vocab, model.config.context, args.samples
     listener = RidgePrior(
         model, {name: text_sums(model, domain_samples(run, [name], TRAINED, *sizes)) for name in trained}
     )
-    for temperature in given.temperatures:
+    for temperature in args.temperatures:
         mixed: dict[str, dict[str, Tensor]] = {}
         switches: dict[str, list[float]] = {}
         for domain, samples in texts.test.items():
@@ -126,24 +129,22 @@ def kept(log_w: Tensor, prior: Tensor, k: int) -> Tensor:
     return log_w.masked_fill(~chosen, -torch.inf).log_softmax(0)
 
 
-def merges(
-    given: Any, run: Path, experts: Sequence[Path], trained: Sequence[str], texts: DomainTexts
-) -> dict[str, Arm]:
+def merges(args: Any, run: Path, experts: Sequence[Path], trained: Sequence[str], texts: DomainTexts) -> dict[str, Arm]:
     """Merge all experts into one model."""
     models = [import_model(expert).eval() for expert in experts]
     config, count = models[0].config, len(models)
     mean = Llama(config, initialise=False).eval()
     mean.load_global_state(merge.mean([model.global_state() for model in models]))
     found = {"weight average": Arm(logps_of(mean, texts))}
-    model = merge.merged(models, 1, bias=True)
+    model = merge.merge_experts(models, 1, bias=True)
     known = {}
     for number, name in enumerate(trained):
-        with merge.forced(model, number):
+        with merge.force_block(model, number):
             known[name] = logps_of(model, texts, [name])[name]
     found["DUME's blocks, routed by the known domain"] = Arm(known)
     sums = []
     for number, name in enumerate(trained):
-        samples = domain_samples(run, [name], TRAINED, config.vocab, config.context, given.samples)
+        samples = domain_samples(run, [name], TRAINED, config.vocab, config.context, args.samples)
         sums.append(merge.domain_sums(model, number, samples[:, :-1]))
     for k in sorted({1, 2, count}):
         for temperature in (1.0, 0.1) if k > 1 else (1.0,):
@@ -202,37 +203,37 @@ class Found:
     samples=Flag(256, "of each domain, for routers and the ridge prior"),
     temperatures=Flag([0.03, 0.1, 0.3], "of the ridge prior"),
 )
-def main(given: Namespace) -> Measurement:
-    far, near = measured(given)
-    rows = [*table(far), *claims(far, given.temperatures), *(nearness(near) if near.seeds else ())]
-    return Result(rows, [], NAME if _dialogue(given) else f"{NAME}_stdlib")
+def main(args: Namespace) -> Measurement:
+    far, near = measured(args)
+    rows = [*table(far), *claims(far, args.temperatures), *(nearness(near) if near.seeds else ())]
+    return Result(rows, [], NAME if _dialogue(args) else f"{NAME}_stdlib")
 
 
-def measured(given: Any) -> tuple[Found, Found]:
+def measured(args: Any) -> tuple[Found, Found]:
     """Train what is missing and measure: normal experts, and some near their parent. Each seed is a separate run."""
     torch.set_num_threads(1)
     far, near = Found(), Found()
-    for seed in given.seeds:
-        file = trained(given, seed)
+    for seed in args.seeds:
+        file = trained(args, seed)
         spec, base = load(file, {"out": str(RUNS)})
         run, names = RUNS / base.name, list(spec.domains)
         texts, place = DomainTexts(run, spec, base), run / f"seed-{seed}"
         parent = place / "seeds" / SIZE / "model"
-        experts = [place / "experts" / f"{name}-{SIZE}-{given.steps}" / "model" for name in names]
+        experts = [place / "experts" / f"{name}-{SIZE}-{args.steps}" / "model" for name in names]
         far.trained, far.untrained = near.trained, near.untrained = names, list(spec.untrained)
-        far.seeds.append(arms(given, run, parent, experts, names, texts, generalist(run, place)))
-        if seed in given.near_seeds:
-            experts = near_experts(given, run, seed, parent, names, spec, base)
-            near.seeds.append(arms(given, run, parent, experts, names, texts))
+        far.seeds.append(arms(args, run, parent, experts, names, texts, generalist(run, place)))
+        if seed in args.near_seeds:
+            experts = near_experts(args, run, seed, parent, names, spec, base)
+            near.seeds.append(arms(args, run, parent, experts, names, texts))
     return far, near
 
 
-def _dialogue(given: Any) -> bool:
+def _dialogue(args: Any) -> bool:
     """Return True if the benchmark's texts exist."""
-    return bool((given.data / "dialogue").is_dir())
+    return bool((args.data / "dialogue").is_dir())
 
 
-def trained(given: Any, seed: int) -> Path:
+def trained(args: Any, seed: int) -> Path:
     """Run what is left of the recipe with one seed."""
     import tomli_w
 
@@ -241,11 +242,11 @@ def trained(given: Any, seed: int) -> Path:
 
     tree = recipe.read(shipped.find("hdee"))
     table: dict[str, Any] = tree["experts"]
-    if _dialogue(given):
-        table["domains"], table["untrained"] = texts(given.data.resolve())
-    table |= {"seeds": [seed], "sizes": {SIZE: WIDTH}, "steps": [given.steps], "workers": 1}
-    table |= {"seed": {"steps": given.parent_steps, "lr": 3e-3}, "probe": {"by": ["hand"]}}
-    table["test_windows"] = given.windows
+    if _dialogue(args):
+        table["domains"], table["untrained"] = texts(args.data.resolve())
+    table |= {"seeds": [seed], "sizes": {SIZE: WIDTH}, "steps": [args.steps], "workers": 1}
+    table |= {"seed": {"steps": args.parent_steps, "lr": 3e-3}, "probe": {"by": ["hand"]}}
+    table["test_windows"] = args.windows
     RUNS.mkdir(parents=True, exist_ok=True)
     file = RUNS / f"{NAME}-{seed}.toml"
     file.write_text(tomli_w.dumps(tree))
@@ -263,7 +264,7 @@ def generalist(run: Path, place: Path) -> Path:
 
 
 def near_experts(
-    given: Any, run: Path, seed: int, parent: Path, names: Sequence[str], spec: ExpertsSpec, base: RunConfig
+    args: Any, run: Path, seed: int, parent: Path, names: Sequence[str], spec: ExpertsSpec, base: RunConfig
 ) -> list[Path]:
     """Train experts with a quarter of the steps at a tenth of the learning rate."""
 
@@ -271,7 +272,7 @@ def near_experts(
         data = {"source": str(run / TRAINED / f"{name}.jsonl"), "field": "text", "validation": 0.0}
         own = {"name": name, "out": str(run / f"seed-{seed}" / "near"), "seed": seed, "model": {"hidden": WIDTH}}
         own |= {"data": {**data, "tokenizer": str(run / "tokenizer.json")}, "optim": {"lr": base.optim.lr / 10}}
-        return Training(configured(base, {**own, "train": {"steps": given.near_steps, "start": str(parent)}}))
+        return Training(with_changes(base, {**own, "train": {"steps": args.near_steps, "start": str(parent)}}))
 
     trainings = [training(name) for name in names]
     with JobsProgress(quiet=True) as progress:
@@ -290,8 +291,8 @@ def table(found: Found) -> Iterator[Row]:
         prompted = PROMPT if "after a prompt" in arm else 0
         domains = [name for name in found.untrained if name in own.logps]
         others = spread(found.ratios(arm, ALL, domains, prompted)) if domains else "–"
-        beside = {"other domains": others, "passes": f"{own.passes:.2f}"}
-        yield Row(arm, found.ratios(arm, ALL, found.trained, prompted), "", beside=beside)
+        columns = {"other domains": others, "passes": f"{own.passes:.2f}"}
+        yield Row(arm, found.ratios(arm, ALL, found.trained, prompted), "", columns=columns)
 
 
 def claims(found: Found, temperatures: Sequence[float]) -> Iterator[Row]:

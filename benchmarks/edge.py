@@ -1,4 +1,4 @@
-"""Transport between two processes: an edge beside raw connections, and what shared memory would save."""
+"""Transport between two processes: an edge compared with raw connections, and what shared memory would save."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ SLOTS = 2
 class End:
     """One of the two processes."""
 
-    def __init__(self, folder: Path, rank: int, key: bytes, max_bytes: int, told: Connection) -> None:
+    def __init__(self, folder: Path, rank: int, key: bytes, max_bytes: int, addresses: Connection) -> None:
         torch.set_num_threads(1)
         self._rank, self._other, self._key, self._folder = rank, 1 - rank, key, folder
         self._port, self._inbox, self._ring = Port("127.0.0.1", key), Inbox(), Ring(SLOTS, max_bytes)
         self._port.rings = Rings(self._ring)
-        told.send(self._port.address)
-        self._there = told.recv()
+        addresses.send(self._port.address)
+        self._there = addresses.recv()
         self._group = _gloo(folder / "store", rank)
         self._raw = {
             "socket": _connected(folder / "socket", rank),
@@ -221,8 +221,8 @@ def rows(size: int, took: Mapping[Side, Sequence[float]]) -> list[Row]:
         (f"{what}, TLS", "raw tls", "edge tls", BEYOND),
     ]
     for name, raw, edge, claim in compared:
-        beside = {f"{side} ms": 1000 * usual[side] for side in SIDES if ("tls" in side) == ("tls" in edge)}
-        found.append(Row(name, ratios(took[raw], took[edge]), f"{raw} itself: 1", claim, beside))
+        columns = {f"{side} ms": 1000 * usual[side] for side in SIDES if ("tls" in side) == ("tls" in edge)}
+        found.append(Row(name, ratios(took[raw], took[edge]), f"{raw} itself: 1", claim, columns))
     return found
 
 
@@ -244,8 +244,8 @@ def ring_rows(size: int, took: Mapping[Side, Sequence[float]], spent: Sequence[S
     volume=Flag(64, "sent in one repeat; at most 256 messages", metavar="MB"),
     repeats=Flag(15, "of each side and size"),
 )
-def run_edge(given: Namespace) -> Measurement:
-    """Measure round trips over an edge beside raw connections between the same processes.
+def run_edge(args: Namespace) -> Measurement:
+    """Measure round trips over an edge compared with raw connections between the same processes.
 
     A payload is answered by eight bytes, over gloo, a Python socket and an edge, and over TLS 1.3 and an edge between
     machines (inside TLS), in turns. Claims: an edge keeps at least 95 % of the better of gloo and socket; between
@@ -256,16 +256,16 @@ def run_edge(given: Namespace) -> Measurement:
     half of both ends' processor time. ``filled ring`` adds the copy of a sender without a device.
     """
     found: list[Row] = []
-    with opened(max(given.sizes) * KB) as pair:
-        for size in (kilobytes * KB for kilobytes in given.sizes):
-            count = min(256, max(4, given.volume * KB * KB // size))
+    with opened(max(args.sizes) * KB) as pair:
+        for size in (kilobytes * KB for kilobytes in args.sizes):
+            count = min(256, max(4, args.volume * KB * KB // size))
             sides = [lambda n=count, s=size, side=side: pair.transfer(side, s, n) for side in SIDES]
             interleaved(sides, 1)  # first touches of buffers and sockets
-            took = dict(zip(SIDES, interleaved(sides, given.repeats), strict=True))
+            took = dict(zip(SIDES, interleaved(sides, args.repeats), strict=True))
             found += rows(size, took)
-            if size == max(given.sizes) * KB:
+            if size == max(args.sizes) * KB:
                 both = [lambda n=count, s=size, side=side: pair.spent(side, s, n) for side in ("edge", "ring")]
-                found += ring_rows(size, took, interleaved(both, given.repeats))
+                found += ring_rows(size, took, interleaved(both, args.repeats))
     return Result(found, ["measured: the raw side's round trip over the edge's, in the same repeat"])
 
 
@@ -337,23 +337,25 @@ def computing(width: int, tokens: int) -> float:
     return cpu_s(lambda: stage(x).sum().backward(), 1) / 2
 
 
-def row_of(given: Namespace, megabytes: int) -> Row:
+def row_of(args: Namespace, megabytes: int) -> Row:
     size, (width, tokens) = megabytes << 20, SHAPES[megabytes]
-    times = max(4, given.megabytes // megabytes)
-    pairs = [(by_socket(size, times), by_memory(size, times)) for _ in range(given.repeats)]
+    times = max(4, args.megabytes // megabytes)
+    pairs = [(by_socket(size, times), by_memory(size, times)) for _ in range(args.repeats)]
     whole = computing(width, tokens)
     shares = [(socket_s - memory_s) / whole for socket_s, memory_s in pairs]
     sockets, memories = zip(*pairs, strict=True)
-    beside = {
+    columns = {
         "socket": f"{min(sockets) * 1e3:.2f} ms",
         "shared": f"{min(memories) * 1e3:.2f} ms",
         "a pass": f"{whole * 1e3:.0f} ms",
     }
-    return Row(f"{megabytes} MB, width {width}, {tokens} tokens", shares, "0.02, from where it would pay", None, beside)
+    return Row(
+        f"{megabytes} MB, width {width}, {tokens} tokens", shares, "0.02, from where it would pay", None, columns
+    )
 
 
 @benchmark("shared_memory", megabytes=Flag(1024, "that are moved in one repeat"), repeats=5)
-def run_shared_memory(given: Namespace) -> Measurement:
+def run_shared_memory(args: Namespace) -> Measurement:
     """Measure the processor time that shared memory would save for a large frame, both ends together.
 
     An edge copies a frame into the kernel and out again, into recycled memory. The alternative copies once into a
@@ -361,7 +363,7 @@ def run_shared_memory(given: Namespace) -> Measurement:
     layer's forward and backward pass on one thread. It would pay from 2 % of a pass; no claim.
     """
     notes = ["measured: processor time saved by shared memory / that of a pass; one thread"]
-    return Result([row_of(given, megabytes) for megabytes in SHAPES], notes)
+    return Result([row_of(args, megabytes) for megabytes in SHAPES], notes)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.fleet_run import Once, finished, first_step_t, require_finished, run_fleet, thaw_later
 from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, run_config, start
-from planaria.cli.commands.chaos import strike
+from planaria.cli.commands.chaos import send_signal
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
@@ -37,13 +37,13 @@ from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.faults.trace import Fault
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
-from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.recoveries import recoveries
 from planaria.report.run.round_history import settled_rounds, totals
+from planaria.runtime.api.stage_omission import loss
 from planaria.runtime.checkpoint.loading import load_stages
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint, replica_folder
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.stage_omission import loss
+from planaria.runtime.preparation import run_folders
 from planaria.runtime.worker.step_samples import batches
 
 WORKERS = 2  # of a replica: the ends and one block stage
@@ -61,20 +61,20 @@ def sizes(replicas: int, step_s: float) -> dict[str, Flag]:
     }
 
 
-def recipe(given: Namespace, name: str, seed: int, steps: int, exchange: dict[str, Any], **sections: Any) -> RunConfig:
+def recipe(args: Namespace, name: str, seed: int, steps: int, exchange: dict[str, Any], **sections: Any) -> RunConfig:
     """A small byte model that learns Python; its step takes ``--step-s``, all of it on the links."""
-    shape = {"vocab": 260, "dim": given.dim, "layers": 1, "heads": 4, "hidden": given.dim * 11 // 4, "context": 64}
-    options = {"every": given.every, "bits": 8}
+    shape = {"vocab": 260, "dim": args.dim, "layers": 1, "heads": 4, "hidden": args.dim * 11 // 4, "context": 64}
+    options = {"every": args.every, "bits": 8}
     return run_config(
         name,
         seed=seed,
         model=shape,
-        pipeline={"stages": WORKERS - 1, "microbatches": 1, "microbatch_size": given.samples},
+        pipeline={"stages": WORKERS - 1, "microbatches": 1, "microbatch_size": args.samples},
         data={"tokenizer": "bytes"},
         optim={"lr": 2e-3, "warmup": 20, "schedule": "cosine"},
         train={"steps": steps, "eval_every": 0, "eval_microbatches": 32},
-        exchange={"replicas": given.replicas, "kind": "noloco", "options": options, **exchange},
-        network={"emulate": "links", "latency_s": given.step_s / HOPS},
+        exchange={"replicas": args.replicas, "kind": "noloco", "options": options, **exchange},
+        network={"emulate": "links", "latency_s": args.step_s / HOPS},
         **sections,
     )
 
@@ -93,8 +93,8 @@ class Guest:
     """A machine that joined a run: ``planaria join`` and its workers in their own session."""
 
     def __init__(self, folder: Path, number: int, *flags: str) -> None:
-        self._told = folder / f"guest-{number}.log"
-        with self._told.open("w") as file:
+        self._output = folder / f"guest-{number}.log"
+        with self._output.open("w") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "planaria", "join", str(folder), *flags],
                 stdout=file,
@@ -104,7 +104,7 @@ class Guest:
 
     @property
     def joined(self) -> bool:
-        return "joined" in self._told.read_text()
+        return "joined" in self._output.read_text()
 
     @property
     def gone(self) -> bool:
@@ -132,10 +132,10 @@ VICTIM = 1  # the replica that dies
 ROUNDS = 5  # after its return, in which it must have found its place
 
 
-def recipe_of(given: Namespace, arm: str, seed: int) -> RunConfig:
-    checkpoint = {"every": max(1, given.every // 4), "keep": given.steps if arm == "struck" else 2}
+def recipe_of(args: Namespace, arm: str, seed: int) -> RunConfig:
+    checkpoint = {"every": max(1, args.every // 4), "keep": args.steps if arm == "faulty" else 2}
     fleet = {"spares": 0, "replace": False}
-    return recipe(given, f"rejoin-{arm}-{seed}", seed, given.steps, {}, fleet=fleet, checkpoint=checkpoint)
+    return recipe(args, f"rejoin-{arm}-{seed}", seed, args.steps, {}, fleet=fleet, checkpoint=checkpoint)
 
 
 @dataclass(frozen=True)
@@ -163,18 +163,18 @@ class Struck:
     problems: list[str]
 
 
-def run_struck(given: Namespace, seed: int) -> Struck:
-    faults = tuple(Fault(step=given.steps // 2, stage=VICTIM * WORKERS + n) for n in range(WORKERS))
+def run_struck(args: Namespace, seed: int) -> Struck:
+    faults = tuple(Fault(step=args.steps // 2, stage=VICTIM * WORKERS + n) for n in range(WORKERS))
     guests: list[Guest] = []
     timers: list[threading.Timer] = []
 
     def around(observer: Observer, folder: Path) -> Observer:
-        timers.append(threading.Timer(given.away, lambda: guests.append(Guest(folder, 1))))
+        timers.append(threading.Timer(args.away, lambda: guests.append(Guest(folder, 1))))
         timers[0].daemon = True
         return Once(observer, d.Disband, timers[0].start)
 
     try:
-        record = run_fleet(recipe_of(given, "struck", seed), faults, around)
+        record = run_fleet(recipe_of(args, "faulty", seed), faults, around)
     finally:
         for timer in timers:
             timer.cancel()
@@ -258,26 +258,26 @@ def rms(of: Tensor) -> float:
     return float(of.square().mean().sqrt())
 
 
-def rows_of(given: Namespace, free: Sequence[float], struck: Sequence[Struck]) -> list[Row]:
-    over = [math.exp(one.loss - other) for one, other in zip(struck, free, strict=True)]
-    worst = [max(place.ratio for place in one.places) for one in struck]
-    last = [one.places[-1].ratio for one in struck]
-    beside: dict[str, Cell] = {
+def rows_of(args: Namespace, free: Sequence[float], faulty: Sequence[Struck]) -> list[Row]:
+    over = [math.exp(one.loss - other) for one, other in zip(faulty, free, strict=True)]
+    worst = [max(place.ratio for place in one.places) for one in faulty]
+    last = [one.places[-1].ratio for one in faulty]
+    columns: dict[str, Cell] = {
         "mean": fmean(over),
-        "struck": f"{fmean(math.exp(one.loss) for one in struck):.3f}",
+        "faulty": f"{fmean(math.exp(one.loss) for one in faulty):.3f}",
         "fault-free": f"{fmean(map(math.exp, free)):.3f}",
     }
-    away = f"{fmean(one.away for one in struck):.1f} s, {fmean(one.steps for one in struck):.0f} steps"
-    near: dict[str, Cell] = {"mean": fmean(worst), "struck": f"last {fmean(last):.2f}", "fault-free": f"away {away}"}
-    waits = [one.longest for one in struck]
-    patience = Claim(high=recipe_of(given, "struck", 0).exchange.patience_s)
-    problems = [len(one.problems) for one in struck]
+    away = f"{fmean(one.away for one in faulty):.1f} s, {fmean(one.steps for one in faulty):.0f} steps"
+    near: dict[str, Cell] = {"mean": fmean(worst), "faulty": f"last {fmean(last):.2f}", "fault-free": f"away {away}"}
+    waits = [one.longest for one in faulty]
+    patience = Claim(high=recipe_of(args, "faulty", 0).exchange.patience_s)
+    problems = [len(one.problems) for one in faulty]
     newcomer, places = (
         f"newcomer's distance / usual, {ROUNDS} rounds",
-        f"1; {sum(len(one.places) for one in struck)} places",
+        f"1; {sum(len(one.places) for one in faulty)} places",
     )
     return [
-        Row("perplexity / fault-free", over, "1", Claim(high=1.03), beside, "worst"),
+        Row("perplexity / fault-free", over, "1", Claim(high=1.03), columns, "worst"),
         Row(newcomer, worst, places, Claim(high=2.0), near, "worst"),
         Row("longest wait of the others, s", waits, "0", patience, {"mean": fmean(waits)}, "worst"),
         Row("what is wrong with the ledgers", problems, "0", Claim(high=0), {}, "worst"),
@@ -291,7 +291,7 @@ def rows_of(given: Namespace, free: Sequence[float], struck: Sequence[Struck]) -
     away=Flag(10.0, "from the death to `planaria join`", metavar="S"),
     **sizes(replicas=4, step_s=0.25),
 )
-def run_rejoin(given: Namespace) -> Measurement:
+def run_rejoin(args: Namespace) -> Measurement:
     """Measure the loss of a complete replica with its machine, and its replacement by another machine.
 
     Four replicas of two processes learn Python. In the middle both processes of one replica are killed and not
@@ -303,14 +303,14 @@ def run_rejoin(given: Namespace) -> Measurement:
     Distances come from checkpoints in which all replicas are between the same two rounds; the distance to the mean of n
     others is divided by √(1 + 1/n). The largest ratio from the return to the fifth round after it is judged.
     """
-    free, struck = [], []
-    for seed in range(1, given.seeds + 1):
-        free.append(final_loss(finished(recipe_of(given, "fault-free", seed))))
-        struck.append(run_struck(given, seed))
-        near = ", ".join(f"{place.rounds}: {place.ratio:.2f}" for place in struck[-1].places)
-        print(f"seed {seed}: {struck[-1].loss:.4f} and {free[-1]:.4f} nats; distances by round {near}", flush=True)
-        print("\n".join(struck[-1].problems), end="\n" if struck[-1].problems else "", flush=True)
-    return rows_of(given, free, struck)
+    free, faulty = [], []
+    for seed in range(1, args.seeds + 1):
+        free.append(final_loss(finished(recipe_of(args, "fault-free", seed))))
+        faulty.append(run_struck(args, seed))
+        near = ", ".join(f"{place.rounds}: {place.ratio:.2f}" for place in faulty[-1].places)
+        print(f"seed {seed}: {faulty[-1].loss:.4f} and {free[-1]:.4f} nats; distances by round {near}", flush=True)
+        print("\n".join(faulty[-1].problems), end="\n" if faulty[-1].problems else "", flush=True)
+    return rows_of(args, free, faulty)
 
 
 GUESTS = 2  # machines that are lent at once, at most
@@ -395,7 +395,7 @@ class Driver(threading.Thread):
             if not held:
                 return False
             victim = self._random.choice(held)
-            strike(self._folder, action, f"worker={victim.worker}")
+            send_signal(self._folder, action, f"worker={victim.worker}")
         except UserError:
             return False  # it has just exited
         if action == "stop":
@@ -412,10 +412,10 @@ def busy_ticks() -> int:
 STRIKING = 0.85  # of the seconds of an arm: with more replicas its steps are done sooner
 
 
-def elastic_recipe_of(given: Namespace, arm: str, seed: int) -> RunConfig:
-    exchange = {"max_replicas": given.replicas + GUESTS, "patience_s": given.patience}
-    steps = round(given.seconds / given.step_s)
-    return recipe(given, f"elastic-{arm}-{seed}", seed, steps, exchange, fleet={"spares": 1}, checkpoint={"every": 100})
+def elastic_recipe_of(args: Namespace, arm: str, seed: int) -> RunConfig:
+    exchange = {"max_replicas": args.replicas + GUESTS, "patience_s": args.patience}
+    steps = round(args.seconds / args.step_s)
+    return recipe(args, f"elastic-{arm}-{seed}", seed, steps, exchange, fleet={"spares": 1}, checkpoint={"every": 100})
 
 
 @dataclass(frozen=True)
@@ -442,7 +442,7 @@ class Outcome:
         return self.tokens / self.live
 
 
-def run_arm(given: Namespace, arm: str, seed: int, planned: Sequence[Deed]) -> Outcome:
+def run_arm(args: Namespace, arm: str, seed: int, planned: Sequence[Deed]) -> Outcome:
     drivers: list[Driver] = []
 
     def around(observer: Observer, folder: Path) -> Observer:
@@ -451,7 +451,7 @@ def run_arm(given: Namespace, arm: str, seed: int, planned: Sequence[Deed]) -> O
 
     cores = 0.0
     try:
-        record = run_fleet(elastic_recipe_of(given, arm, seed), around=around)
+        record = run_fleet(elastic_recipe_of(args, arm, seed), around=around)
     finally:
         cores = sum(driver.end() for driver in drivers)
     require_finished(record)
@@ -524,20 +524,20 @@ def least_lost(outcome: Outcome, step_s: float) -> float:
     return lost
 
 
-def elastic_rows_of(given: Namespace, free: Sequence[Outcome], struck: Sequence[Outcome]) -> list[Row]:
-    events = [sum(one.events.values()) for one in struck]
-    kinds: Counter[str] = sum((one.events for one in struck), Counter())
-    ends: Counter[str] = sum((one.outcomes for one in struck), Counter())
-    founded = sum(isinstance(fact, d.ReplicaRestarted) for one in struck for _, fact in one.record.history)
-    limit = 1 - max(least_lost(one, given.step_s) / one.live for one in struck)
-    problems = [len(one.problems) + len(other.problems) for one, other in zip(free, struck, strict=True)]
-    context = struck[0].record.config.model.context
-    samples = sum(one.tokens for one in (*free, *struck)) // context
+def elastic_rows_of(args: Namespace, free: Sequence[Outcome], faulty: Sequence[Outcome]) -> list[Row]:
+    events = [sum(one.events.values()) for one in faulty]
+    kinds: Counter[str] = sum((one.events for one in faulty), Counter())
+    ends: Counter[str] = sum((one.outcomes for one in faulty), Counter())
+    founded = sum(isinstance(fact, d.ReplicaRestarted) for one in faulty for _, fact in one.record.history)
+    limit = 1 - max(least_lost(one, args.step_s) / one.live for one in faulty)
+    problems = [len(one.problems) + len(other.problems) for one, other in zip(free, faulty, strict=True)]
+    context = faulty[0].record.config.model.context
+    samples = sum(one.tokens for one in (*free, *faulty)) // context
 
     def both(of: str) -> str:
-        return " / ".join(f"{fmean(getattr(one, of) for one in arm):.4g}" for arm in (struck, free))
+        return " / ".join(f"{fmean(getattr(one, of) for one in arm):.4g}" for arm in (faulty, free))
 
-    beside: dict[str, Cell] = {
+    columns: dict[str, Cell] = {
         "took s": both("took"),
         "replicas' s": both("live"),
         "waited": both("waited"),
@@ -546,10 +546,10 @@ def elastic_rows_of(given: Namespace, free: Sequence[Outcome], struck: Sequence[
         "alone": both("alone"),
         "cores busy": both("cores"),
     }
-    rates = ratios([one.rate for one in struck], [one.rate for one in free])
-    losses = ratios([one.loss for one in struck], [one.loss for one in free])
+    rates = ratios([one.rate for one in faulty], [one.rate for one in free])
+    losses = ratios([one.loss for one in faulty], [one.loss for one in free])
     return [
-        Row("tokens a replica's second / fault-free", rates, f"steps redone: {limit:.3f}", Claim(low=0.97), beside),
+        Row("tokens a replica's second / fault-free", rates, f"steps redone: {limit:.3f}", Claim(low=0.97), columns),
         Row("the one model's loss / fault-free", losses, f"1: {both('loss')} nats", Claim(0.97, 1.03)),
         Row("what is wrong with the ledgers", problems, f"0: {samples} samples", Claim(high=0), {}, "worst"),
         Row("events", events, f"{listed(kinds)}; {listed(ends)}; {founded} founded", Claim(low=30)),
@@ -568,7 +568,7 @@ def listed(counts: Counter[str]) -> str:
     **sizes(replicas=8, step_s=1.0),
     seeds=1,
 )
-def run_elastic(given: Namespace) -> Measurement:
+def run_elastic(args: Namespace) -> Measurement:
     """Measure a run whose workers and machines come and go: eight replicas of a small byte model learn Python.
 
     Two arms with the same seed, recipe and steps. In one, a driver acts from outside at seeded random moments: it kills
@@ -580,15 +580,15 @@ def run_elastic(given: Namespace) -> Measurement:
     cores the first number is meaningless. `exchange.patience_s` is 1 s, because a late replica delays its partner,
     which delays the next.
     """
-    arms: dict[str, list[Outcome]] = {"fault-free": [], "struck": []}
-    for seed in range(1, given.seeds + 1):
+    arms: dict[str, list[Outcome]] = {"fault-free": [], "faulty": []}
+    for seed in range(1, args.seeds + 1):
         for arm, found in arms.items():
-            planned = deeds(seed, given.seconds * STRIKING, given.deed_s) if arm == "struck" else []
-            found.append(run_arm(given, arm, seed, planned))
+            planned = deeds(seed, args.seconds * STRIKING, args.deed_s) if arm == "faulty" else []
+            found.append(run_arm(args, arm, seed, planned))
             one = found[-1]
             print(f"seed {seed}, {arm}: {one.rate:.1f} tokens a replica's second, {one.loss:.4f} nats", flush=True)
             print("\n".join(one.problems), end="\n" if one.problems else "", flush=True)
-    return Result(elastic_rows_of(given, arms["fault-free"], arms["struck"]), notes(arms))
+    return Result(elastic_rows_of(args, arms["fault-free"], arms["faulty"]), notes(arms))
 
 
 def notes(arms: dict[str, list[Outcome]]) -> list[str]:

@@ -33,7 +33,7 @@ from planaria.control.log.state_file import StateFile, read_state
 from planaria.control.replay import replay
 from planaria.faults.trace import Fault, Trace, write
 from planaria.report.run.ledger import prove_exactly_once
-from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.recoveries import recoveries
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.joining import read_run_address
@@ -58,16 +58,16 @@ class Sample:
     threads: int
 
 
-def recipe(given: Namespace, name: str, trace: Path) -> RunConfig:
+def recipe(args: Namespace, name: str, trace: Path) -> RunConfig:
     """Steps of milliseconds. A lost middle stage is averaged, any other rolls back."""
     return run_config(
         name,
-        out=str(given.out),
+        out=str(args.out),
         model={"vocab": VOCAB, "dim": 32, "layers": STAGES, "heads": 2, "hidden": 64, "context": 16},
         pipeline={"stages": STAGES, "microbatches": 2, "microbatch_size": 1},
-        data=bytes_data(folder=given.out),
+        data=bytes_data(folder=args.out),
         optim={"lr": 1e-3},
-        train={"steps": given.steps, "eval_every": 0},
+        train={"steps": args.steps, "eval_every": 0},
         recovery={"strategy": "checkfree, checkpoint"},
         fleet={"spares": 1, "missed_heartbeats": 40},
         checkpoint={"every": 25},
@@ -91,20 +91,20 @@ def kills(seed: int, steps: int, number: int) -> Trace:
     return Trace(faults=faults)
 
 
-def trained(given: Namespace) -> tuple[Path, list[Sample], list[tuple[int, int]]]:
+def trained(args: Namespace) -> tuple[Path, list[Sample], list[tuple[int, int]]]:
     """Train to the end; return the folder, samples of the processes, and (step, bytes of logs)."""
-    given.out.mkdir(parents=True, exist_ok=True)
-    name = next(made for n in count(1) if not (given.out / (made := f"{ENDURANCE_NAME}-{n}")).exists())
-    trace, file = given.out / f"{name}.trace.json", given.out / f"{name}.toml"
-    write(kills(given.seed, given.steps, given.kills), trace)
-    file.write_text(recipes.dump(recipe(given, name, trace)))
-    folder, samples, logs = given.out / name, [], []
-    with (given.out / f"{name}.out").open("wb") as out:
+    args.out.mkdir(parents=True, exist_ok=True)
+    name = next(made for n in count(1) if not (args.out / (made := f"{ENDURANCE_NAME}-{n}")).exists())
+    trace, file = args.out / f"{name}.trace.json", args.out / f"{name}.toml"
+    write(kills(args.seed, args.steps, args.kills), trace)
+    file.write_text(recipes.dump(recipe(args, name, trace)))
+    folder, samples, logs = args.out / name, [], []
+    with (args.out / f"{name}.out").open("wb") as out:
         command = [sys.executable, "-m", "planaria", "train", str(file)]
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
     try:
         while process.poll() is None:
-            time.sleep(given.every)
+            time.sleep(args.every)
             state = state_of(folder)
             if state is not None:
                 samples += looked_at(process.pid, {worker.pid for worker in state.workers}, state.step)
@@ -114,7 +114,7 @@ def trained(given: Namespace) -> tuple[Path, list[Sample], list[tuple[int, int]]
         process.wait()
     if process.returncode:
         raise RunStopped(f"{folder}: the run ended with exit code {process.returncode}; its output is in {out.name}")
-    return folder, samples, [*logs, (given.steps, log_bytes(folder))]
+    return folder, samples, [*logs, (args.steps, log_bytes(folder))]
 
 
 def state_of(folder: Path) -> StateFile | None:
@@ -208,17 +208,17 @@ def counts(samples: Sequence[Sample], step_order: Sequence[int]) -> Iterator[tup
     yield "processes", [len(moments[step]) for step in step_order if moments[step]]
 
 
-def grown(given: Namespace, samples: Sequence[Sample], logs: Sequence[tuple[int, int]]) -> Iterator[Row]:
+def grown(args: Namespace, samples: Sequence[Sample], logs: Sequence[tuple[int, int]]) -> Iterator[Row]:
     """Rows from the samples."""
-    long = given.steps >= LONG
+    long = args.steps >= LONG
     for role, most in (("controller", CONTROLLER_KB), ("worker", WORKER_KB)):
         own = [sample for sample in samples if sample.role == role]
-        beside: dict[str, Cell] = {
+        columns: dict[str, Cell] = {
             "peak": f"{max((s.own_kb for s in own), default=0.0) / 1024:.0f} MB",
             "samples": len(own),
         }
         claim = Claim(high=most) if long else None
-        yield Row(f"{role}: memory, KB more in 1,000 steps", growth(own), "0", claim, beside)
+        yield Row(f"{role}: memory, KB more in 1,000 steps", growth(own), "0", claim, columns)
     order = list(dict.fromkeys(sample.step for sample in samples))
     for what, numbers in counts(samples, order):
         limit = f"0; there were {min(numbers, default=0):g} to {max(numbers, default=0):g}"
@@ -226,19 +226,19 @@ def grown(given: Namespace, samples: Sequence[Sample], logs: Sequence[tuple[int,
         yield Row(f"{what}, more at the end", [more(numbers)] if numbers else [], limit, claim)
     peak = {"peak": f"{max(size for _, size in logs) / 1e6:.1f} MB"}
     claim = Claim(high=LOG_BYTES) if long else None
-    yield Row("logs, bytes a step", [logs[-1][1] / given.steps], "a million steps in 500 MB", claim, peak)
+    yield Row("logs, bytes a step", [logs[-1][1] / args.steps], "a million steps in 500 MB", claim, peak)
 
 
-def logged(given: Namespace, record: RunRecord) -> Iterator[Row]:
+def logged(args: Namespace, record: RunRecord) -> Iterator[Row]:
     """Rows from the run's log."""
     timings = recoveries(record)
     deaths = sum(len(timing.workers) for timing in timings if timing.total is not None)
     totals = [timing.total for timing in timings if timing.total is not None]
     outcomes = sorted({timing.outcome for timing in timings})
     middle = f"median {median(totals):.2f} s" if totals else "–"
-    beside = {"recovery": middle, "outcomes": ", ".join(outcomes)}
-    what, claim = "deaths with a recovery that was timed to its end", Claim(given.kills, given.kills)
-    yield Row(what, [deaths], f"{given.kills} kills", claim, beside)
+    columns = {"recovery": middle, "outcomes": ", ".join(outcomes)}
+    what, claim = "deaths with a recovery that was timed to its end", Claim(args.kills, args.kills)
+    yield Row(what, [deaths], f"{args.kills} kills", claim, columns)
     yield Row("things wrong with the ledger", [len(prove_exactly_once(record))], "0", Claim(high=0))
     again = replay(fact for _, fact in record.history)
     what = "decisions that the log does not explain"
@@ -253,7 +253,7 @@ def logged(given: Namespace, record: RunRecord) -> Iterator[Row]:
     every=Flag(2.0, "seconds between two looks at the processes"),
     out=Flag(RUNS, "folder for the run"),
 )
-def run_endurance(given: Namespace) -> Measurement:
+def run_endurance(args: Namespace) -> Measurement:
     """Measure growth over 50,000 steps with 500 kills.
 
     ``planaria train`` trains a tiny model while a seeded trace kills workers of block stages. The ends are spared, so
@@ -265,12 +265,12 @@ def run_endurance(given: Namespace) -> Measurement:
     once; the log explains every decision. Growth, bytes and workers' counts are judged from 10,000 steps on.
     """
     began = time.monotonic()
-    folder, samples, logs = trained(given)
+    folder, samples, logs = trained(args)
     took = time.monotonic() - began
     record = read_run(folder)
     require_finished(record)
-    rows = [*grown(given, samples, logs), *logged(given, record)]
-    notes = [f"{given.steps} steps, {given.kills} kills in {took:.0f} s; planaria report {folder.name} tells more."]
+    rows = [*grown(args, samples, logs), *logged(args, record)]
+    notes = [f"{args.steps} steps, {args.kills} kills in {took:.0f} s; planaria report {folder.name} tells more."]
     return Result(rows, notes)
 
 
@@ -351,28 +351,28 @@ def hardships_recipe(name: str, steps: int, **sections: dict[str, Any]) -> RunCo
     return run_config(name, **plain | {key: plain.get(key, {}) | given for key, given in sections.items()})
 
 
-def busy(given: Namespace) -> list[Row]:
+def busy(args: Namespace) -> list[Row]:
     """Stages of the 135M-parameter shape (width 576, 30 layers in 6 stages), two microbatches of 32 tokens."""
     shape = {"vocab": 512, "dim": 576, "layers": 30, "heads": 9, "kv_heads": 3, "hidden": 1536, "context": 32}
     config = hardships_recipe(
         f"{HARDSHIPS_NAME}-busy",
-        given.steps,
+        args.steps,
         model=shape,
         pipeline={"stages": 6, "microbatches": 2, "microbatch_size": 1},
     )
     with ExitStack() as ending:
-        for _ in range(given.load):
+        for _ in range(args.load):
             loop = subprocess.Popen(["sh", "-c", "while :; do :; done"])
             ending.callback(loop.kill)
-        record = finished(config, (Fault(step=given.steps * 3 // 4, stage=3, moment="forward", offset=0.5),))
+        record = finished(config, (Fault(step=args.steps * 3 // 4, stage=3, moment="forward", offset=0.5),))
     killed = next(fact.worker for _, fact in record.history if isinstance(fact, e.FaultInjected))
     lost = [fact for _, fact in record.history if isinstance(fact, e.WorkerLost)]
     false = [fact for fact in lost if fact.worker != killed]
     broken = sum(isinstance(fact, e.EdgeBroken) for _, fact in record.history)
-    beside = {"load": os.getloadavg()[0], "edges broken": broken, "steps": given.steps}
+    columns = {"load": os.getloadavg()[0], "edges broken": broken, "steps": args.steps}
     return [
-        Row(f"load {given.load}: workers lost that were well", [len(false)], "none: 0", NOBODY, beside),
-        Row(f"load {given.load}: SIGKILL noticed after, s", noticed(record), "a closed connection: 0", NOTICED),
+        Row(f"load {args.load}: workers lost that were well", [len(false)], "none: 0", NOBODY, columns),
+        Row(f"load {args.load}: SIGKILL noticed after, s", noticed(record), "a closed connection: 0", NOTICED),
     ]
 
 
@@ -387,12 +387,12 @@ def noticed(record: RunRecord, stuck: bool = False) -> list[float]:
     return found
 
 
-def paused(given: Namespace) -> list[Row]:
+def paused(args: Namespace) -> list[Row]:
     """Stop the controller of ``planaria train`` repeatedly."""
     found = dict.fromkeys(PAUSES_S, 0)
     with training(hardships_recipe(f"{HARDSHIPS_NAME}-paused", 10**6)) as run:
         for seconds in PAUSES_S:
-            for _ in range(given.pauses):
+            for _ in range(args.pauses):
                 before = sum(isinstance(fact, e.WorkerLost) for fact in run.facts())
                 os.kill(run.process.pid, signal.SIGSTOP)
                 time.sleep(seconds)
@@ -400,58 +400,58 @@ def paused(given: Namespace) -> list[Row]:
                 run.steps_more(5)
                 found[seconds] += sum(isinstance(fact, e.WorkerLost) for fact in run.facts()) - before
     return [
-        Row(f"controller stopped {seconds:g} s, {given.pauses} times: workers lost", [lost], "none: 0", NOBODY)
+        Row(f"controller stopped {seconds:g} s, {args.pauses} times: workers lost", [lost], "none: 0", NOBODY)
         for seconds, lost in found.items()
     ]
 
 
-def strangers(given: Namespace) -> list[Row]:
+def strangers(args: Namespace) -> list[Row]:
     """Alternate windows with and without strangers in one run."""
     ratios, lost = [], 0
     with training(hardships_recipe(f"{HARDSHIPS_NAME}-strangers", 10**6)) as run:
         ports = [read_run_address(run.folder).at, *(f.at for f in run.facts() if isinstance(f, e.WorkerJoined))]
-        for _ in range(given.windows):
-            alone = run.pace(given.seconds)
+        for _ in range(args.windows):
+            alone = run.pace(args.seconds)
             with ExitStack() as ending:
                 for number in range(1100):
                     host, _, port = ports[number % len(ports)].rpartition(":")
                     caller = ending.enter_context(socket.create_connection((host, int(port)), 10))
                     with suppress(OSError):
                         caller.sendall(os.urandom(512) if number % 11 == 0 else b"")
-                ratios.append(run.pace(given.seconds) / alone)
+                ratios.append(run.pace(args.seconds) / alone)
         lost = sum(isinstance(fact, e.WorkerLost) for fact in run.facts())
     return [
-        Row("pace beside 1,100 strangers over alone", ratios, "no strangers: 1", PACE),
-        Row("workers lost beside strangers", [lost], "none: 0", NOBODY),
+        Row("pace with 1,100 strangers / alone", ratios, "no strangers: 1", PACE),
+        Row("workers lost with strangers", [lost], "none: 0", NOBODY),
     ]
 
 
-def stuck(given: Namespace) -> list[Row]:
+def stuck(args: Namespace) -> list[Row]:
     """Let main threads hang at each place, several times per run."""
     rows = []
     for place in PLACES:
         faults = []
-        for number in range(given.stuck):
+        for number in range(args.stuck):
             step = 4 + 6 * number
             if place in ("transfer", "link"):  # needs a lost stage
                 faults.append(Fault(step=step, stage=3))
             faults.append(Fault.model_validate({"step": step, "stage": 2, "signal": "stuck", "moment": place}))
         config = hardships_recipe(
             f"{HARDSHIPS_NAME}-stuck-{place}",
-            8 + 6 * given.stuck,
+            8 + 6 * args.stuck,
             fleet={"timeout_s": LIMIT_S, "disk_timeout_s": LIMIT_S, "spares": 2},
             checkpoint={"every": 3},
             exchange={"replicas": 2, "kind": "noloco", "options": {"every": 3}} if place == "settle" else {},
         )
         record = finished(config, tuple(faults))
         found = noticed(record, stuck=True)
-        what = f"stuck in {place}, {len(found)} of {given.stuck} replaced: s until lost"
+        what = f"stuck in {place}, {len(found)} of {args.stuck} replaced: s until lost"
         rows.append(Row(what, found, f"the limit: {LIMIT_S:g} s", REPLACED, judged="worst"))
-        rows.append(Row(f"stuck in {place}: replaced", [len(found) / given.stuck], "all: 1", Claim(low=1)))
+        rows.append(Row(f"stuck in {place}: replaced", [len(found) / args.stuck], "all: 1", Claim(low=1)))
     return rows
 
 
-def disk(given: Namespace) -> list[Row]:
+def disk(args: Namespace) -> list[Row]:
     """Replace the stage file that a worker is about to write by a pipe, repeatedly."""
     found: list[float] = []
     fleet = {"timeout_s": LIMIT_S, "disk_timeout_s": LIMIT_S, "spares": 2}
@@ -459,7 +459,7 @@ def disk(given: Namespace) -> list[Row]:
         hardships_recipe(f"{HARDSHIPS_NAME}-disk", 10**6, fleet=fleet, checkpoint={"every": SAVED_EVERY})
     ) as run:
         store = CheckpointStore(run.folder / "checkpoints")
-        for _ in range(given.stuck):
+        for _ in range(args.stuck):
             state = read_state(run.folder)
             holder = next(worker for worker in state.workers if worker.stage == 2)
             before = store.newest_step_by_name()
@@ -476,8 +476,8 @@ def disk(given: Namespace) -> list[Row]:
             found.append(lost[0] - asked[0])
             run.steps_more(2 * SAVED_EVERY)
         stuck = [fact for fact in run.facts() if isinstance(fact, e.WorkerLost)]
-    others = sum(fact.cause != "stuck" for fact in stuck) + abs(len(stuck) - given.stuck)
-    what = f"disk hangs in a save, {len(found)} of {given.stuck} replaced: s until lost"
+    others = sum(fact.cause != "stuck" for fact in stuck) + abs(len(stuck) - args.stuck)
+    what = f"disk hangs in a save, {len(found)} of {args.stuck} replaced: s until lost"
     return [
         Row(what, found, f"the limit: {LIMIT_S:g} s", REPLACED, judged="worst"),
         Row("disk hangs: workers lost for another reason", [others], "none: 0", NOBODY),
@@ -492,24 +492,24 @@ def _is_lost(fact: object, worker: str, incarnation: int) -> bool:
     HARDSHIPS_NAME,
     parts=Flag(list(PARTS), choices=PARTS),
     load=Flag(40, "busy loops"),
-    steps=Flag(200, "beside them; the kill comes at three quarters"),
+    steps=Flag(200, "during the hardships; the kill comes at three quarters"),
     pauses=Flag(10, "of each length"),
     windows=Flag(7, "with strangers, and as many without"),
     seconds=Flag(10.0, "of a window"),
     stuck=Flag(5, "main threads that hang at each place"),
 )
-def run_hardships(given: Namespace) -> Measurement:
+def run_hardships(args: Namespace) -> Measurement:
     """Measure false alarms under load, pauses and strangers, and the replacement of stuck workers.
 
-    busy: stages of 135M-parameter shapes train beside 40 busy loops; only the killed worker is lost, within 1 s.
+    busy: stages of 135M-parameter shapes train next to 40 busy loops; only the killed worker is lost, within 1 s.
     paused: the controller of a small run is stopped (SIGSTOP) for 1, 3 and 8 s; no worker is lost. strangers: 1,000
     idle connections and 100 that send garbage are opened to all ports; the run keeps 95 % of its pace. stuck: main
     threads hang in a step, a commit, a save, a transfer, a link and a round between replicas; disk: a worker saves to a
     pipe that nobody reads; both are replaced within their limit and 3 s.
     """
     rows: list[Row] = []
-    for part in given.parts:
-        rows += {"busy": busy, "paused": paused, "strangers": strangers, "stuck": stuck, "disk": disk}[part](given)
+    for part in args.parts:
+        rows += {"busy": busy, "paused": paused, "strangers": strangers, "stuck": stuck, "disk": disk}[part](args)
     notes = [f"recipe: fleet.timeout_s = fleet.disk_timeout_s = {LIMIT_S:g} where main threads hang, else as usual"]
     return Result(rows, notes)
 

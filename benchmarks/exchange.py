@@ -143,38 +143,38 @@ def arms(every: int) -> dict[str, tuple[str, dict[str, Any]]]:
     }
 
 
-def recipe(given: Namespace, arm: str, seed: int, **optim: Any) -> RunConfig:
-    kind, options = arms(given.every)[arm]
+def recipe(args: Namespace, arm: str, seed: int, **optim: Any) -> RunConfig:
+    kind, options = arms(args.every)[arm]
     return run_config(
         EXCHANGE_QUALITY_NAME,
         seed=seed,
-        model={"vocab": 260, "dim": given.dim, "layers": 2, "heads": 4, "hidden": given.dim * 11 // 4, "context": 64},
-        pipeline={"stages": 2, "microbatches": 1, "microbatch_size": given.samples},
+        model={"vocab": 260, "dim": args.dim, "layers": 2, "heads": 4, "hidden": args.dim * 11 // 4, "context": 64},
+        pipeline={"stages": 2, "microbatches": 1, "microbatch_size": args.samples},
         routing={"mixed": arm == MIXED},
         data={"tokenizer": "bytes"},
         optim=optim,
-        train={"steps": given.steps, "eval_microbatches": 16},
-        exchange={"replicas": given.replicas, "kind": kind, "options": options},
+        train={"steps": args.steps, "eval_microbatches": 16},
+        exchange={"replicas": args.replicas, "kind": kind, "options": options},
     )
 
 
-def prepared(given: Namespace) -> None:
-    config = recipe(given, LOCAL, 0)
+def prepared(args: Namespace) -> None:
+    config = recipe(args, LOCAL, 0)
     tokenise_corpus(config.data, config.model.vocab, print)
 
 
-def train(given: Namespace, arm: str, seed: int) -> Outcome:
-    engine = engine_for(recipe(given, arm, seed, lr=given.lr, warmup=20, schedule="cosine"))
-    while engine.step < given.steps:
+def train(args: Namespace, arm: str, seed: int) -> Outcome:
+    engine = engine_for(recipe(args, arm, seed, lr=args.lr, warmup=20, schedule="cosine"))
+    while engine.step < args.steps:
         engine.train_step()
     assert engine.replicas is not None
     return Outcome(engine.evaluate(), engine.replicas.spread())
 
 
-def measure(given: Namespace) -> dict[str, list[Outcome]]:
-    found: dict[str, list[Outcome]] = {arm: [] for arm in arms(given.every)}
-    jobs = list(product(found, given.seeds))
-    outcomes = in_processes(given.workers, train, repeat(given), [arm for arm, _ in jobs], [seed for _, seed in jobs])
+def measure(args: Namespace) -> dict[str, list[Outcome]]:
+    found: dict[str, list[Outcome]] = {arm: [] for arm in arms(args.every)}
+    jobs = list(product(found, args.seeds))
+    outcomes = in_processes(args.workers, train, repeat(args), [arm for arm, _ in jobs], [seed for _, seed in jobs])
     for (arm, seed), one in zip(jobs, outcomes, strict=True):
         found[arm].append(one)
         print(f"seed {seed}, {arm}: {one.mean:.4f}", flush=True)
@@ -189,12 +189,12 @@ def rows_of(found: dict[str, list[Outcome]]) -> list[Row]:
         if arm == NOLOCO:
             continue
         ratios = [math.exp(n.mean - o.mean) for n, o in zip(noloco, outcomes, strict=True)]
-        beside: dict[str, float | int | str] = {
+        columns: dict[str, float | int | str] = {
             "noloco": f"{math.exp(fmean(o.mean for o in noloco)):.3f}",
             "perplexity": f"{math.exp(fmean(o.mean for o in outcomes)):.3f}",
             "spread": f"{fmean(o.spread for o in outcomes):.2e}",
         }
-        rows.append(Row(f"noloco ÷ {arm}", ratios, "1", claims.get(arm), beside))
+        rows.append(Row(f"noloco ÷ {arm}", ratios, "1", claims.get(arm), columns))
     for other, limit in ((NO_PULL, 0.15), (LOCAL, 0.10)):
         ratios = [n.spread / o.spread for n, o in zip(noloco, found[other], strict=True)]
         rows.append(Row(f"spread: noloco ÷ {other}", ratios, "0", Claim(high=limit)))
@@ -213,7 +213,7 @@ SIZES = {
 
 
 @benchmark(EXCHANGE_QUALITY_NAME, **SIZES, lr=2e-3)
-def run_exchange_quality(given: Namespace) -> Measurement:
+def run_exchange_quality(args: Namespace) -> Measurement:
     """Compare exchanges by the perplexity of eight replicas of a small byte model that learn Python.
 
     All arms start alike, read the same samples and take as many steps; the learning rate follows a cosine. The
@@ -224,32 +224,32 @@ def run_exchange_quality(given: Namespace) -> Measurement:
     exchange at most 0.97; without the pull to the group's mean (γ near 0) at least 1.03 of NoLoCo. NoLoCo's spread
     between replicas is at most 0.15 of that without the pull, and 0.10 of that without exchange.
     """
-    prepared(given)
-    return Result(rows_of(measure(given)), ["measured: ratios of validation perplexities; medians"])
+    prepared(args)
+    return Result(rows_of(measure(args)), ["measured: ratios of validation perplexities; medians"])
 
 
 EXCHANGE_SPREAD_NAME = "exchange_spread"
 CLAIM = Claim(0.6, 1.1)
 
 
-def exchange_spread_train(given: Namespace, rate: float, seed: int) -> tuple[float, float]:
+def exchange_spread_train(args: Namespace, rate: float, seed: int) -> tuple[float, float]:
     """The spread between replicas, and the validation loss in nats, mean over replicas."""
-    engine = engine_for(recipe(given, NOLOCO, seed, lr=rate, warmup=20))
+    engine = engine_for(recipe(args, NOLOCO, seed, lr=rate, warmup=20))
     assert engine.replicas is not None
     spreads = []
-    while engine.step < given.steps:
+    while engine.step < args.steps:
         engine.train_step()
-        if engine.step % given.every == 0 and 4 * engine.step > 3 * given.steps:
+        if engine.step % args.every == 0 and 4 * engine.step > 3 * args.steps:
             spreads.append(engine.replicas.spread())
     return fmean(spreads), engine.evaluate()
 
 
-def exchange_spread_measure(given: Namespace) -> dict[float, list[tuple[float, float]]]:
+def exchange_spread_measure(args: Namespace) -> dict[float, list[tuple[float, float]]]:
     """Learning rate → what each seed found."""
-    found: dict[float, list[tuple[float, float]]] = {rate: [] for rate in given.rates}
-    jobs = list(product(given.rates, given.seeds))
+    found: dict[float, list[tuple[float, float]]] = {rate: [] for rate in args.rates}
+    jobs = list(product(args.rates, args.seeds))
     rates, seeds = [rate for rate, _ in jobs], [seed for _, seed in jobs]
-    outcomes = in_processes(given.workers, exchange_spread_train, repeat(given), rates, seeds)
+    outcomes = in_processes(args.workers, exchange_spread_train, repeat(args), rates, seeds)
     for (rate, seed), one in zip(jobs, outcomes, strict=True):
         found[rate].append(one)
         print(f"seed {seed}, learning rate {rate:g}: spread {one[0]:.3e}, loss {one[1]:.4f}", flush=True)
@@ -269,13 +269,13 @@ def exchange_spread_rows_of(found: dict[float, list[tuple[float, float]]]) -> li
         here = [math.log(b[0] / a[0]) / math.log(high / low) for a, b in zip(found[low], found[high], strict=True)]
         rows.append(Row(f"from {low:g} to {high:g}", here, "1"))
     for rate in rates:
-        beside: dict[str, float | int | str] = {"perplexity": f"{math.exp(fmean(x for _, x in found[rate])):.3f}"}
-        rows.append(Row(f"spread at {rate:g}, in 1e-4", [1e4 * s for s, _ in found[rate]], "0", None, beside))
+        columns: dict[str, float | int | str] = {"perplexity": f"{math.exp(fmean(x for _, x in found[rate])):.3f}"}
+        rows.append(Row(f"spread at {rate:g}, in 1e-4", [1e4 * s for s, _ in found[rate]], "0", None, columns))
     return rows
 
 
 @benchmark(EXCHANGE_SPREAD_NAME, **SIZES, rates=Flag([5e-4, 1e-3, 2e-3, 4e-3], "learning rates"))
-def run_exchange_spread(given: Namespace) -> Measurement:
+def run_exchange_spread(args: Namespace) -> Measurement:
     """Measure the spread between replicas by learning rate, for NoLoCo with AdamW on a small byte model.
 
     arXiv 2506.10911 proves for SGD on a quadratic that the variance between replicas is proportional to the squared
@@ -284,9 +284,9 @@ def run_exchange_spread(given: Namespace) -> Measurement:
 
     Claim: the slope of log spread over log learning rate is 0.6 to 1.1.
     """
-    prepared(given)
+    prepared(args)
     notes = ["spread: RMS over replicas and weights, after a round"]
-    return Result(exchange_spread_rows_of(exchange_spread_measure(given)), notes)
+    return Result(exchange_spread_rows_of(exchange_spread_measure(args)), notes)
 
 
 LAW_NAME = "exchange_law"
@@ -338,26 +338,26 @@ def doubling(times: np.random.Generator, members: int, sigma: float, trials: int
 DRAWN_LATENCIES: dict[str, Collective] = {"tree": along_a_tree, "recursive doubling": doubling}
 
 
-def latencies(given: Namespace) -> dict[tuple[str, float, int], list[float]]:
+def latencies(args: Namespace) -> dict[tuple[str, float, int], list[float]]:
     """(collective, variance, members) → how many times as long as a pair's meeting it takes, by seed."""
     found = {}
     for (name, collective), spread, members in product(DRAWN_LATENCIES.items(), SPREADS, COUNTS):
         sigma = math.sqrt(spread)
         found[name, spread, members] = [
-            float(collective(np.random.default_rng(seed), members, sigma, given.trials).mean()) / pair_mean_s(sigma)
-            for seed in range(given.seeds)
+            float(collective(np.random.default_rng(seed), members, sigma, args.trials).mean()) / pair_mean_s(sigma)
+            for seed in range(args.seeds)
         ]
     return found
 
 
-def latency_rows(given: Namespace, found: dict[tuple[str, float, int], list[float]]) -> list[Row]:
+def latency_rows(args: Namespace, found: dict[tuple[str, float, int], list[float]]) -> list[Row]:
     """The formula against drawn times, and all together against the pair."""
     rows = []
     for spread in SPREADS:
         sigma = math.sqrt(spread)
         drawn = [
-            float(np.random.default_rng(seed).lognormal(0.0, sigma, (2, given.trials * 100)).max(0).mean())
-            for seed in range(given.seeds)
+            float(np.random.default_rng(seed).lognormal(0.0, sigma, (2, args.trials * 100)).max(0).mean())
+            for seed in range(args.seeds)
         ]
         ratios = [mean / pair_mean_s(sigma) for mean in drawn]
         rows.append(Row(f"E max of two / formula, sigma² {spread:g}", ratios, "1: exact", Claim(0.99, 1.01)))
@@ -376,13 +376,13 @@ def latency_rows(given: Namespace, found: dict[tuple[str, float, int], list[floa
     seeds=Flag(3, "repeats of every measurement"),
     trials=Flag(2000, "trees drawn for each mean"),
 )
-def run_law(given: Namespace) -> Measurement:
+def run_law(args: Namespace) -> Measurement:
     """Simulate the latency of collectives over N replicas with log-normal message times.
 
     Claim: a tree takes its exact mean, relative to a pair's exchange, within 2 %. Recursive doubling is shown.
     """
     torch.set_num_threads(1)
-    return latency_rows(given, latencies(given))
+    return latency_rows(args, latencies(args))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.exchange.base import Exchange, Update
 from planaria.exchange.gossip import random_groups
-from planaria.exchange.registry import EXCHANGES, exchange
+from planaria.exchange.registry import EXCHANGES, make_exchange
 from planaria.runtime.worker.sleeping_runner import slowdown_factor
 
 ARMS = {"all": "diloco", "pairs": "noloco"}
@@ -71,25 +71,25 @@ def train(config: RunConfig) -> tuple[float, float]:
     pass_ms=Flag(20.0, "of a forward at each of the two stages"),
     seeds=3,
 )
-def run_stragglers(given: Namespace) -> Measurement:
+def run_stragglers(args: Namespace) -> Measurement:
     """Measure rounds of all replicas over rounds in pairs, with stragglers.
 
     Eight replicas are real processes whose stages sleep; in one round of twenty a replica takes five times as long. All
     arms have the same stragglers. Claim: rounds of all (DiLoCo) take at least 1.10 times as long as pairs (NoLoCo).
     """
-    shape = (given.replicas, given.rounds, given.every, given.pass_ms / 1e3)
+    shape = (args.replicas, args.rounds, args.every, args.pass_ms / 1e3)
     took: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ARMS}
-    for seed in range(1, given.seeds + 1):
+    for seed in range(1, args.seeds + 1):
         for arm, kind in ARMS.items():
             took[arm].append(train(recipe(kind, seed, *shape)))
     seconds = {arm: [total for total, _ in found] for arm, found in took.items()}
-    beside = {
+    columns = {
         f"{arm}: {what}": f"{median(found[place] for found in took[arm]):.1f} s"
         for arm in ARMS
         for place, what in enumerate(("took", "waited"))
     }
     over = ratios(seconds["all"], seconds["pairs"])
-    return [Row("rounds of all / pairs", over, "modelled 1.19 for 8 replicas", Claim(low=1.10), beside)]
+    return [Row("rounds of all / pairs", over, "modelled 1.19 for 8 replicas", Claim(low=1.10), columns)]
 
 
 HIDDEN, CLASSES, HELD_OUT = 32, 10, 397
@@ -143,13 +143,13 @@ def clock(place: Place, method: Method, n: int, steps: int, seed: int, free: boo
         if every < 0 or step % max(1, every):
             continue
         if method.carrier == "pairs":
-            heard = pairs(now, said, links, random_groups(step, range(n), 2, seed))
+            arrived = pairs(now, said, links, random_groups(step, range(n), 2, seed))
         else:
-            heard = COLLECTIVES[method.carrier](now, said, links)
+            arrived = COLLECTIVES[method.carrier](now, said, links)
         if late:
-            coming = step + late, heard
+            coming = step + late, arrived
         else:
-            now = heard
+            now = arrived
     return float(now.max()) / steps
 
 
@@ -268,72 +268,72 @@ def curve(name: str, choice: int, n: int, rate: float, steps: int, seed: int) ->
     return tuple(losses(GRID[name][choice], n, rate, steps, seed))
 
 
-def target(given: Namespace, n: int, seed: int) -> float:
+def target(args: Namespace, n: int, seed: int) -> float:
     """Return all-reduce's loss at :data:`REACHED_AT` of the steps, at its best rate."""
-    best = min(RATES, key=lambda rate: curve("all-reduce, ring", 0, n, rate, given.steps, seed)[-1])
-    return curve("all-reduce, ring", 0, n, best, given.steps, seed)[math.ceil(REACHED_AT * given.steps) - 1]
+    best = min(RATES, key=lambda rate: curve("all-reduce, ring", 0, n, rate, args.steps, seed)[-1])
+    return curve("all-reduce, ring", 0, n, best, args.steps, seed)[math.ceil(REACHED_AT * args.steps) - 1]
 
 
-def learned(given: Namespace, name: str, choice: int, n: int, rate: float, seed: int) -> float:
+def learned(args: Namespace, name: str, choice: int, n: int, rate: float, seed: int) -> float:
     """Return the steps until the target, or infinity; both all-reduces learn alike."""
     like = "all-reduce, ring" if name.startswith("all-reduce") else name
-    reached, losses_ = target(given, n, seed), curve(like, choice, n, rate, given.steps, seed)
+    reached, losses_ = target(args, n, seed), curve(like, choice, n, rate, args.steps, seed)
     return next((float(step) for step, loss in enumerate(losses_, 1) if loss <= reached), math.inf)
 
 
-def tuned(given: Namespace, place: Place, name: str) -> tuple[int, float]:
+def tuned(args: Namespace, place: Place, name: str) -> tuple[int, float]:
     """Return the grid's choice and the rate with the least time to the target, on seed 0."""
 
     def took(one: tuple[int, float]) -> float:
         choice, rate = one
-        return learned(given, name, choice, TUNED, rate, 0) * clock(place, GRID[name][choice], TUNED, given.clock, 0)
+        return learned(args, name, choice, TUNED, rate, 0) * clock(place, GRID[name][choice], TUNED, args.clock, 0)
 
     return min(product(range(len(GRID[name])), RATES), key=took)
 
 
-def step_parts(given: Namespace, place: Place, method: Method, n: int) -> tuple[float, float, float]:
+def step_parts(args: Namespace, place: Place, method: Method, n: int) -> tuple[float, float, float]:
     """Return the seconds per step of computing, waiting for slower replicas, and messages."""
-    seeds = range(1, given.seeds + 1)
-    whole = median(clock(place, method, n, given.clock, seed) for seed in seeds)
-    waiting = median(clock(place, method, n, given.clock, seed, free=True) for seed in seeds)
+    seeds = range(1, args.seeds + 1)
+    whole = median(clock(place, method, n, args.clock, seed) for seed in seeds)
+    waiting = median(clock(place, method, n, args.clock, seed, free=True) for seed in seeds)
     computing = place.step_s * math.exp(place.step_sigma**2 / 2)
     return computing, max(0.0, waiting - computing), max(0.0, whole - waiting)
 
 
-def place_rows(given: Namespace, place: Place) -> Iterator[Row]:
+def place_rows(args: Namespace, place: Place) -> Iterator[Row]:
     for name in GRID:
-        choice, rate = tuned(given, place, name)
+        choice, rate = tuned(args, place, name)
         method = GRID[name][choice]
         chosen = ", ".join(f"{k} {v}" for k, v in method.options.items() if k != "momentum") or "-"
-        for n in given.replicas:
-            parts = step_parts(given, place, method, n)
-            beside = dict(zip(("compute s", "wait s", "messages s"), (f"{x:.2f}" for x in parts), strict=True))
-            beside |= {"options": f"rate {rate:g}, {chosen}"}
+        for n in args.replicas:
+            parts = step_parts(args, place, method, n)
+            columns = dict(zip(("compute s", "wait s", "messages s"), (f"{x:.2f}" for x in parts), strict=True))
+            columns |= {"options": f"rate {rate:g}, {chosen}"}
             what = f"{place.name}, {name}, {n}"
-            if n not in TRAINED or n > given.most:
-                yield Row(f"{what}: seconds a step", [sum(parts)], "", None, beside)
+            if n not in TRAINED or n > args.most:
+                yield Row(f"{what}: seconds a step", [sum(parts)], "", None, columns)
                 continue
-            steps = [learned(given, name, choice, n, rate, seed) for seed in range(1, given.seeds + 1)]
-            beside |= {"steps": " ".join(f"{s:g}" for s in steps)}
-            yield Row(f"{what}: hours to the target", [s * sum(parts) / 3600 for s in steps], "", None, beside)
+            steps = [learned(args, name, choice, n, rate, seed) for seed in range(1, args.seeds + 1)]
+            columns |= {"steps": " ".join(f"{s:g}" for s in steps)}
+            yield Row(f"{what}: hours to the target", [s * sum(parts) / 3600 for s in steps], "", None, columns)
 
 
-def over_rows(rows: Sequence[Row], given: Namespace, place: Place) -> Iterator[Row]:
+def over_rows(rows: Sequence[Row], args: Namespace, place: Place) -> Iterator[Row]:
     """Hours to the target of pairs over those of collectives, for seeds where both reach it."""
     hours = {row.what.split(":")[0]: row.values for row in rows if "hours" in row.what}
     for rival, n in product(("all-reduce, ring", "DiLoCo, ring"), TRAINED):
-        if n <= given.most and n in given.replicas:
+        if n <= args.most and n in args.replicas:
             mine, other = (hours[f"{place.name}, {name}, {n}"] for name in ("NoLoCo, pairs", rival))
             over = [a / b for a, b in zip(mine, other, strict=True) if max(a, b) < math.inf]
             yield Row(f"{place.name}, {n}: hours of NoLoCo over {rival}", over, f"1; {len(over)} seeds get there")
 
 
-def growth_rows(given: Namespace) -> Iterator[Row]:
+def growth_rows(args: Namespace) -> Iterator[Row]:
     """Time of a round of 4,096 replicas over one of 64, with equal links."""
     place = replace(PLACES[0], step_sigma=0.0, rate_sigma=0.0)
     for carrier, claim in (("pairs", Claim(high=1.5)), ("tree", Claim(low=1.5))):
         method = Method(carrier, carrier, {"every": 1})
-        found = {n: [clock(place, method, n, 4, seed) for seed in range(given.seeds)] for n in (64, 4096)}
+        found = {n: [clock(place, method, n, 4, seed) for seed in range(args.seeds)] for n in (64, 4096)}
         yield Row(f"a round of 4,096 over one of 64, {carrier}", ratios(found[4096], found[64]), "1", claim)
 
 
@@ -347,7 +347,7 @@ def predicted(kind: str, seed: int, flags: dict[str, float]) -> float:
         now = now + np.array(
             [every * 6 * flags["pass_ms"] / 1e3 * slowdown_factor(config, i, number) for i in range(n)]
         )
-        groups = exchange(config.exchange).groups(number, range(n), seed)
+        groups = make_exchange(config.exchange).groups(number, range(n), seed)
         now = everyone(now, 0.0, free) if kind == "diloco" else pairs(now, 0.0, free, groups)
     return float(now.max())
 
@@ -371,7 +371,7 @@ def real_row() -> Row:
     replicas=[4, 64, 256, 1024, 4096],
     most=Flag(1024, "replicas whose learning is measured"),
 )
-def run_exchange_scale(given: Namespace) -> Measurement:
+def run_exchange_scale(args: Namespace) -> Measurement:
     """Compute the time to a target for 4 to 4,096 replicas: measured steps times simulated seconds per step.
 
     Steps: replicas learn handwritten digits with planaria's exchanges; options are searched by time to the target, on a
@@ -381,10 +381,10 @@ def run_exchange_scale(given: Namespace) -> Measurement:
     all does. Needs the extra experts (scikit-learn's digits).
     """
     torch.set_num_threads(1)
-    rows = [real_row(), *growth_rows(given)]
+    rows = [real_row(), *growth_rows(args)]
     for place in PLACES:
-        found = list(place_rows(given, place))
-        rows += [*found, *over_rows(found, given, place)]
+        found = list(place_rows(args, place))
+        rows += [*found, *over_rows(found, args, place)]
     notes = [
         f"options: by time to the target with {TUNED} replicas, seed 0",
         f"target: all-reduce's loss at {REACHED_AT:g} of the steps; inf, or null in the file: not within the steps",

@@ -147,14 +147,14 @@ def sent_on_tcp() -> int:
 class Member:
     """One of the two processes, with a replica per arm and an edge per link."""
 
-    def __init__(self, given: Namespace, key: bytes, me: int, other: Connection) -> None:
+    def __init__(self, args: Namespace, key: bytes, me: int, other: Connection) -> None:
         torch.set_num_threads(1)
-        self._given, self._me, self._other = given, me, other
+        self._args, self._me, self._other = args, me, other
         self._inbox = Inbox()
         self._port = Port("127.0.0.1", key)
         other.send(self._port.address)
         self._there = other.recv() if me else (other.recv() and "")
-        config = ModelConfig(vocab=260, dim=given.dim, layers=given.layers, hidden=given.dim * 11 // 4)
+        config = ModelConfig(vocab=260, dim=args.dim, layers=args.layers, hidden=args.dim * 11 // 4)
         module = build_stage(config, 1, 1, 0)
         self._weights = {name: tensor.detach() for name, tensor in module.named_parameters()}
         self.shapes = {name: tensor.shape for name, tensor in self._weights.items()}
@@ -211,7 +211,7 @@ class Member:
         """Apply the inner phase, equal for all arms, different by member and round."""
         generator = torch.Generator().manual_seed(2 * replica.outer.rounds + self._me)
         for tensor in replica.fast.values():
-            tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=self._given.drift)
+            tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=self._args.drift)
 
     def _swap(self, part: Tensor | None) -> Tensor | None:
         if part is None:
@@ -248,22 +248,22 @@ class Pair:
 
 
 @contextmanager
-def opened(given: Namespace) -> Iterator[Pair]:
+def opened(args: Namespace) -> Iterator[Pair]:
     key = new_key()
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_other, args=(given, key, theirs), daemon=True)
+    process = context.Process(target=_other, args=(args, key, theirs), daemon=True)
     process.start()
     try:
-        yield Pair(Member(given, key, 0, ours), ours)
+        yield Pair(Member(args, key, 0, ours), ours)
     finally:
         ours.send(("end", ""))
         process.join(5)
 
 
-def _other(given: Namespace, key: bytes, orders: Connection) -> None:
+def _other(args: Namespace, key: bytes, orders: Connection) -> None:
     """Run the other process until its orders end."""
-    member = Member(given, key, 1, orders)
+    member = Member(args, key, 1, orders)
     while (order := orders.recv())[0] != "end":
         what, name = order
         if what == "begin":
@@ -275,21 +275,21 @@ def _other(given: Namespace, key: bytes, orders: Connection) -> None:
 Found = dict[str, dict[str, list[OpenRound]]]  # link → arm → its rounds
 
 
-def measure(given: Namespace, pair: Pair) -> tuple[Found, dict[str, list[float]]]:
+def measure(args: Namespace, pair: Pair) -> tuple[Found, dict[str, list[float]]]:
     """Return the rounds after the first, and the distance of each arm's final weights from two tensors in fp32."""
     found: Found = {}
     apart: dict[str, list[float]] = {arm: [] for arm in ARMS}
     for link in LINKS:
         pair.begin(link)
         found[link] = {arm: [] for arm in ARMS}
-        for repeat in range(given.repeats + 1):
+        for repeat in range(args.repeats + 1):
             for arm in ARMS if repeat % 2 else reversed(ARMS):
                 meeting = pair.meet(arm)
                 if repeat:  # the first round warms up buffers and sockets
                     found[link][arm].append(meeting)
         for arm in ARMS:
             apart[arm].append(pair.difference(arm))
-        print(f"{link}: {given.repeats + 1} rounds of {len(ARMS)} arms", flush=True)
+        print(f"{link}: {args.repeats + 1} rounds of {len(ARMS)} arms", flush=True)
     return found, apart
 
 
@@ -305,10 +305,10 @@ def byte_rows(rounds: Mapping[str, list[OpenRound]], weights: int) -> list[Row]:
             both = zip(rounds[arm], rounds[HALF], strict=True)
             over = [a.blocking / b.blocking if late else a.sent / b.sent for a, b in both]
             payload, reference = (m.stated_blocking if late else m.payload for m in (rounds[arm][0], rounds[HALF][0]))
-            beside: dict[str, Cell] = {"bytes a weight": f"{payload / 2 / weights:.3f}"}
+            columns: dict[str, Cell] = {"bytes a weight": f"{payload / 2 / weights:.3f}"}
             what = f"{'waited for' if late else 'all bytes'}: {arm} / {HALF}"
             limit = f"{payload / reference:.3f}: payload"
-            rows.append(Row(what, over, limit, claims.get(arm) if late else None, beside))
+            rows.append(Row(what, over, limit, claims.get(arm) if late else None, columns))
     return rows
 
 
@@ -328,13 +328,13 @@ def time_rows(found: Found) -> list[Row]:
             over = [a.waited_s / b.waited_s for a, b in zip(meetings, found[link][ONE], strict=True)]
             line = meetings[0].stated_blocking / 2 / bandwidth + latency if bandwidth else 0.0
             waits = [1e3 * m.waited_s for m in meetings]
-            beside: dict[str, Cell] = {
+            columns: dict[str, Cell] = {
                 "wait ms": f"{median(waits):.0f}",
                 "from … to": f"{min(waits):.0f} … {max(waits):.0f}",
                 "computing": f"{median(1e3 * m.computed_s for m in meetings):.0f}",
                 "φ ahead": f"{median(1e3 * m.ahead_s for m in meetings):.0f}" if meetings[0].prefetched else "",
             }
-            rows.append(Row(f"{link}: {arm} / {ONE}", over, f"the line: {1e3 * line:.0f} ms", None, beside))
+            rows.append(Row(f"{link}: {arm} / {ONE}", over, f"the line: {1e3 * line:.0f} ms", None, columns))
     return rows
 
 
@@ -345,11 +345,11 @@ def time_rows(found: Found) -> list[Row]:
     layers=Flag(4, "of the stage"),
     drift=Flag(1e-3, "standard deviation of what an inner phase adds"),
 )
-def main(given: Namespace) -> Measurement:
+def main(args: Namespace) -> Measurement:
     if not hasattr(socket, "TCP_INFO") or not Path("/proc/self/fd").is_dir():
         raise UserError("bytes are counted by Linux' TCP_INFO, which is not here; run this benchmark on Linux")
-    with opened(given) as pair:
-        found, apart = measure(given, pair)
+    with opened(args) as pair:
+        found, apart = measure(args, pair)
         weights = sum(shape.numel() for shape in pair.member.shapes.values())
     rounds = {arm: [meeting for link in found.values() for meeting in link[arm]] for arm in ARMS}
     rows = [*byte_rows(rounds, weights), *weight_rows(apart), *time_rows(found)]

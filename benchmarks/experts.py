@@ -21,7 +21,7 @@ from planaria.lab.commands.experts import RESULTS
 from planaria.lab.experts import manifest
 from planaria.lab.experts.budget import LARGER, LONGER, SYNCHRONISED
 from planaria.lab.experts.experts_results import ArmResult, FittedWeights, Results, SeedResult
-from planaria.lab.experts.minimax_weights import MinimaxProblem, MinimaxWeights, Solver, problem, worst_domain
+from planaria.lab.experts.minimax_weights import MinimaxProblem, MinimaxWeights, Solver, make_problem, worst_domain
 from planaria.lab.experts.scoring import fit_weights
 
 EXPERTS_NAME = "experts"
@@ -50,7 +50,7 @@ UNTRAINED = {
     even=Flag(False, "equal experts and the generalist alone, without probes"),
     rate=Flag(1.0, "of the experts' and the generalist's learning rate"),
 )
-def run_experts(given: Namespace) -> Measurement:
+def run_experts(args: Namespace) -> Measurement:
     """Compare experts of unequal size or training with equal ones and with one model of their compute.
 
     Dialogue, encyclopaedia, Python code and law have an expert each; other domains are shown. One value per seed,
@@ -62,25 +62,25 @@ def run_experts(given: Namespace) -> Measurement:
     "answer"), tinyshakespeare.txt. Code is Python's library. A dialogue, a country, a paper of the Federalist, a
     lecture and a file of code are a document each.
     """
-    found = run(given)
+    found = run(args)
     rows = [*ensembles(found), *generalists(found)]
-    if not given.even:
+    if not args.even:
         rows += [*unequal(found), *allotted(found), *one_lost(found)]
-    return Result(rows, [], EXPERTS_NAME if given.texts == "data" else f"{EXPERTS_NAME}_{given.texts}")
+    return Result(rows, [], EXPERTS_NAME if args.texts == "data" else f"{EXPERTS_NAME}_{args.texts}")
 
 
-def run(given: Namespace) -> Results:
+def run(args: Namespace) -> Results:
     """Run what is left of the recipe; return its results. Each seed is a separate run."""
     import tomli_w
 
     from planaria.lab.commands.experts import start
 
     RUNS.mkdir(parents=True, exist_ok=True)
-    sizes = [f"{given.scale:g}", f"{given.parents}", f"{given.rate:g}", "even" if given.even else "all"]
-    name, found = "-".join([EXPERTS_NAME, given.texts, *sizes]), list[Results]()
-    for seed in given.seeds:
+    sizes = [f"{args.scale:g}", f"{args.parents}", f"{args.rate:g}", "even" if args.even else "all"]
+    name, found = "-".join([EXPERTS_NAME, args.texts, *sizes]), list[Results]()
+    for seed in args.seeds:
         own = f"{name}-{seed}"
-        (file := RUNS / f"{own}.toml").write_text(tomli_w.dumps(asked(given, seed)))
+        (file := RUNS / f"{own}.toml").write_text(tomli_w.dumps(asked(args, seed)))
         start(file, {"out": str(RUNS), "name": own}, dry_run=False, quiet=False)
         found.append(Results.model_validate_json((RUNS / own / RESULTS).read_text()))
         if lost := [f"{name} of seed {run.seed}" for run in found[-1].runs for name in run.lost]:
@@ -88,21 +88,21 @@ def run(given: Namespace) -> Results:
     return found[0].model_copy(update={"runs": [run for one in found for run in one.runs]})
 
 
-def asked(given: Namespace, seed: int) -> dict[str, Any]:
+def asked(args: Namespace, seed: int) -> dict[str, Any]:
     """Return the recipe for one seed."""
     tree = recipe.read(RECIPE)
     table: dict[str, Any] = tree["experts"]
-    table |= {"seeds": [seed], "parents": given.parents}
-    table["steps"] = [round(given.scale * steps) for steps in table["steps"]]
-    table["seed"]["steps"] = round(given.scale * table["seed"]["steps"])
-    table["probe"] = {"steps": round(given.scale * table["probe"]["steps"]), "by": given.by}
-    tree["optim"]["lr"] *= given.rate
-    if given.even:
+    table |= {"seeds": [seed], "parents": args.parents}
+    table["steps"] = [round(args.scale * steps) for steps in table["steps"]]
+    table["seed"]["steps"] = round(args.scale * table["seed"]["steps"])
+    table["probe"] = {"steps": round(args.scale * table["probe"]["steps"]), "by": args.by}
+    tree["optim"]["lr"] *= args.rate
+    if args.even:
         middle = len(table["steps"]) // 2
         table |= {"steps": [table["steps"][middle]], "sizes": dict([list(table["sizes"].items())[middle]])}
         table["probe"] = {"by": ["hand"]}
-    if given.texts == "data":
-        table["domains"], table["untrained"] = texts(given.data.resolve())
+    if args.texts == "data":
+        table["domains"], table["untrained"] = texts(args.data.resolve())
     return tree
 
 
@@ -221,17 +221,17 @@ TRAINED = [RUNS / f"experts-data-0.5-3-1-all-{seed}" for seed in (1, 2, 3)]
     rows=[1024, 4096, 16384],
     runs=Flag(TRAINED, "folders of `planaria experts train`, same domains", nargs="+"),
 )
-def run_worst_domain(given: Namespace) -> Measurement:
+def run_worst_domain(args: Namespace) -> Measurement:
     """Measure weights for an ensemble's worst domain: the passes of two solvers, and the gain and price of the weights.
 
     The solvers run on synthetic rows (6 experts, 4 domains); a pass is an evaluation of every row. The gain uses the
     experts of finished runs (``--runs``; by default those of ``benchmarks.experts experts --scale 0.5 --parents 3 --by
     probe``), fitted on held-out texts and shown on test texts, also of untrained domains.
     """
-    rows, notes = list(solvers(given.rows, given.seeds)), list[str]()
-    runs = [run for run in given.runs if (run / "experts.json").is_file()]
+    rows, notes = list(solvers(args.rows, args.seeds)), list[str]()
+    runs = [run for run in args.runs if (run / "experts.json").is_file()]
     notes += [
-        f"{run.name}: no ensemble there, so it is not among those measured" for run in given.runs if run not in runs
+        f"{run.name}: no ensemble there, so it is not among those measured" for run in args.runs if run not in runs
     ]
     if runs:
         rows += experts(runs)
@@ -243,7 +243,7 @@ def made(rows: int, domains: int, seed: int) -> MinimaxProblem:
     draw = np.random.default_rng(seed)
     hard, skill = draw.uniform(0, 1, domains), draw.normal(0, 1, (domains, EXPERTS))
     texts = {f"d{d}": draw.normal(skill[d] - 2 * hard[d], 1.0, (rows // domains, EXPERTS)) for d in range(domains)}
-    return problem(texts, FLOOR)
+    return make_problem(texts, FLOOR)
 
 
 def solvers(sizes: list[int], seeds: list[int]) -> Iterator[Row]:
@@ -254,19 +254,19 @@ def solvers(sizes: list[int], seeds: list[int]) -> Iterator[Row]:
         slow, slow_s = _solved(problems, "extragradient")
         fast, fast_s = _solved(problems, "halpern")
         passes[size] = [found.evaluations / size for found in fast]
-        beside: dict[str, Cell] = {"rows": size}
-        yield Row("extragradient: passes", [found.evaluations / size for found in slow], "", None, beside)
-        yield Row("halpern: passes", passes[size], "", None, beside)
+        columns: dict[str, Cell] = {"rows": size}
+        yield Row("extragradient: passes", [found.evaluations / size for found in slow], "", None, columns)
+        yield Row("halpern: passes", passes[size], "", None, columns)
         over = [one.evaluations / other.evaluations for one, other in zip(fast, slow, strict=True)]
-        yield Row("halpern over extragradient, passes", over, "", Claim(high=0.25) if size == 4096 else None, beside)
-        yield Row("halpern over extragradient, seconds", ratios(fast_s, slow_s), "", None, beside)
+        yield Row("halpern over extragradient, passes", over, "", Claim(high=0.25) if size == 4096 else None, columns)
+        yield Row("halpern over extragradient, seconds", ratios(fast_s, slow_s), "", None, columns)
         apart = [float(abs(one.w - other.w).max()) for one, other in zip(fast, slow, strict=True)]
-        yield Row("weights apart", apart, "", Claim(high=5e-3) if size == 4096 else None, beside, "worst")
+        yield Row("weights apart", apart, "", Claim(high=5e-3) if size == 4096 else None, columns, "worst")
         open_gaps = [found.proof.gap for found in (*slow, *fast)]
-        yield Row("gap, nats a text", open_gaps, "0", Claim(low=0.0), beside, "least")
+        yield Row("gap, nats a text", open_gaps, "0", Claim(low=0.0), columns, "least")
         over = [_over_rivals(p, found) for p, found in zip(problems, slow, strict=True)]
         what = "value over the best of uniform weights and single experts"
-        yield Row(what, over, "", Claim(high=0.0), beside, "worst")
+        yield Row(what, over, "", Claim(high=0.0), columns, "worst")
     falls = statistics.mean(passes[min(sizes)]) / statistics.mean(passes[max(sizes)])
     yield Row(f"halpern: passes at {min(sizes)} rows over those at {max(sizes)}, means", [falls], "", Claim(low=2.0))
 
@@ -297,18 +297,18 @@ def experts(runs: list[Path]) -> Iterator[Row]:
         prices = [found.prices[name] for found, name in zip(all_found, worst, strict=True)]
         shown = [_worst_on_test(found) for found in all_found]
         limit = f"ln K / T = {all_found[0].most:.4f}"
-        beside: dict[str, Cell] = {"tokens": all_found[0].tokens}
-        named: dict[str, Cell] = beside | {"worst": ", ".join(worst)}
+        columns: dict[str, Cell] = {"tokens": all_found[0].tokens}
+        named: dict[str, Cell] = columns | {"worst": ", ".join(worst)}
         yield Row("held out: gain on the worst domain", gains, limit, Claim(high=all_found[0].most), named, "worst")
-        yield Row("its price", prices, "1", None, named)
+        yield Row("its cost", prices, "1", None, named)
         uniform, best, cached = ([one[prior] for one in shown] for prior in ("uniform", "worst", "cached"))
-        yield Row("test: gain on the worst domain", gaps(uniform, best), limit, None, beside)
-        yield Row("test: worst domain, cached over uniform", gaps(cached, uniform), "", None, beside)
+        yield Row("test: gain on the worst domain", gaps(uniform, best), limit, None, columns)
+        yield Row("test: worst domain, cached over uniform", gaps(cached, uniform), "", None, columns)
         for other in all_found[0].test["uniform"]:
             costs = [found.test["worst"][other] - found.test["uniform"][other] for found in all_found]
             never = "" if other in all_found[0].prices else ", never trained"
-            yield Row(f"test: {other}{never} pays", costs, "", None, beside)
-        yield Row("gap, nats per token", [found.gap for found in all_found], "0", Claim(low=0.0), beside, "least")
+            yield Row(f"test: {other}{never} pays", costs, "", None, columns)
+        yield Row("gap, nats per token", [found.gap for found in all_found], "0", Claim(low=0.0), columns, "least")
 
 
 def _worst_on_test(found: FittedWeights) -> dict[str, float]:

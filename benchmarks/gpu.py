@@ -32,7 +32,7 @@ from benchmarks.harness import (
     ratios,
     start,
 )
-from benchmarks.recovery_time import beside as recovery_parts
+from benchmarks.recovery_time import columns as recovery_parts
 from benchmarks.recovery_time import kills, totals
 from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
@@ -42,13 +42,13 @@ from planaria.data.stream import Stream
 from planaria.lab.reference.engine import InlineEngine
 from planaria.models.llama_stages import flops_per_token, parameter_count, stage_layers
 from planaria.pipeline.network.costs import MessageCosts, message_bytes
-from planaria.pipeline.plan.clock import PlanSimulation
-from planaria.report.run.recovery_timeline import recoveries
+from planaria.pipeline.plan.simulation import PlanSimulation
+from planaria.report.run.recoveries import recoveries
 from planaria.report.run.stage_peaks import StagePeak, stage_peaks
-from planaria.runtime.engine.requirements import device_needs
 from planaria.runtime.fleet.devices import VISIBLE, Device, Inventory, inventory
 from planaria.runtime.prediction.memory import fit_to_memory, stage_memory
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.preparation.requirements import device_needs
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.runner import StageRunner
 
 
@@ -251,9 +251,9 @@ def routed(name: str, microbatches: int | None, repeats: int) -> list[Row]:
     rows = []
     for (kind, claim), seconds in zip(ROUTES.items(), others, strict=True):
         limit = f"{floor:.3f}: FLOPs" if kind == "skipping" else "1"
-        beside = {"step s": statistics.median(seconds)}
+        columns = {"step s": statistics.median(seconds)}
         rows.append(
-            Row(f"{config.name}, {STAGES} stages: a step {kind} / full", ratios(seconds, full), limit, claim, beside)
+            Row(f"{config.name}, {STAGES} stages: a step {kind} / full", ratios(seconds, full), limit, claim, columns)
         )
     return rows
 
@@ -265,7 +265,7 @@ def routed(name: str, microbatches: int | None, repeats: int) -> list[Row]:
     microbatches=Flag(None, "in a step; the preset's unless given", type=int),
     peak=Flag(989.0, "dense bf16 peak; 989 on H100 and H200", metavar="TFLOP/S"),
 )
-def run_gpu(given: Namespace) -> Measurement:
+def run_gpu(args: Namespace) -> Measurement:
     """Compare the inline engine on one GPU with a plain loop; measure the cost of readiness and of other routes.
 
     CheckFree's presets train in bf16, compiled, on a synthetic corpus. The plain loop trains a model of the same shapes
@@ -281,12 +281,12 @@ def run_gpu(given: Namespace) -> Measurement:
         print("benchmarks.gpu: needs a CUDA device")
         return 2
     rows = []
-    for name in given.presets:
-        rows += rows_of(preset(name, given.microbatches), given.repeats, given.peak * 1e12)
+    for name in args.presets:
+        rows += rows_of(preset(name, args.microbatches), args.repeats, args.peak * 1e12)
         print(*(f"{row.what}: {row.value:.3f}" for row in rows[-4:]), sep="\n", flush=True)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    rows += routed(given.presets[0], given.microbatches, given.repeats)
+    rows += routed(args.presets[0], args.microbatches, args.repeats)
     return Result(rows, ["published: torchtitan 33 to 39 % for Llama 3.1 8B in bf16 on 8 to 128 H100"])
 
 
@@ -343,7 +343,7 @@ def recovery(config: RunConfig, incidents: int, gap: int) -> list[Row]:
     gap=Flag(26, "steps from one kill to the next; a new worker is a spare after some 8 s"),
     microbatches=Flag(None, "in a step; the preset's unless given", type=int),
 )
-def run_gpu_fleet(given: Namespace) -> Measurement:
+def run_gpu_fleet(args: Namespace) -> Measurement:
     """Compare the fleet on one GPU with the inline engine, and time the recovery of a killed stage.
 
     CheckFree's smallest preset, bf16 and compiled, as four processes that share the first device. Claims: at least 0.85
@@ -354,8 +354,8 @@ def run_gpu_fleet(given: Namespace) -> Measurement:
         raise UserError(f"benchmarks.gpu fleet: this machine has no CUDA device: {found.lacks}")
     torch.set_num_threads(1)  # as in workers
     os.environ[VISIBLE] = found.devices[0].name
-    config = preset(given.preset, given.microbatches, given.stages)
-    return [speed(config, given.steps), *recovery(config, given.kills, given.gap)]
+    config = preset(args.preset, args.microbatches, args.stages)
+    return [speed(config, args.steps), *recovery(config, args.kills, args.gap)]
 
 
 PREDICTED_NAME = "gpu_predicted"
@@ -385,23 +385,23 @@ def stage_flops(model: ModelConfig, stages: int) -> list[float]:
     return [count * (whole - bare) / model.layers + (0.0 if stage else bare) for stage, count in enumerate(counts)]
 
 
-def predicted_preset(name: str, given: Namespace) -> RunConfig:
+def predicted_preset(name: str, args: Namespace) -> RunConfig:
     """Return a shipped recipe as four processes with the seconds of passes, copies and links.
 
     A forward pass is a third of the FLOPs; the utilisation includes the optimizer.
     """
     flags = {"pipeline.stages": str(BLOCKS), "network.forward_s": "[]", "network.backward_s": "[]"}
-    flags |= {} if given.wire is None else {"pipeline.wire": given.wire}
+    flags |= {} if args.wire is None else {"pipeline.wire": args.wire}
     config = recipe.load(shipped.find(name), flags)
     tokens = config.pipeline.microbatch_size * config.model.context
-    passes = [flops * tokens / rate(given) for flops in stage_flops(config.model, BLOCKS)]
+    passes = [flops * tokens / rate(args) for flops in stage_flops(config.model, BLOCKS)]
     costs = {"forward_s": [seconds / 3 for seconds in passes], "backward_s": [seconds * 2 / 3 for seconds in passes]}
-    links = {"latency_s": 0.0, "bandwidth": given.link * 1e9, "staging_bandwidth": given.staging * 1e9}
+    links = {"latency_s": 0.0, "bandwidth": args.link * 1e9, "staging_bandwidth": args.staging * 1e9}
     return config.model_copy(update={"network": config.network.model_copy(update={**costs, **links})})
 
 
-def rate(given: Namespace) -> float:
-    return float(given.mfu * given.peak * 1e12)
+def rate(args: Namespace) -> float:
+    return float(args.mfu * args.peak * 1e12)
 
 
 def predicted_step_s(config: RunConfig, clock: type[PlanSimulation], overlap: bool) -> float:
@@ -410,10 +410,10 @@ def predicted_step_s(config: RunConfig, clock: type[PlanSimulation], overlap: bo
     return MessageCosts.seconds(clock(itinerary.training(0), itinerary.prices).run())
 
 
-def predicted_rows_of(name: str, given: Namespace) -> list[Row]:
-    config = predicted_preset(name, given)
+def predicted_rows_of(name: str, args: Namespace) -> list[Row]:
+    config = predicted_preset(name, args)
     per_token = flops_per_token(config.model)
-    inline_s = per_token * config.pipeline.samples * config.model.context / rate(given)
+    inline_s = per_token * config.pipeline.samples * config.model.context / rate(args)
     memory = [count / 1e9 for count in device_needs(config).stages]
     shape = {
         "parameters, M": round(parameter_count(config.model) / 1e6, 1),
@@ -422,14 +422,14 @@ def predicted_rows_of(name: str, given: Namespace) -> list[Row]:
         "block stage, GB": memory[1],
         "all, GB": sum(memory),
     }
-    full = f"{given.peak * 1e12 / per_token:,.0f} at the peak"
-    rows = [Row(f"{name}: tokens/s, inline", [rate(given) / per_token], full, beside=shape)]
+    full = f"{args.peak * 1e12 / per_token:,.0f} at the peak"
+    rows = [Row(f"{name}: tokens/s, inline", [rate(args) / per_token], full, columns=shape)]
     message = {"MB a message": message_bytes(config.model, config.pipeline).larger / 1e6}
     for clock, where, limit in ((PlanSimulation, "a device each", f"{WORKERS}"), (OneDevice, "one device", "1")):
         for overlap, how in ((True, ""), (False, ", copies in place of computing")):
             ratio = inline_s / predicted_step_s(config, clock, overlap)
             rows.append(
-                Row(f"{name}: {WORKERS} processes, {where}, speed / inline{how}", [ratio], limit, beside=message)
+                Row(f"{name}: {WORKERS} processes, {where}, speed / inline{how}", [ratio], limit, columns=message)
             )
     return rows
 
@@ -449,7 +449,7 @@ def flags() -> argparse.ArgumentParser:
 
 
 @benchmark(PREDICTED_NAME, **PREDICTED_FLAGS)
-def run_predicted(given: Namespace) -> Measurement:
+def run_predicted(args: Namespace) -> Measurement:
     """Predict the speed of GPUs by formula and simulator: PREDICTED, NOT MEASURED. It runs on any machine.
 
     CheckFree's presets as four processes, if every pass ran at the utilisation --mfu of --peak. Assumed: the bandwidth
@@ -460,7 +460,7 @@ def run_predicted(given: Namespace) -> Measurement:
     copy each way at a time; the control does not compute while it copies. Not included: switches between processes,
     inefficient kernels of small passes, shared buses, and waits for a host's cores.
     """
-    rows = [row for name in given.presets for row in predicted_rows_of(name, given)]
+    rows = [row for name in args.presets for row in predicted_rows_of(name, args)]
     return Result(rows, NOTES, column="predicted")
 
 
@@ -498,12 +498,12 @@ def memory_rows_of(called: str, config: RunConfig, device: Device) -> list[Row]:
     memory = stage_memory(config, device.memory)
     each = [one.tensors / peak.device_bytes for one, peak in zip(memory, peaks, strict=True)]
     sizes = [f"{peak.device_bytes / 1e9:.2f} GB at {peak.where}" for peak in peaks]
-    beside: dict[str, Cell] = {"in flight": config.pipeline.in_flight or 0, "recompute": str(config.train.recompute)}
+    columns: dict[str, Cell] = {"in flight": config.pipeline.in_flight or 0, "recompute": str(config.train.recompute)}
     largest = max(range(1, len(peaks)), key=lambda stage: peaks[stage].device_bytes)
     return [
-        Row(f"{called}: ends, predicted / measured", each[:1], sizes[0], CLOSE, beside),
-        Row(f"{called}: largest block stage, predicted / measured", [each[largest]], sizes[largest], CLOSE, beside),
-        Row(f"{called}: all block stages", each[1:], _sum(peaks), None, beside),
+        Row(f"{called}: ends, predicted / measured", each[:1], sizes[0], CLOSE, columns),
+        Row(f"{called}: largest block stage, predicted / measured", [each[largest]], sizes[largest], CLOSE, columns),
+        Row(f"{called}: all block stages", each[1:], _sum(peaks), None, columns),
     ]
 
 
@@ -512,7 +512,7 @@ def _sum(peaks: list[StagePeak]) -> str:
 
 
 @benchmark("gpu_memory", shapes=Flag(list(SHAPES), "of the runs", metavar="NAME"))
-def run_gpu_memory(given: Namespace) -> Measurement:
+def run_gpu_memory(args: Namespace) -> Measurement:
     """Compare the predicted memory of stages with the peaks of a fleet on one device.
 
     Four shapes: CheckFree's presets in four and three stages, compiled and eager, with kept and recomputed activations,
@@ -525,7 +525,7 @@ def run_gpu_memory(given: Namespace) -> Measurement:
     device = found.devices[0]
     os.environ[VISIBLE] = device.name
     rows = []
-    for called in given.shapes:
+    for called in args.shapes:
         rows += memory_rows_of(called, memory_shape(*SHAPES[called], device), device)
         print(*(f"{row.what}: {[f'{value:.3f}' for value in row.values]} {row.limit}" for row in rows[-3:]), sep="\n")
     return rows

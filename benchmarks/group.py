@@ -28,22 +28,22 @@ SKIP = 5
 
 
 @benchmark("group_cost", repeats=Flag(10), steps=Flag(60), width=256, layers=4, batch=64)
-def run_cost(given: Namespace) -> Measurement:
+def run_cost(args: Namespace) -> Measurement:
     """Steps of one member of a group and of the same loop without one, in turns, in this process. Claim: <= 1.01."""
     torch.set_num_threads(1)
-    wrapped, plain = interleaved([lambda: _side(given, True), lambda: _side(given, False)], given.repeats)
-    beside = {"with, ms": 1e3 * median(wrapped), "without, ms": 1e3 * median(plain)}
-    return [Row("step of one member / of the plain loop", ratios(wrapped, plain), "1", Claim(high=1.01), beside)]
+    wrapped, plain = interleaved([lambda: _side(args, True), lambda: _side(args, False)], args.repeats)
+    columns = {"with, ms": 1e3 * median(wrapped), "without, ms": 1e3 * median(plain)}
+    return [Row("step of one member / of the plain loop", ratios(wrapped, plain), "1", Claim(high=1.01), columns)]
 
 
-def _side(given: Namespace, member: bool) -> float:
+def _side(args: Namespace, member: bool) -> float:
     """Return the median seconds of a step."""
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(given.width, 4, 4 * given.width, dropout=0.0, batch_first=True)
-    model = nn.TransformerEncoder(layer, given.layers, enable_nested_tensor=False)
+    layer = nn.TransformerEncoderLayer(args.width, 4, 4 * args.width, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, args.layers, enable_nested_tensor=False)
     optimizer: Optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    data = TensorDataset(torch.randn(given.batch * given.steps, 16, given.width))
-    loader = DataLoader(data, given.batch, shuffle=True)
+    data = TensorDataset(torch.randn(args.batch * args.steps, 16, args.width))
+    loader = DataLoader(data, args.batch, shuffle=True)
     if not member:
         return _timed(model, optimizer, _rows(loader))
     shutil.rmtree(RUNS / "group", ignore_errors=True)

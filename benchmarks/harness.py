@@ -209,7 +209,7 @@ class Row:
     """the physical limit, measured or computed, in words and numbers"""
     claim: Claim | None = None
     """None: shown for comparison only"""
-    beside: Mapping[str, Cell] = field(default_factory=dict)
+    columns: Mapping[str, Cell] = field(default_factory=dict)
     """further columns"""
     judged: Literal["median", "worst", "least"] = "median"
     """the statistic that the claim bounds; ``worst`` is the maximum"""
@@ -273,12 +273,12 @@ def benchmark(name: str, /, **flags: Any) -> Callable[[Callable[..., Measurement
         doc = measure.__doc__ or sys.modules[measure.__module__].__doc__
 
         def command() -> int:
-            given = parser(name, doc, flags).parse_args()
-            found = measure(given)
+            args = parser(name, doc, flags).parse_args()
+            found = measure(args)
             if isinstance(found, int):
                 return found
             result = found if isinstance(found, Result) else Result(found)
-            return conclude(result.name or name, given, result.rows, result.notes, result.column)
+            return conclude(result.name or name, args, result.rows, result.notes, result.column)
 
         command.__doc__ = doc
         return command
@@ -355,12 +355,12 @@ def _overview(cases: Mapping[str, Callable[[], int]]) -> str:
 
 
 def conclude(
-    name: str, given: Namespace, rows: Sequence[Row], notes: Sequence[str] = (), column: str = "measured"
+    name: str, args: Namespace, rows: Sequence[Row], notes: Sequence[str] = (), column: str = "measured"
 ) -> int:
     """Print the rows, save them if asked, and return the exit code: 1 if a claim does not hold."""
     show(name, rows, notes, column)
-    if given.save:
-        flags = {k: v for k, v in vars(given).items() if k != "save"}
+    if args.save:
+        flags = {k: v for k, v in vars(args).items() if k != "save"}
         print(f"saved {save(name, flags, rows, notes).relative_to(ROOT)}")
     return int(any(row.verdict == "FAIL" for row in rows))
 
@@ -371,7 +371,7 @@ def show(name: str, rows: Sequence[Row], notes: Sequence[str], column: str = "me
     from rich.table import Table
 
     table = Table(title=f"{name}: {machine_line()}", title_justify="left")
-    extra = list(dict.fromkeys(key for row in rows for key in row.beside))
+    extra = list(dict.fromkeys(key for row in rows for key in row.columns))
     for head in ["", *extra, column, "spread", "limit", "claim", ""]:
         table.add_column(head, justify="left" if head in ("", "limit") else "right")
     for row in rows:
@@ -379,7 +379,7 @@ def show(name: str, rows: Sequence[Row], notes: Sequence[str], column: str = "me
         spread = f"{min(row.values):.3f} … {max(row.values):.3f} of {len(row.values)}" if row.values else "none"
         style = {"PASS": "green", "FAIL": "bold red"}.get(row.verdict, "")
         verdict = f"[{style}]{row.verdict}[/]" if style else ""
-        cells = [f"{cell:.4g}" if isinstance(cell := row.beside.get(key, ""), float) else str(cell) for key in extra]
+        cells = [f"{cell:.4g}" if isinstance(cell := row.columns.get(key, ""), float) else str(cell) for key in extra]
         table.add_row(row.what, *cells, shown, spread, row.limit, str(row.claim or ""), verdict)
     console = Console(width=None if sys.stdout.isatty() else 180)
     console.print(table)
@@ -403,7 +403,7 @@ def save(name: str, flags: Mapping[str, object], rows: Sequence[Row], notes: Seq
                 "limit": row.limit,
                 "claim": str(row.claim or ""),
                 "verdict": row.verdict,
-                **({"beside": dict(row.beside)} if row.beside else {}),
+                **({"columns": dict(row.columns)} if row.columns else {}),
             }
             for row in rows
         ],

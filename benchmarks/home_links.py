@@ -35,12 +35,12 @@ from planaria.config.schema import ModelConfig, NetworkConfig, PipelineConfig, R
 from planaria.faults.trace import write
 from planaria.faults.trace_generation import generate
 from planaria.pipeline.codecs.base import MessageBytes, Visit
-from planaria.pipeline.codecs.registry import codec_of
+from planaria.pipeline.codecs.registry import make_codec
 from planaria.pipeline.network.costs import MBIT, Costs, message_bytes
 from planaria.pipeline.plan.actions import Action, Key, StepPlan
 from planaria.pipeline.plan.build import visits
 from planaria.runtime.prediction.simulate import simulate
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.sleeping_runner import new_runner
 from planaria.runtime.worker.step_samples import StepInputs
 
@@ -129,7 +129,7 @@ WIRES = ("bf16", "8/8", "6/5", "6/4", "5/4", "4/4", "D/2:8/4", "D/4:8/4", "D/8:8
 
 
 @benchmark("home_links")
-def run_rule(given: Namespace) -> Measurement:
+def run_rule(args: Namespace) -> Measurement:
     """Simulate Protocol NanoGPT's clock: eight ranks in a chain, 1F1B, 524,288 tokens a step, width 1,024.
 
     All messages to a rank queue for one link of 200 Mb/s, and each occupies it for 50 ms more. Claims: both published
@@ -148,13 +148,15 @@ def run_rule(given: Namespace) -> Measurement:
         each = token_bytes(wire, WIDTH)
         steps = {n: step_seconds(each, n, True) for n in (4, 8, 16, 32, 64)}
         best = min(steps, key=steps.__getitem__)
-        share, beside = sum(each) / 4 / WIDTH, {"s/step": steps[best], "microbatch": best}
-        rows.append(Row(f"wire {wire}: step / dense", [steps[best] / dense], f"{share:.3f} of the bytes", None, beside))
+        share, columns = sum(each) / 4 / WIDTH, {"s/step": steps[best], "microbatch": best}
+        rows.append(
+            Row(f"wire {wire}: step / dense", [steps[best] / dense], f"{share:.3f} of the bytes", None, columns)
+        )
     return rows
 
 
 @benchmark("home_links_codec", repeats=Flag(7, "of each side"))
-def run_codec(given: Namespace) -> Measurement:
+def run_codec(args: Namespace) -> Measurement:
     """Time ``6/4`` on one thread: GB of fp32 per second, and its share of a stage's passes at width 1,024.
 
     Claims: encoding and decoding together take ≥ 0.5 GB/s, and ≤ 5 % of the forward and backward pass of a stage with
@@ -164,7 +166,7 @@ def run_codec(given: Namespace) -> Measurement:
     model = ModelConfig(dim=WIDTH, heads=16, layers=2, context=512, vocab=512)
     config = RunConfig(model=model, pipeline=PipelineConfig(stages=2, microbatch_size=2))
     runner, x = new_runner(config, 1, initialise=True), torch.randn(2, 512, WIDTH)
-    codec, visit = codec_of("6/4"), Visit(1, 2, 3)
+    codec, visit = make_codec("6/4"), Visit(1, 2, 3)
 
     def coding() -> float:
         began = time.perf_counter()
@@ -180,7 +182,7 @@ def run_codec(given: Namespace) -> Measurement:
         return time.perf_counter() - began
 
     coding(), passing()
-    coded, passed = interleaved([coding, passing], given.repeats)
+    coded, passed = interleaved([coding, passing], args.repeats)
     speed = [2 * x.nbytes / 1e9 / seconds for seconds in coded]
     return [
         Row("6/4, encode and decode, GB/s of fp32", speed, "memory bandwidth", Claim(low=0.5)),
@@ -197,7 +199,7 @@ SKIP = 2
 
 
 @benchmark("home_links_fleet", steps=Flag(6, "of each fleet, warm-up apart"))
-def run_fleet_steps(given: Namespace) -> Measurement:
+def run_fleet_steps(args: Namespace) -> Measurement:
     """Measure the steps of fleets with emulated links over the simulated step.
 
     Stages sleep; messages have the codec's bytes. ``shared`` is the benchmark's rule: one queue into each worker, with
@@ -220,7 +222,7 @@ def run_fleet_steps(given: Namespace) -> Measurement:
             model={"vocab": 260, "dim": 64, "layers": 4, "heads": 4, "context": 64},
             pipeline={"stages": 4, "microbatches": 8, "microbatch_size": 8, "wire": wire},
             data=bytes_data(),
-            train={"steps": given.steps + SKIP, "eval_every": 0},
+            train={"steps": args.steps + SKIP, "eval_every": 0},
             fleet={"spares": 0},
             checkpoint={"every": 0},
             network=network,
@@ -229,8 +231,8 @@ def run_fleet_steps(given: Namespace) -> Measurement:
         step_s = simulate(plan, Costs(config.network), message_bytes(config.model, config.pipeline)).step_s
         measured = fleet_step_seconds(finished(config), SKIP)
         what = f"{wire}, {name}, {'shared' if shared else 'each'}"
-        beside = {"fleet": milliseconds(measured), "simulated": milliseconds([step_s])}
-        rows.append(Row(what, [s / step_s for s in measured], "1: the simulated step", Claim(0.95, 1.05), beside))
+        columns = {"fleet": milliseconds(measured), "simulated": milliseconds([step_s])}
+        rows.append(Row(what, [s / step_s for s in measured], "1: the simulated step", Claim(0.95, 1.05), columns))
     return Result(rows, ["measured: fleet's step / simulated step"])
 
 
@@ -244,40 +246,40 @@ def run_fleet_steps(given: Namespace) -> Measurement:
     rates=Flag([1.0], "factors of the recipe's learning rate; each arm is shown at its best"),
     untied=Flag(False, "separate embedding and head, which a subspace needs"),
 )
-def run_loss(given: Namespace) -> Measurement:
+def run_loss(args: Namespace) -> Measurement:
     """Train small models on Python's own source with each codec, from the same seeds and data.
 
     Claims: ``6/4`` ends ≤ 0.010 nats above bf16 on average over the seeds, with 3.0 times fewer bytes. With
     ``--untied``, which subspaces need, there is no claim; ``D/1:16/16`` has a subspace's embedding and all dimensions.
     """
     rows, folder = [], Path(tempfile.mkdtemp(prefix="planaria-wires-"))
-    reference = given.wires[0]
+    reference = args.wires[0]
     try:
-        for width in given.widths:
-            best = {wire: _best(width, wire, given, folder) for wire in given.wires}
+        for width in args.widths:
+            best = {wire: _best(width, wire, args, folder) for wire in args.wires}
             losses = {wire: found for wire, (_, found) in best.items()}
-            for wire in given.wires[1:]:
+            for wire in args.wires[1:]:
                 gap = [a - b for a, b in zip(losses[wire], losses[reference], strict=True)]
                 mean = sum(gap) / len(gap)
                 fewer = sum(token_bytes(reference, width)) / sum(token_bytes(wire, width))
-                claim = Claim(high=0.010) if wire == "6/4" and not given.untied else None
+                claim = Claim(high=0.010) if wire == "6/4" and not args.untied else None
                 rows.append(Row(f"width {width}, {wire} - {reference}, mean nats", [mean], "0", claim,
                                 {"least": min(gap), "most": max(gap), "fewer bytes": fewer, "rate": best[wire][0],
                                  reference: sum(losses[reference]) / len(gap)}))  # fmt: skip
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    note = f"{given.seeds} seeds, {given.steps} steps, 4 block stages of one layer, context 128"
-    return Result(rows, [note], name="home_links_subspace" if given.untied else "")
+    note = f"{args.seeds} seeds, {args.steps} steps, 4 block stages of one layer, context 128"
+    return Result(rows, [note], name="home_links_subspace" if args.untied else "")
 
 
-def _best(width: int, wire: str, given: Namespace, folder: Path) -> tuple[float, list[float]]:
+def _best(width: int, wire: str, args: Namespace, folder: Path) -> tuple[float, list[float]]:
     """Return the factor of the learning rate with the least mean loss, and its losses by seed."""
     found = {
         rate: [
-            _final(width, wire, seed, given.steps, folder, given.microbatches, given.untied, rate)
-            for seed in range(given.seeds)
+            _final(width, wire, seed, args.steps, folder, args.microbatches, args.untied, rate)
+            for seed in range(args.seeds)
         ]
-        for rate in given.rates
+        for rate in args.rates
     }
     rate = min(found, key=lambda rate: sum(found[rate]))
     return rate, found[rate]
@@ -313,33 +315,33 @@ STEP_S, EDGES = 91.3, {1, 4}
     microbatches=Flag(8, "of a step"),
     hourly=Flag(0.1, "probability that a stage fails within an hour"),
 )
-def run_failures(given: Namespace) -> Measurement:
+def run_failures(args: Namespace) -> Measurement:
     """Kill block stages that CheckFree rebuilds from neighbours: loss over that without failures, for each codec.
 
     All arms have the same traces, and separate embedding and head.
     """
     rows, folder = [], Path(tempfile.mkdtemp(prefix="planaria-wire-failures-"))
-    traces = {seed: folder / f"trace-{seed}.json" for seed in range(given.seeds)}
+    traces = {seed: folder / f"trace-{seed}.json" for seed in range(args.seeds)}
     kills = []
     for seed, path in traces.items():
-        drawn = generate(seed, given.hourly, STEP_S, 4, given.steps, EDGES, forbid_adjacent=True)
+        drawn = generate(seed, args.hourly, STEP_S, 4, args.steps, EDGES, forbid_adjacent=True)
         kills.append(len(drawn.faults))
         write(drawn, path)
     try:
-        for wire in given.wires:
-            free, struck = (
+        for wire in args.wires:
+            free, faulty = (
                 [
-                    _final(given.width, wire, seed, given.steps, folder, given.microbatches, True, trace=path)
+                    _final(args.width, wire, seed, args.steps, folder, args.microbatches, True, trace=path)
                     for seed, path in chosen.items()
                 ]
                 for chosen in (dict.fromkeys(traces), traces)
             )
-            extra = [a - b for a, b in zip(struck, free, strict=True)]
-            beside = {"mean": sum(extra) / len(extra), "without failures": sum(free) / len(free)}
-            rows.append(Row(f"{wire}: extra loss with CheckFree, nats", extra, "0", None, beside))
+            extra = [a - b for a, b in zip(faulty, free, strict=True)]
+            columns = {"mean": sum(extra) / len(extra), "without failures": sum(free) / len(free)}
+            rows.append(Row(f"{wire}: extra loss with CheckFree, nats", extra, "0", None, columns))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Result(rows, [f"failures by seed: {kills}, {given.hourly} an hour of steps of {STEP_S} s"])
+    return Result(rows, [f"failures by seed: {kills}, {args.hourly} an hour of steps of {STEP_S} s"])
 
 
 if __name__ == "__main__":

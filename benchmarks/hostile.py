@@ -536,7 +536,7 @@ def verdict(case: Case, home: Path, limit_s: float = 30.0) -> tuple[str, float, 
     verbose=Flag(False, "print the output of each case"),
     only=Flag("", "cases with this in their name"),
 )
-def run_hostile(given: Namespace) -> Measurement:
+def run_hostile(args: Namespace) -> Measurement:
     """Check answers to hostile recipes, flags, topologies, traces and schedules.
 
     Each case is one command in this process. It may accept or refuse the input, but must answer. A refusal has exit
@@ -545,14 +545,14 @@ def run_hostile(given: Namespace) -> Measurement:
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
         prepare(home)
-        found = [case for case in cases(home, given.seed, given.values) if given.only in case.name]
+        found = [case for case in cases(home, args.seed, args.values) if args.only in case.name]
         wrong, slowest = Counter[str](), 0.0
         for case in found:
             why, seconds, output = verdict(case, home)
             if "--dry-run" in case.words:
                 slowest = max(slowest, seconds)
             wrong[why] += 1
-            if why or given.verbose or seconds > DRY_S:
+            if why or args.verbose or seconds > DRY_S:
                 print(f"{why or 'right':14} {seconds:4.1f} s  {case.name}: {output[:300]}", flush=True)
     counted = {
         "traceback": "tracebacks",
@@ -599,7 +599,7 @@ def _damage_there(folder: Path) -> dict[str, tuple[int, int]]:
 @benchmark(
     "damage", seed=34107, cases=Flag(900, "of about two thousand"), only=Flag("", "cases with this in their name")
 )
-def run_damage(given: Namespace) -> Measurement:
+def run_damage(args: Namespace) -> Measurement:
     """Check answers to runs with one damaged, altered or missing file.
 
     Each case copies a small real run, damages one file and runs one command in this process. Damage to a file that the
@@ -610,9 +610,9 @@ def run_damage(given: Namespace) -> Measurement:
         home, ended = Path(place) / "runs", Counter[str]()
         home.mkdir()
         prepare_damage(home)
-        found = [case for case in damage_cases(home, given.seed) if given.only in case.name][: given.cases]
+        found = [case for case in damage_cases(home, args.seed) if args.only in case.name][: args.cases]
         for case in found:
-            how, output = damage_verdict(case, home, Path(place) / "run", given.seed)
+            how, output = damage_verdict(case, home, Path(place) / "run", args.seed)
             ended[how] += 1
             if how not in ("refused", "not read", "read"):
                 print(f"{how:14} {case.name}: {output}", flush=True)

@@ -212,24 +212,24 @@ def require_alike(sides: Mapping[str, Side]) -> None:
             raise RunStopped(f"{name}: its losses are up to {apart:.2g} nats from the engine's; nothing is measured")
 
 
-def compare(given: Namespace, dim: int) -> Iterator[Row]:
+def compare(args: Namespace, dim: int) -> Iterator[Row]:
     """Compare time and loss of all sides at one width."""
-    config = recipe(given, dim, "inline", given.steps * given.repeats + FIRST)
-    names = [ENGINE, *([OWN] if "plain" in given.against else [])]
-    names += ATTENTIONS if "transformers" in given.against else []
+    config = recipe(args, dim, "inline", args.steps * args.repeats + FIRST)
+    names = [ENGINE, *([OWN] if "plain" in args.against else [])]
+    names += ATTENTIONS if "transformers" in args.against else []
     with ExitStack() as stack:
         sides = {name: Side(name, config, stack) for name in names}
         interleaved([lambda side=side: side.train(FIRST) for side in sides.values()], 1)
         require_alike(sides)
-        timed = interleaved([lambda side=side: side.train(given.steps) for side in sides.values()], given.repeats)
+        timed = interleaved([lambda side=side: side.train(args.steps) for side in sides.values()], args.repeats)
     seconds = dict(zip(sides, timed, strict=True))
     what = f"width {dim}, {parameter_count(config.model) / 1e6:.2f} M parameters: engine / "
-    if "plain" in given.against:
+    if "plain" in args.against:
         yield ratio(what + OWN, config, seconds, OWN, SMALL if dim < 256 else PLAIN)
         apart = [abs(a - b) for a, b in zip(sides[ENGINE].losses, sides[OWN].losses, strict=True)]
         title = f"|loss - plain loss|, worst of {len(apart)} steps, nats"
         yield Row(title, apart, "0: the same sums", SAME, judged="worst")
-    if "transformers" in given.against:
+    if "transformers" in args.against:
         fastest = min(ATTENTIONS, key=lambda name: median(seconds[name]))
         yield ratio(what + fastest, config, seconds, fastest, TRANSFORMERS)
 
@@ -239,16 +239,16 @@ def ratio(what: str, config: RunConfig, seconds: Mapping[str, list[float]], othe
     steps = (config.train.steps - FIRST) // len(seconds[ENGINE])
     flops = flops_per_token(config.model) * config.pipeline.samples * config.model.context * steps
     limit = f"1 ({flops / min(seconds[other]) / 1e9:.0f} GFLOP/s at best)"
-    beside = {name: milliseconds([s / steps for s in found]) for name, found in seconds.items()}
-    return Row(what, ratios(seconds[ENGINE], seconds[other]), limit, claim, beside)
+    columns = {name: milliseconds([s / steps for s in found]) for name, found in seconds.items()}
+    return Row(what, ratios(seconds[ENGINE], seconds[other]), limit, claim, columns)
 
 
-def recipe(given: Namespace, dim: int, name: str, steps: int, **sections: Any) -> RunConfig:
-    sizes = {"microbatches": given.microbatches, "microbatch_size": given.microbatch_size}
+def recipe(args: Namespace, dim: int, name: str, steps: int, **sections: Any) -> RunConfig:
+    sizes = {"microbatches": args.microbatches, "microbatch_size": args.microbatch_size}
     return run_config(
         name,
-        model={"vocab": VOCAB, "dim": dim, "layers": given.stages, "hidden": dim * 11 // 4},
-        pipeline={"stages": given.stages, **sizes},
+        model={"vocab": VOCAB, "dim": dim, "layers": args.stages, "hidden": dim * 11 // 4},
+        pipeline={"stages": args.stages, **sizes},
         data=bytes_data(),
         train={"steps": steps, "eval_every": 0},
         **sections,
@@ -265,7 +265,7 @@ def recipe(given: Namespace, dim: int, name: str, steps: int, **sections: Any) -
     microbatches=8,
     microbatch_size=4,
 )
-def run_inline(given: Namespace) -> Measurement:
+def run_inline(args: Namespace) -> Measurement:
     """Measure the processor time of an inline run over plain loops.
 
     The run is that of ``planaria train --engine inline`` with its log. All sides train the same weights on the same
@@ -274,9 +274,9 @@ def run_inline(given: Namespace) -> Measurement:
     1.02 of the plain loop's time (1.05 at width 128) with exactly its losses; at most the time of transformers, whose
     first losses must agree within 1e-4.
     """
-    if "transformers" in given.against and importlib.util.find_spec("transformers") is None:
+    if "transformers" in args.against and importlib.util.find_spec("transformers") is None:
         raise UserError("--against transformers: it is not installed; pip install 'planaria[hf]', or --against plain")
-    rows = [row for dim in given.dims for row in compare(given, dim)]
+    rows = [row for dim in args.dims for row in compare(args, dim)]
     return Result(rows, ["measured: processor time of the engine / of a loop, one process each"])
 
 
@@ -336,20 +336,20 @@ def _inline_s(config: RunConfig, warm: int) -> float:
     return (time.process_time() - began) / (config.train.steps - warm)
 
 
-def row_of(given: Namespace, dim: int) -> Row:
+def row_of(args: Namespace, dim: int) -> Row:
     config = recipe(
-        given, dim, f"worker_cpu-{dim}", given.steps, optim={"lr": 1e-4}, fleet={"spares": 0}, checkpoint={"every": 0}
+        args, dim, f"worker_cpu-{dim}", args.steps, optim={"lr": 1e-4}, fleet={"spares": 0}, checkpoint={"every": 0}
     )
-    workers = given.stages + 1
+    workers = args.stages + 1
     sides = [
-        lambda: fleet_s(config, given.warm),
-        lambda: inline_s(config, given.warm),
-        lambda: inline_s(config, given.warm, workers),
+        lambda: fleet_s(config, args.warm),
+        lambda: inline_s(config, args.warm),
+        lambda: inline_s(config, args.warm, workers),
     ]
-    fleet, inline, crowd = interleaved(sides, given.repeats)
+    fleet, inline, crowd = interleaved(sides, args.repeats)
     limit = f"{median(crowd) / median(inline):.3f}: {workers} such processes at once"
-    beside = {"fleet": milliseconds(fleet), "inline": milliseconds(inline)}
-    return Row(f"width {dim}", ratios(fleet, inline), limit, CLAIMS.get(dim), beside)
+    columns = {"fleet": milliseconds(fleet), "inline": milliseconds(inline)}
+    return Row(f"width {dim}", ratios(fleet, inline), limit, CLAIMS.get(dim), columns)
 
 
 @benchmark(
@@ -362,7 +362,7 @@ def row_of(given: Namespace, dim: int) -> Row:
     microbatches=8,
     microbatch_size=4,
 )
-def run_worker_cpu(given: Namespace) -> Measurement:
+def run_worker_cpu(args: Namespace) -> Measurement:
     """Measure the processor time of a fleet's workers over that of one process.
 
     The fleet's workers and the inline engine train the same small model on the same microbatches, one thread each, in
@@ -370,7 +370,7 @@ def run_worker_cpu(given: Namespace) -> Measurement:
     Claims: at most 1.25, 1.08 and 1.04 at widths 128, 256 and 512. The limit is the time of as many unrelated
     processes that share cores and caches.
     """
-    rows = [row_of(given, dim) for dim in given.dims]
+    rows = [row_of(args, dim) for dim in args.dims]
     return Result(rows, ["measured: processor time of all workers / of the one process"])
 
 

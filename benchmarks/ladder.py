@@ -40,15 +40,15 @@ from planaria.config.schema import ModelConfig, RunConfig
 from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.lab.compare.race import ValidationPoint
-from planaria.lab.compare.race_results import smoothed, ticks_to
+from planaria.lab.compare.race_results import smoothed_losses, ticks_to
 from planaria.lab.compare.race_spec import SMOOTHING_WINDOW
 from planaria.lab.reference.engine import InlineEngine
 from planaria.models.family import Pipelined
 from planaria.models.llama_stages import Llama, global_name, parameter_count
 from planaria.pipeline.routing.skipping import visits_per_microbatch
 from planaria.recovery.echo import Echo
+from planaria.runtime.api.stage_omission import omissions
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
-from planaria.runtime.engine.stage_omission import omissions
 from planaria.runtime.worker.step_samples import batches
 
 WORKERS = Flag(CORES, "processes at the same time")
@@ -94,13 +94,13 @@ WARM = Echo().every  # steps after which every copy is complete
 Losses = list[tuple[float, float]]  # at once and later, by lost stage
 
 
-def ladder_recipe(given: Namespace, seed: int, rule: str | None = None) -> RunConfig:
+def ladder_recipe(args: Namespace, seed: int, rule: str | None = None) -> RunConfig:
     """One layer per stage; the corpus and its tokenizer are read from the user's cache if present."""
     return run_config(
         "ladder",
         seed=seed,
-        model=shape(given.vocab, given.dim, given.stages),
-        pipeline={"stages": given.stages, "microbatches": 2, "microbatch_size": given.samples // 2},
+        model=shape(args.vocab, args.dim, args.stages),
+        pipeline={"stages": args.stages, "microbatches": 2, "microbatch_size": args.samples // 2},
         optim={"lr": 2e-3, "warmup": 20},
         train={"eval_microbatches": 16},
         recovery=RULES[rule] if rule else {},
@@ -111,29 +111,29 @@ def trained(seed: int) -> Path:
     return RUNS / "ladder" / f"seed-{seed}"
 
 
-def ladder_train(given: Namespace, seed: int) -> None:
+def ladder_train(args: Namespace, seed: int) -> None:
     """Train up to the steps that strategies with copies take themselves, and write every stage."""
-    engine = engine_for(ladder_recipe(given, seed))
-    for _ in range(given.steps - WARM):
+    engine = engine_for(ladder_recipe(args, seed))
+    for _ in range(args.steps - WARM):
         engine.train_step()
     for stage, runner in engine.runners.items():
         write_stage(trained(seed), stage, engine.step, runner.state())
 
 
-def losses_of(given: Namespace, seed: int, rule: str | None) -> Losses:
+def losses_of(args: Namespace, seed: int, rule: str | None) -> Losses:
     """Return the validation losses for each lost middle stage; without a rule, of the run that loses nothing."""
-    engine = engine_for(ladder_recipe(given, seed, rule))
-    state = {stage: read_stage(trained(seed), stage, given.steps - WARM) for stage in engine.runners}
+    engine = engine_for(ladder_recipe(args, seed, rule))
+    state = {stage: read_stage(trained(seed), stage, args.steps - WARM) for stage in engine.runners}
     found = []
-    for stage in range(2, given.stages) if rule else [None]:
-        engine.step = given.steps - WARM
+    for stage in range(2, args.stages) if rule else [None]:
+        engine.step = args.steps - WARM
         engine.load_states(state)
         for _ in range(WARM):
             engine.train_step()
         if stage is not None:
             lose(engine, stage)
         at_once = engine.evaluate()
-        for _ in range(given.after):
+        for _ in range(args.after):
             engine.train_step()
         found.append((at_once, engine.evaluate()))
     return found
@@ -146,12 +146,12 @@ def ladder_rows(losses: dict[tuple[str | None, int], Losses], seeds: Sequence[in
         at_once = [[now - base[seed][0] for now, _ in losses[rule, seed]] for seed in seeds]
         later = [[after - base[seed][1] for _, after in losses[rule, seed]] for seed in seeds]
         means[rule] = [fmean(each) for each in at_once]
-        beside: dict[str, Cell] = {}
+        columns: dict[str, Cell] = {}
         for what, by_seed in (("at once", at_once), ("later", later)):
             flat = [x for each in by_seed for x in each]
-            beside |= {what: f"{fmean(flat):+.3f}", f"{what}, each": f"{min(flat):+.3f} … {max(flat):+.3f}"}
+            columns |= {what: f"{fmean(flat):+.3f}", f"{what}, each": f"{min(flat):+.3f} … {max(flat):+.3f}"}
         claim = Claim(high=0.05) if rule in AVERAGES else None
-        yield Row(rule, [fmean(each) for each in later], "nothing lost: 0", claim, beside, judged="worst")
+        yield Row(rule, [fmean(each) for each in later], "nothing lost: 0", claim, columns, judged="worst")
     over = ratios(means["uniform"], means["copy"])
     yield Row("at once: uniform / copy", over, "none known", Claim(high=0.95), judged="worst")
 
@@ -167,7 +167,7 @@ def ladder_rows(losses: dict[tuple[str | None, int], Losses], seeds: Sequence[in
     samples=Flag(10, "in one step, of 64 tokens each"),
     workers=WORKERS,
 )
-def run_ladder(given: Namespace) -> Measurement:
+def run_ladder(args: Namespace) -> Measurement:
     """Measure the harm of losing a middle stage under each recovery rule, at once and 50 steps later.
 
     A small model learns Python's standard library. From the same trained state and with the same data, each middle
@@ -178,26 +178,26 @@ def run_ladder(given: Namespace) -> Measurement:
     once; averages leave at most 0.05 nats 50 steps later. Random weights have no claim: at this size a fresh residual
     stage is nearly the identity.
     """
-    if given.steps < WARM:
-        raise UserError(f"--steps {given.steps}: copies are complete after {WARM} steps; give {WARM} or more")
-    tokenise_corpus(ladder_recipe(given, 0).data, given.vocab, print)
-    list(in_processes(given.workers, ladder_train, repeat(given), given.seeds))
-    print(f"trained {len(given.seeds)} seeds for {given.steps - WARM} steps", flush=True)
-    arms = list(product([None, *RULES], given.seeds))
-    results = in_processes(given.workers, losses_of, repeat(given), [s for _, s in arms], [rule for rule, _ in arms])
+    if args.steps < WARM:
+        raise UserError(f"--steps {args.steps}: copies are complete after {WARM} steps; give {WARM} or more")
+    tokenise_corpus(ladder_recipe(args, 0).data, args.vocab, print)
+    list(in_processes(args.workers, ladder_train, repeat(args), args.seeds))
+    print(f"trained {len(args.seeds)} seeds for {args.steps - WARM} steps", flush=True)
+    arms = list(product([None, *RULES], args.seeds))
+    results = in_processes(args.workers, losses_of, repeat(args), [s for _, s in arms], [rule for rule, _ in arms])
     losses = {}
     for (rule, seed), found in zip(arms, results, strict=True):
         losses[rule, seed] = found
         shown = ", ".join(f"{now:.3f} → {later:.3f}" for now, later in found)
         print(f"seed {seed}, {rule or 'nothing lost'}: {shown}", flush=True)
-    free = [(seed, *losses[None, seed][0]) for seed in given.seeds]
+    free = [(seed, *losses[None, seed][0]) for seed in args.seeds]
     notes = [
-        f"measured: validation loss {given.after} steps after the loss of a stage, minus that of the run that lost "
+        f"measured: validation loss {args.after} steps after the loss of a stage, minus that of the run that lost "
         "nothing; nats per token, mean over the middle stages, worst seed",
         "the run that lost nothing: "
         + ", ".join(f"seed {seed} {now:.3f}, then {later:.3f}" for seed, now, later in free),
     ]
-    return Result(list(ladder_rows(losses, given.seeds)), notes)
+    return Result(list(ladder_rows(losses, args.seeds)), notes)
 
 
 # ---- a lost outer stage
@@ -212,32 +212,32 @@ class Course:
     last: float
 
 
-def edges_recipe(given: Namespace, seed: int, routing: str) -> RunConfig:
+def edges_recipe(args: Namespace, seed: int, routing: str) -> RunConfig:
     """Two layers per stage; half of the microbatches are one of two."""
     return run_config(
         "edges",
         seed=seed,
-        model=shape(VOCAB, given.dim, 2 * given.stages, 96),
+        model=shape(VOCAB, args.dim, 2 * args.stages, 96),
         data={"tokenizer": "bytes"},
-        pipeline={"stages": given.stages, "microbatches": 2, "microbatch_size": given.samples // 2},
+        pipeline={"stages": args.stages, "microbatches": 2, "microbatch_size": args.samples // 2},
         routing={"kind": routing},
         optim={"lr": 2e-3, "warmup": 20},
-        train={"steps": given.steps},
+        train={"steps": args.steps},
         recovery={"strategy": "copy"},
     )
 
 
-def edges_train(given: Namespace, seed: int, routing: str) -> Course:
+def edges_train(args: Namespace, seed: int, routing: str) -> Course:
     """Train one model, then lose either outer stage."""
-    engine = engine_for(edges_recipe(given, seed, routing))
+    engine = engine_for(edges_recipe(args, seed, routing))
     points = []
-    for step in range(1, given.steps + 1):
+    for step in range(1, args.steps + 1):
         engine.train_step()
-        if step % given.every == 0:
+        if step % args.every == 0:
             points.append(ValidationPoint(tick=step, step=step, loss=engine.evaluate()))
     whole, state = engine.evaluate(), {s: copy.deepcopy(runner.state()) for s, runner in engine.runners.items()}
     harm = []
-    for stage in (1, given.stages):
+    for stage in (1, args.stages):
         engine.load_states(state)
         lose(engine, stage)
         harm.append(engine.evaluate() - whole)
@@ -246,7 +246,7 @@ def edges_train(given: Namespace, seed: int, routing: str) -> Course:
 
 def steps_ratio(full: list[ValidationPoint], swapped: list[ValidationPoint]) -> float:
     """Return the steps to the best loss that both reach, swapped over full."""
-    target = max(min(loss for _, loss in smoothed(points)) for points in (full, swapped))
+    target = max(min(loss for _, loss in smoothed_losses(points)) for points in (full, swapped))
     ticks = [ticks_to(points, target) for points in (full, swapped)]
     assert ticks[0] is not None and ticks[1] is not None, "both reach the worse of their best losses"
     return ticks[1] / ticks[0]
@@ -262,7 +262,7 @@ def steps_ratio(full: list[ValidationPoint], swapped: list[ValidationPoint]) -> 
     samples=Flag(20, "in one step, of 96 bytes each"),
     workers=WORKERS,
 )
-def run_edges(given: Namespace) -> Measurement:
+def run_edges(args: Namespace) -> Measurement:
     """Measure swapped routing (CheckFree+): harm of losing an outer stage, and steps to equal loss.
 
     Two models start from the same weights and read the same data, one in natural order, the other with the outer two
@@ -273,38 +273,38 @@ def run_edges(given: Namespace) -> Measurement:
     The last stage's claim is doubtful: other sizes, seeds and rates gave 0.37 to 1.06, because losing it does little
     harm (0.1 to 0.3 nats). The first stage's claim needs two layers per stage: with one, trials gave 0.15 to 0.54.
     """
-    if given.steps < SMOOTHING_WINDOW * given.every:
+    if args.steps < SMOOTHING_WINDOW * args.every:
         raise UserError(
-            f"--steps {given.steps}: a loss is the mean of {SMOOTHING_WINDOW} validations; lower --every or raise "
+            f"--steps {args.steps}: a loss is the mean of {SMOOTHING_WINDOW} validations; lower --every or raise "
             "--steps"
         )
-    tokenise_corpus(edges_recipe(given, 0, "full").data, VOCAB, print)
-    arms = list(product(given.seeds, ("full", "swapped")))
+    tokenise_corpus(edges_recipe(args, 0, "full").data, VOCAB, print)
+    arms = list(product(args.seeds, ("full", "swapped")))
     courses: list[Course] = []
-    results = in_processes(given.workers, edges_train, repeat(given), [s for s, _ in arms], [kind for _, kind in arms])
+    results = in_processes(args.workers, edges_train, repeat(args), [s for s, _ in arms], [kind for _, kind in arms])
     for (seed, routing), course in zip(arms, results, strict=True):
         courses.append(course)
         print(
             f"seed {seed}, {routing}: loss {course.points[-1].loss:.3f}, stage 1 lost {course.first:+.3f}, "
-            f"stage {given.stages} lost {course.last:+.3f}",
+            f"stage {args.stages} lost {course.last:+.3f}",
             flush=True,
         )
     full, swapped = courses[::2], courses[1::2]
     rows = []
-    for stage, high, side in ((1, 0.2, "first"), (given.stages, 0.5, "last")):
+    for stage, high, side in ((1, 0.2, "first"), (args.stages, 0.5, "last")):
         harms = [[getattr(course, side) for course in arm] for arm in (full, swapped)]
-        beside = {"full": f"{fmean(harms[0]):+.3f}", "swapped": f"{fmean(harms[1]):+.3f}"}
+        columns = {"full": f"{fmean(harms[0]):+.3f}", "swapped": f"{fmean(harms[1]):+.3f}"}
         what = f"stage {stage} lost, copied from its partner"
-        rows.append(Row(what, ratios(harms[1], harms[0]), "no harm: 0", Claim(high=high), beside))
-    finals = [fmean(smoothed(course.points)[-1][1] for course in arm) for arm in (full, swapped)]
+        rows.append(Row(what, ratios(harms[1], harms[0]), "no harm: 0", Claim(high=high), columns))
+    finals = [fmean(smoothed_losses(course.points)[-1][1] for course in arm) for arm in (full, swapped)]
     steps = [steps_ratio(a.points, b.points) for a, b in zip(full, swapped, strict=True)]
-    beside = {"full": f"loss {finals[0]:.3f}", "swapped": f"loss {finals[1]:.3f}"}
+    columns = {"full": f"loss {finals[0]:.3f}", "swapped": f"loss {finals[1]:.3f}"}
     notes = [
         "measured: swapped / full, the median seed",
         "full, swapped: validation loss minus that of the same model at the same step with all its stages, nats per "
         "byte, mean of the seeds; in the last row validation losses at the end",
     ]
-    return Result([*rows, Row("steps to equal loss", steps, "none known", Claim(high=1.35), beside)], notes)
+    return Result([*rows, Row("steps to equal loss", steps, "none known", Claim(high=1.35), columns)], notes)
 
 
 # ---- skipped stages
@@ -324,15 +324,15 @@ class Outcome:
     omitted: dict[float, float]  # share of omitted stages → perplexity over the complete model's, at equal steps
 
 
-def skipping_recipe(given: Namespace, arm: str, seed: int) -> RunConfig:
-    layers = given.layers - round(given.layers / 3) if arm == SHALLOW else given.layers
+def skipping_recipe(args: Namespace, arm: str, seed: int) -> RunConfig:
+    layers = args.layers - round(args.layers / 3) if arm == SHALLOW else args.layers
     return run_config(
         "skipping",
         seed=seed,
-        model=shape(given.vocab, given.dim, layers, ends_layers=1),
-        pipeline={"stages": layers - 1, "microbatches": 6, "microbatch_size": given.samples // 6},
+        model=shape(args.vocab, args.dim, layers, ends_layers=1),
+        pipeline={"stages": layers - 1, "microbatches": 6, "microbatch_size": args.samples // 6},
         routing={"kind": "skipping", "skip": SKIP[arm]} if SKIP[arm] else {},
-        optim={"lr": given.lr, "warmup": 20},
+        optim={"lr": args.lr, "warmup": 20},
         train={"eval_microbatches": 24},
     )
 
@@ -344,11 +344,11 @@ def compute(config: RunConfig) -> float:
     return model.vocab * model.dim + (two - one) * (1 + visits_per_microbatch(stages, config.routing.skip))
 
 
-def skipping_train(given: Namespace, arm: str, seed: int) -> Outcome:
-    config = skipping_recipe(given, arm, seed)
+def skipping_train(args: Namespace, arm: str, seed: int) -> Outcome:
+    config = skipping_recipe(args, arm, seed)
     engine = engine_for(config)
-    budget = round(given.steps * compute(skipping_recipe(given, FULL, seed)) / compute(config))
-    while engine.step < given.steps:
+    budget = round(args.steps * compute(skipping_recipe(args, FULL, seed)) / compute(config))
+    while engine.step < args.steps:
         engine.train_step()
     at_steps = engine.evaluate()
     omitted = left_out(engine)
@@ -374,18 +374,18 @@ def left_out(engine: InlineEngine) -> dict[float, float]:
     return {one.share: one.over_full for one in found if one.stages}
 
 
-def skipping_rows(given: Namespace, found: dict[str, list[Outcome]]) -> Iterator[Row]:
-    full = compute(skipping_recipe(given, FULL, 0))
+def skipping_rows(args: Namespace, found: dict[str, list[Outcome]]) -> Iterator[Row]:
+    full = compute(skipping_recipe(args, FULL, 0))
     base = [outcome.at_steps for outcome in found[FULL]]
     for arm, outcomes in found.items():
         losses = [o.at_steps for o in outcomes], [o.at_compute for o in outcomes]
-        beside: dict[str, Cell] = {
-            "steps": f"{given.steps}, {round(given.steps * full / compute(skipping_recipe(given, arm, 0)))}",
+        columns: dict[str, Cell] = {
+            "steps": f"{args.steps}, {round(args.steps * full / compute(skipping_recipe(args, arm, 0)))}",
             "perplexity": ", ".join(f"{math.exp(fmean(each)):.2f}" for each in losses),
         }
         claims = (Claim(high=1.12), Claim(high=1.0)) if arm == THIRD else (None, None)
         steps, cost = ([math.exp(gap) for gap in gaps(each, base)] for each in losses)
-        yield Row(f"{arm} ÷ full, equal steps", steps, "1", claims[0], beside, "worst")
+        yield Row(f"{arm} ÷ full, equal steps", steps, "1", claims[0], columns, "worst")
         yield Row(f"{arm} ÷ full, equal compute", cost, "1", claims[1], {}, "worst")
     bounds = {(THIRD, 0.5): Claim(high=1.1), (THIRD, 0.25): Claim(high=1.03), (FULL, 0.5): Claim(low=1.4)}
     for arm, share in product(found, OMITTED):
@@ -405,7 +405,7 @@ def skipping_rows(given: Namespace, found: dict[str, list[Outcome]]) -> Iterator
     samples=Flag(18, "in one step, of 64 tokens each"),
     workers=WORKERS,
 )
-def run_skipping(given: Namespace) -> Measurement:
+def run_skipping(args: Namespace) -> Measurement:
     """Measure perplexity with a quarter or a third of the stages skipped, or a shallower model.
 
     A small model learns Python's standard library; all arms read the same samples. The first layer stays with the ends,
@@ -417,16 +417,16 @@ def run_skipping(given: Namespace) -> Measurement:
     with half of the stages left out, over the complete model, at most 1.10 for that arm and at least 1.40 for the full
     one; with a quarter left out at most 1.03 for the arm that skipped.
     """
-    tokenise_corpus(skipping_recipe(given, FULL, 0).data, given.vocab, print)
-    arms = list(product(given.arms, given.seeds))
-    found: dict[str, list[Outcome]] = {arm: [] for arm in given.arms}
-    results = in_processes(given.workers, skipping_train, repeat(given), [arm for arm, _ in arms], [s for _, s in arms])
+    tokenise_corpus(skipping_recipe(args, FULL, 0).data, args.vocab, print)
+    arms = list(product(args.arms, args.seeds))
+    found: dict[str, list[Outcome]] = {arm: [] for arm in args.arms}
+    results = in_processes(args.workers, skipping_train, repeat(args), [arm for arm, _ in arms], [s for _, s in arms])
     for (arm, seed), one in zip(arms, results, strict=True):
         found[arm].append(one)
         losses = f"{one.at_steps:.3f} at equal steps, {one.at_compute:.3f} at equal compute"
         print(f"seed {seed}, {arm}: {losses}", flush=True)
     note = "measured: perplexity over the full arm's after its steps, or over the whole model's; the worst seed"
-    return Result(list(skipping_rows(given, found)), [note])
+    return Result(list(skipping_rows(args, found)), [note])
 
 
 # ---- shared layers
@@ -473,7 +473,7 @@ def sharing_train(arm: str, seed: int, steps: int) -> tuple[float, float]:
 
 
 @benchmark("sharing", steps=600, seeds=3)
-def run_sharing(given: Namespace) -> Measurement:
+def run_sharing(args: Namespace) -> Measurement:
     """Compare shared weights with dense models of one shape and of one stored size.
 
     One process trains all arms on the same samples: the dense model of the shape; the same with an eighth of its
@@ -482,7 +482,7 @@ def run_sharing(given: Namespace) -> Measurement:
     numbers, with every seed.
     """
     sharing_train("dense", 0, 2)  # loads modules that would count for the first arm
-    found = {arm: [sharing_train(arm, seed, given.steps) for seed in range(1, given.seeds + 1)] for arm in ARMS}
+    found = {arm: [sharing_train(arm, seed, args.steps) for seed in range(1, args.seeds + 1)] for arm in ARMS}
     loss = {arm: [one for one, _ in values] for arm, values in found.items()}
     spent = {arm: [seconds for _, seconds in values] for arm, values in found.items()}
     layer, array, small = "an eighth, by layer", "an eighth, one array", loss["dense, as many numbers"]
@@ -495,7 +495,7 @@ def run_sharing(given: Namespace) -> Measurement:
     ]
     for arm, made in ARMS.items():
         stored = {"stored": parameter_count(ModelConfig.model_validate(made))}
-        rows.append(Row(f"validation loss, {arm}", loss[arm], "", beside=stored))
+        rows.append(Row(f"validation loss, {arm}", loss[arm], "", columns=stored))
     for arm in (layer, array):
         rows.append(Row(f"processor time over dense: {arm}", ratios(spent[arm], spent["dense"]), "1"))
     return rows
@@ -504,16 +504,16 @@ def run_sharing(given: Namespace) -> Measurement:
 # ---- bf16 on the wire
 
 
-def wire_loss(given: Namespace, wire: str, seed: int, rate: float = 2e-3) -> float:
+def wire_loss(args: Namespace, wire: str, seed: int, rate: float = 2e-3) -> float:
     """Return the validation loss at the end of training, in nats."""
     config = run_config(
         "wire",
         seed=seed,
-        model=shape(257, given.dim, given.stages, heads=4),
-        pipeline={"stages": given.stages, "microbatches": 4, "microbatch_size": 8, "wire": wire},
-        data={"source": str(given.text), "tokenizer": "bytes", "cache": str(RUNS / "cache")},
+        model=shape(257, args.dim, args.stages, heads=4),
+        pipeline={"stages": args.stages, "microbatches": 4, "microbatch_size": 8, "wire": wire},
+        data={"source": str(args.text), "tokenizer": "bytes", "cache": str(RUNS / "cache")},
         optim={"lr": rate, "warmup": 20, "schedule": "cosine"},
-        train={"steps": given.steps, "eval_every": 0, "eval_microbatches": 32},
+        train={"steps": args.steps, "eval_every": 0, "eval_microbatches": 32},
     )
     engine = engine_for(config)
     for _ in range(config.train.steps):
@@ -529,17 +529,17 @@ def wire_loss(given: Namespace, wire: str, seed: int, rate: float = 2e-3) -> flo
     dim=Flag(64, "width of the model"),
     stages=Flag(4, "block stages of one layer each"),
 )
-def run_wire(given: Namespace) -> Measurement:
+def run_wire(args: Namespace) -> Measurement:
     """Measure the effect of bf16 activations and gradients on the wire on the loss of a small byte model.
 
     Both arms of a seed start alike and read the same samples; one process rounds where the fleet's workers round.
     Claim: the median over seeds of the final validation loss is at most 0.01 nats above fp32's. The control is fp32
     with a learning rate higher by a millionth: the difference of two runs without any rounding.
     """
-    base = [wire_loss(given, "fp32", seed) for seed in given.seeds]
+    base = [wire_loss(args, "fp32", seed) for seed in args.seeds]
     limit = f"0; fp32 by seed: {', '.join(f'{loss:.4f}' for loss in base)}"
-    bf16 = [wire_loss(given, "bf16", seed) for seed in given.seeds]
-    control = [wire_loss(given, "fp32", seed, 2e-3 * (1 + 1e-6)) for seed in given.seeds]
+    bf16 = [wire_loss(args, "bf16", seed) for seed in args.seeds]
+    control = [wire_loss(args, "fp32", seed, 2e-3 * (1 + 1e-6)) for seed in args.seeds]
     return [
         Row("validation loss, bf16 - fp32, nats", gaps(bf16, base), limit, Claim(high=0.01)),
         Row("control: fp32 at another rate - fp32", gaps(control, base), limit),

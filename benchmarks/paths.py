@@ -246,7 +246,7 @@ def mean_of(
     return fmean(slowest for slowest, _ in found), fmean(mean for _, mean in found)
 
 
-def simulated(given: Namespace) -> list[Row]:
+def simulated(args: Namespace) -> list[Row]:
     flows, whole = ring(LEAVES, FLOWS, 1), leaf_spine(LEAVES, SPINES, LINK)
     cases = {
         "all alive": whole,
@@ -257,18 +257,20 @@ def simulated(given: Namespace) -> list[Row]:
     for what, ways in cases.items():
         planned = plan_paths(flows, ways)
         slowest, mean = of_leaves(flows, ways, planned)
-        hash_slowest, hash_mean = mean_of(flows, ways, random_paths, given.seeds)
+        hash_slowest, hash_mean = mean_of(flows, ways, random_paths, args.seeds)
         few = mean_of(flows, ways, random_paths, PILOT)
         two, turns = mean_of(flows, ways, better_of_two, PILOT), of_leaves(flows, ways, in_turn(flows, ways))
         cut = tightest_cut(flows, ways)
         gap = f"gap {cut.gap(largest_load(flows, ways, planned)):.1%}"
         rivals = {"planned": (slowest, mean), "hashed": (hash_slowest, hash_mean), f"{PILOT} hashes": few}
         rivals |= {"better of two": two, "in turn": turns}
-        beside: list[dict[str, Cell]] = [{name: round(pair[n], 1) for name, pair in rivals.items()} for n in (0, 1)]
+        columns: list[dict[str, Cell]] = [{name: round(pair[n], 1) for name, pair in rivals.items()} for n in (0, 1)]
         near = [None if "dead" in what else Claim(0.98 * ratio, 1.02 * ratio) for ratio in (SLOWEST, MEAN)]
         rows += [
-            Row(f"{what}: slowest flow of a leaf, planned / hashed", [slowest / hash_slowest], gap, near[0], beside[0]),
-            Row(f"{what}: mean rate, planned / hashed", [mean / hash_mean], "", near[1], beside[1]),
+            Row(
+                f"{what}: slowest flow of a leaf, planned / hashed", [slowest / hash_slowest], gap, near[0], columns[0]
+            ),
+            Row(f"{what}: mean rate, planned / hashed", [mean / hash_mean], "", near[1], columns[1]),
         ]
         if "dead" in what:
             rows += [
@@ -286,12 +288,12 @@ def over_relays() -> tuple[list[SiteFlow], PathNetwork]:
     )
 
 
-def connected(given: Namespace) -> list[Row]:
+def connected(args: Namespace) -> list[Row]:
     """Real connections: every draw of the hash in turn with the plan."""
     flows, ways = over_relays()
     ratios: dict[str, list[float]] = {}
     planned_s: list[float] = []
-    for seed in range(given.draws):
+    for seed in range(args.draws):
         choices = {
             "planned": plan_paths(flows, ways),
             "hashed": random_paths(flows, ways, seed),
@@ -316,9 +318,9 @@ def _seconds(flows: Sequence[SiteFlow], chosen: Assignment) -> float:
     return completion([int(path.id) for path in chosen], RELAYS, flows[0].size, RATE)
 
 
-def searched(given: Namespace) -> list[Row]:
+def searched(args: Namespace) -> list[Row]:
     ratios, bounds = [], []
-    for seed in range(given.instances):
+    for seed in range(args.instances):
         flows, ways = small_instance(random.Random(seed))
         best = optimum(flows, ways)
         ratios.append(largest_load(flows, ways, plan_paths(flows, ways)) / best)
@@ -338,7 +340,7 @@ def searched(given: Namespace) -> list[Row]:
     draws=Flag(40, "hashings over real connections"),
     instances=Flag(200, "that are searched exhaustively"),
 )
-def run_paths(given: Namespace) -> Measurement:
+def run_paths(args: Namespace) -> Measurement:
     """Compare planned paths with hashed ones and other rivals.
 
     - Simulated: 8 leaves, 8 spines, links of 200, 8 flows from every leaf to the next, max-min fair rates; all links
@@ -351,7 +353,7 @@ def run_paths(given: Namespace) -> Measurement:
     196.9; completion hashed / planned 1.5 to 2.0 (1.769 expected); largest load <= 1.10 of the optimum in all instances
     and equal in >= 90 %; the bound never exceeds it.
     """
-    rows = [*simulated(given), *searched(given), *connected(given)]
+    rows = [*simulated(args), *searched(args), *connected(args)]
     return Result(rows, ["rates are in the unit of the links: 200"])
 
 
@@ -444,7 +446,7 @@ def moved(record: RunRecord, killed: list[str]) -> tuple[list[float], int, int]:
 
 
 @benchmark(RELAYS_NAME, **MODEL_FLAGS, deaths=9, gap=Flag(20, "steps between two deaths"))
-def run_relays(given: Namespace) -> Measurement:
+def run_relays(args: Namespace) -> Measurement:
     """Kill relays under a training fleet whose edges use three relays.
 
     A killed relay is restarted at its port before the next kill. Measured: from SIGKILL until the interrupted step
@@ -457,12 +459,12 @@ def run_relays(given: Namespace) -> Measurement:
         open_.callback(lambda: key.unlink(missing_ok=True))
         carriers = open_.enter_context(Carriers(key))
         relays = {name: RelayConfig(at=at) for name, at in carriers.at.items()}
-        plain = real_stages(given, RELAYS_NAME, FIRST + given.gap * (given.deaths + 1), spares=0, save_every=0)
+        plain = real_stages(args, RELAYS_NAME, FIRST + args.gap * (args.deaths + 1), spares=0, save_every=0)
         config = plain.model_copy(update={"fleet": FleetConfig(spares=0, key=str(key), relays=relays)})
         killers: list[Killer] = []
 
         def around(inner: Observer, _: Path) -> Killer:
-            killers.append(Killer(inner, carriers, given.gap, given.deaths))
+            killers.append(Killer(inner, carriers, args.gap, args.deaths))
             return killers[0]
 
         record = finished(config, around=around)
@@ -470,7 +472,7 @@ def run_relays(given: Namespace) -> Measurement:
     what, limit = "relay killed, until training continues, s", "0.5 s for news of a dead worker"
     return [
         Row(what, seconds, limit, Claim(high=1.0), judged="worst"),
-        Row("deaths seen", [len(seconds)], str(given.deaths), Claim(low=given.deaths)),
+        Row("deaths seen", [len(seconds)], str(args.deaths), Claim(low=args.deaths)),
         Row("edges of others that moved, or of it that stayed", [wrong], "0", Claim(high=0)),
         Row("steps lost beyond those under way", [lost], "0", Claim(high=0)),
     ]

@@ -31,15 +31,15 @@ from planaria.control.facts.reports import WorkReport
 from planaria.control.protocols import Observer
 from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
-from planaria.lab.compare.clock import clock_of
+from planaria.lab.compare.clock import arm_clock
 from planaria.lab.reference.engine import InlineEngine
 from planaria.pipeline.network.costs import FP32_BYTES, UNIT, Costs, message_bytes
-from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.build import build_plan
+from planaria.pipeline.plan.plan_bound import lower_bound
 from planaria.pipeline.routing import full_routes, routes
 from planaria.runtime.prediction.copy_costs import costs_of_copies
 from planaria.runtime.prediction.simulate import simulate
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 
 DIM, CONTEXT = 32, 128
 MESSAGE_BYTES = DIM * CONTEXT * 4
@@ -49,7 +49,7 @@ SKIP = 2  # steps that open edges, fill caches and are not counted
 
 @dataclass(frozen=True)
 class Case:
-    """A pipeline and its prices. ``forward_s`` and ``backward_s`` are seconds of one microbatch at stages 1..S."""
+    """A pipeline and its costs. ``forward_s`` and ``backward_s`` are seconds of one microbatch at stages 1..S."""
 
     stages: int
     microbatches: int
@@ -117,12 +117,12 @@ def row(case: Case, steps: int) -> Row:
     bubble = (case.stages - 1) / (case.microbatches + case.stages - 1)
     over = [seconds / outcome.bound for seconds in outcome.measured]
     limit = f"bound 1 ({outcome.binds}); (M + S - 1)(f + b) = {ideal * 1e3:g} ms, bubble {bubble:.0%}"
-    beside: dict[str, Cell] = {
+    columns: dict[str, Cell] = {
         "step": milliseconds(outcome.measured),
         "bound": milliseconds([outcome.bound]),
         "idle": 1 - case.microbatches * each / statistics.median(outcome.measured),
     }
-    return Row(str(case), over, limit, Claim(high=1.10), beside)
+    return Row(str(case), over, limit, Claim(high=1.10), columns)
 
 
 @benchmark(
@@ -132,7 +132,7 @@ def row(case: Case, steps: int) -> Row:
     backward=Flag(0.020, "seconds of its backward pass", metavar="S"),
     pipelines=Flag(["4x8", "8x16"], "stages x microbatches", metavar="SxM"),
 )
-def run_pipeline(given: Namespace) -> Measurement:
+def run_pipeline(args: Namespace) -> Measurement:
     """Measure steps of a real pipeline over the lower bound of its plan.
 
     Stages sleep, so the schedule is measured and not the number of cores. Claim: from its order to its commit, control
@@ -140,9 +140,9 @@ def run_pipeline(given: Namespace) -> Measurement:
     """
     orders: tuple[Order, ...] = ("1f1b", "gpipe")
     rows = []
-    for shape in given.pipelines:
+    for shape in args.pipelines:
         stages, microbatches = (int(number) for number in shape.split("x"))
-        rows += [row(even(stages, microbatches, o, given.forward, given.backward), given.steps) for o in orders]
+        rows += [row(even(stages, microbatches, o, args.forward, args.backward), args.steps) for o in orders]
     return Result(rows, ["measured: step / lower bound"])
 
 
@@ -165,14 +165,14 @@ def simulator_row(case: Case, steps: int) -> Row:
     delays = [f"{case.latency_s * 1e3:g} ms late"] if case.latency_s else []
     if case.bandwidth:
         delays.append(f"busy {MESSAGE_BYTES / case.bandwidth * 1e3:g} ms")
-    beside = {
+    columns = {
         "stages": "even" if len(set(case.forward_s)) == 1 else "uneven",
         "link": ", ".join(delays) or "free",
         "fleet": milliseconds(outcome.measured),
         "simulated": milliseconds([outcome.simulated]),
     }
     limit = f"lower bound {outcome.bound * 1e3:.0f} ms: {outcome.bound / outcome.simulated:.3f}"
-    return Row(str(case), [s / outcome.simulated for s in outcome.measured], limit, Claim(0.9, 1.1), beside)
+    return Row(str(case), [s / outcome.simulated for s in outcome.measured], limit, Claim(0.9, 1.1), columns)
 
 
 @benchmark(
@@ -180,13 +180,13 @@ def simulator_row(case: Case, steps: int) -> Row:
     steps=Flag(12, "of each pipeline, warm-up apart"),
     cases=Flag(len(CASES), "number of pipelines"),
 )
-def run_simulator(given: Namespace) -> Measurement:
+def run_simulator(args: Namespace) -> Measurement:
     """Measure the fleet's step over the simulator's, for eight kinds of pipeline.
 
     Stages sleep and links delay as the recipe's network section says; the simulator reads the same section. Claim: each
     measured step is within 10 % of the simulated one.
     """
-    rows = [simulator_row(case, given.steps) for case in CASES[: given.cases]]
+    rows = [simulator_row(case, args.steps) for case in CASES[: args.cases]]
     return Result(rows, ["measured: fleet's step / simulated step"])
 
 
@@ -246,15 +246,15 @@ class Statement:
     memory: dict[int, int]
 
 
-def small(given: Namespace, way: RecoveryConfig) -> RunConfig:
-    """Large stages, beside which message headers are negligible, with little to compute."""
+def small(args: Namespace, way: RecoveryConfig) -> RunConfig:
+    """Large stages with little computation, so that message headers are negligible."""
     return run_config(
         slug(way),
         model={
             "vocab": VOCAB,
-            "dim": given.dim,
+            "dim": args.dim,
             "layers": 4,
-            "hidden": given.dim * 11 // 4,
+            "hidden": args.dim * 11 // 4,
             "context": 32,
             "tied": False,
         },
@@ -324,21 +324,24 @@ def off(counted: float, stated: float) -> float:
     return abs(counted - stated) / stated if stated else float(counted > 0)
 
 
-def bytes_rows(given: Namespace, way: RecoveryConfig) -> list[Row]:
-    config = small(given, way)
-    said, inline, fleet = stated(config), counted_inline(config), counted_on_fleet(config)
-    memory = [off(held, said.memory.get(stage, 0)) for stage, held in inline.memory.items()]
-    errors, beside = [off(inline.step_bytes, said.step_bytes), *memory], {"stated": kilobytes(said.step_bytes)}
+def bytes_rows(args: Namespace, way: RecoveryConfig) -> list[Row]:
+    config = small(args, way)
+    stated_costs, inline, fleet = stated(config), counted_inline(config), counted_on_fleet(config)
+    memory = [off(held, stated_costs.memory.get(stage, 0)) for stage, held in inline.memory.items()]
+    errors, columns = (
+        [off(inline.step_bytes, stated_costs.step_bytes), *memory],
+        {"stated": kilobytes(stated_costs.step_bytes)},
+    )
     held = {
         "counted": kilobytes(inline.step_bytes),
-        "memory, stated": kilobytes(sum(said.memory.values())),
+        "memory, stated": kilobytes(sum(stated_costs.memory.values())),
         "held": kilobytes(sum(inline.memory.values())),
     }
     what = f"{named(way)}: inline, bytes and each worker's memory"
-    on_fleet = [off(fleet, said.step_bytes)]
+    on_fleet = [off(fleet, stated_costs.step_bytes)]
     return [
-        Row(what, errors, "0", Claim(high=0.02), beside | held, judged="worst"),
-        Row(f"{named(way)}: fleet, bytes", on_fleet, "0", Claim(high=0.03), beside | {"counted": kilobytes(fleet)}),
+        Row(what, errors, "0", Claim(high=0.02), columns | held, judged="worst"),
+        Row(f"{named(way)}: fleet, bytes", on_fleet, "0", Claim(high=0.03), columns | {"counted": kilobytes(fleet)}),
     ]
 
 
@@ -356,7 +359,7 @@ class Race:
     way: RecoveryConfig
     against: RecoveryConfig
     slow: bool
-    context: int = 32  # tokens of a microbatch: few, so that copies weigh much beside activations
+    context: int = 32  # tokens of a microbatch: few, so that copies are large compared with activations
 
     def config(self, way: RecoveryConfig, steps: int) -> RunConfig:
         """Sleeping stages; on a slow link an activation takes :data:`LINK_S`."""
@@ -391,16 +394,16 @@ def mean_step(config: RunConfig) -> float:
 
 def time_row(race: Race, rounds: int, repeats: int) -> Row:
     both = [race.config(way, rounds * ROUND) for way in (race.way, race.against)]
-    longer, plain = (clock_of(config).step_s for config in both)
+    longer, plain = (arm_clock(config).step_s for config in both)
     with_it, without = interleaved([lambda: mean_step(both[0]), lambda: mean_step(both[1])], repeats)
     over = ratios(with_it, without)
     against = "" if race.against == NONE else f" over {named(race.against)}"
     what = f"{named(race.way)}{against}: {'slow' if race.slow else 'free'} links, step"
-    beside = {
+    columns = {
         "stated": f"{longer / plain:.3f} × {milliseconds([plain])}",
         "counted": f"{statistics.median(over):.3f} × {milliseconds(without)}",
     }
-    return Row(what, [ratio / (longer / plain) for ratio in over], "1", Claim(0.9, 1.1), beside)
+    return Row(what, [ratio / (longer / plain) for ratio in over], "1", Claim(0.9, 1.1), columns)
 
 
 @benchmark(
@@ -411,7 +414,7 @@ def time_row(race: Race, rounds: int, repeats: int) -> Row:
     rounds=Flag(1, f"of {ROUND} steps, in one timed run"),
     repeats=Flag(3, "of each timed run"),
 )
-def run_costs(given: Namespace) -> Measurement:
+def run_costs(args: Namespace) -> Measurement:
     """Compare the costs that strategies state with measured ones.
 
     Bytes and memory: strategies that keep copies train a small model on the inline engine, which counts copy
@@ -420,8 +423,8 @@ def run_costs(given: Namespace) -> Measurement:
     stages sleep and whose links delay, with copies and without. Claim: steps lengthen as the clock of `planaria
     compare` says, within 10 %.
     """
-    rows = [row for way in WAYS[: given.ways] for row in bytes_rows(given, way)]
-    rows += [time_row(race, given.rounds, given.repeats) for race in RACES[: given.races]]
+    rows = [row for way in WAYS[: args.ways] for row in bytes_rows(args, way)]
+    rows += [time_row(race, args.rounds, args.repeats) for race in RACES[: args.races]]
     notes = [
         "measured, of bytes and memory: share by which a count is off its statement, the worst; kB a step, memory in "
         "all; of steps: measured over predicted slowdown",

@@ -49,14 +49,14 @@ from planaria.control.log.run_record import RunRecord
 from planaria.control.protocols import Observer
 from planaria.faults.trace import Fault
 from planaria.pipeline.network.topology import read
+from planaria.planner.bound.step_bound import step_lower_bound
 from planaria.planner.cells import restrict_problem
-from planaria.planner.certificate import certify
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import PlanningProblem, Solution, problem_of
 from planaria.planner.replan import WORK
 from planaria.planner.schedule import ProvedBound, SearchRecord, make_schedule, write
 from planaria.planner.search import SearchBudget, improve, search, step_ns
-from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.recoveries import recoveries
 
 PLANNED_RUN_NAME = "planned_run"
 SCALE = 0.02
@@ -86,11 +86,11 @@ def problem(skip: float) -> PlanningProblem:
     return problem_of(config, one_each)
 
 
-def config_for(asked: PlanningProblem, solution: Solution, step_s: float, name: str, steps: int) -> RunConfig:
+def config_for(planning: PlanningProblem, solution: Solution, step_s: float, name: str, steps: int) -> RunConfig:
     """A small model on this schedule, with the schedule's times of passes and messages."""
-    bound = ProvedBound(**certify(asked)._asdict())
+    bound = ProvedBound(**step_lower_bound(planning)._asdict())
     file = RUNS / f"{name}.schedule.json"
-    write(make_schedule(asked, solution, step_s, bound, {}, SearchRecord(seed=0, moves=0, seconds=0)), file)
+    write(make_schedule(planning, solution, step_s, bound, {}, SearchRecord(seed=0, moves=0, seconds=0)), file)
     return run_config(
         name,
         model={"vocab": VOCAB, "dim": 32, "layers": STAGES, "heads": 2, "hidden": 64, "context": 32},
@@ -105,75 +105,75 @@ def config_for(asked: PlanningProblem, solution: Solution, step_s: float, name: 
     )
 
 
-def with_sums(asked: PlanningProblem) -> PlanningProblem:
+def with_sums(planning: PlanningProblem) -> PlanningProblem:
     """Return the problem with gradient sums at the end; a link delays all messages alike."""
-    return replace(asked, sums=np.stack([asked.link, asked.link]))
+    return replace(planning, sums=np.stack([planning.link, planning.link]))
 
 
-def summed_s(asked: PlanningProblem, solution: Solution) -> float:
-    return step_ns(with_sums(asked), solution) / 1e9
+def summed_s(planning: PlanningProblem, solution: Solution) -> float:
+    return step_ns(with_sums(planning), solution) / 1e9
 
 
-def measured(given: Namespace, skip: float, sums: bool) -> tuple[list[float], dict[str, Cell], float]:
+def measured(args: Namespace, skip: float, sums: bool) -> tuple[list[float], dict[str, Cell], float]:
     """Return the seconds of steps on a fleet, further columns, and the simulated step with sums."""
-    asked = with_sums(problem(skip)) if sums else problem(skip)
-    found = search(asked, given.seed, SearchBudget(moves=given.moves))
-    record = finished(config_for(asked, found.solution, found.step_s, PLANNED_RUN_NAME, given.steps + SKIP_STEPS))
-    simulated, seconds = summed_s(asked, found.solution), step_seconds(record, SKIP_STEPS)
-    beside: dict[str, Cell] = {
+    planning = with_sums(problem(skip)) if sums else problem(skip)
+    found = search(planning, args.seed, SearchBudget(moves=args.moves))
+    record = finished(config_for(planning, found.solution, found.step_s, PLANNED_RUN_NAME, args.steps + SKIP_STEPS))
+    simulated, seconds = summed_s(planning, found.solution), step_seconds(record, SKIP_STEPS)
+    columns: dict[str, Cell] = {
         "fleet": milliseconds(seconds),
         "simulated": milliseconds([simulated]),
         "of it passes": milliseconds([step_ns(problem(skip), found.solution) / 1e9]),
     }
-    return seconds, beside, simulated
+    return seconds, columns, simulated
 
 
-def step_rows(given: Namespace) -> list[Row]:
+def step_rows(args: Namespace) -> list[Row]:
     rows, seconds = [], []
     for what, skip, sums in (
         ("nothing skipped", 0.0, False),
-        ("a third skipped", given.skip, False),
-        ("a third skipped, planned with the sums", given.skip, True),
+        ("a third skipped", args.skip, False),
+        ("a third skipped, planned with the sums", args.skip, True),
     ):
-        steps, beside, simulated = measured(given, skip, sums)
+        steps, columns, simulated = measured(args, skip, sums)
         over = [s / simulated for s in steps]
-        rows.append(Row(f"{what}: measured ÷ simulated", over, "1", Claim(0.85, 1.15), beside))
+        rows.append(Row(f"{what}: measured ÷ simulated", over, "1", Claim(0.85, 1.15), columns))
         seconds.append(steps)
     over = [with_sums / median(seconds[1]) for with_sums in seconds[2]]
     return [*rows, Row("planned with the sums ÷ without, measured", over, "unknown", Claim(high=1.0))]
 
 
-def kill_rows(given: Namespace) -> list[Row]:
+def kill_rows(args: Namespace) -> list[Row]:
     """Kill one node of each block stage and one data node, without replacement."""
-    asked = problem(given.skip)
-    found = search(asked, given.seed, SearchBudget(moves=given.moves))
-    victims = [found.solution.members(stage)[0] for stage in (1, 0, 2, 3)][: given.kills]
+    planning = problem(args.skip)
+    found = search(planning, args.seed, SearchBudget(moves=args.moves))
+    victims = [found.solution.members(stage)[0] for stage in (1, 0, 2, 3)][: args.kills]
     steps = SKIP_STEPS + GAP * (len(victims) + 1)
     faults = tuple(
         Fault(step=SKIP_STEPS + GAP * (k + 1), stage=node, moment="any", offset=0.5) for k, node in enumerate(victims)
     )
-    record = finished(config_for(asked, found.solution, found.step_s, f"{PLANNED_RUN_NAME}-kills", steps), faults)
+    record = finished(config_for(planning, found.solution, found.step_s, f"{PLANNED_RUN_NAME}-kills", steps), faults)
     timings = recoveries(record)
     plans = [fact for _, fact in record.history if isinstance(fact, Replanned)]
     totals = [t.total for t in timings if t.total is not None]
-    invalid = sum(1 for plan in plans if broken_rules(asked, found.solution, plan))
+    invalid = sum(1 for plan in plans if broken_rules(planning, found.solution, plan))
     missing = len(victims) - len(totals)
-    beside: dict[str, float | int | str] = {
+    columns: dict[str, float | int | str] = {
         "plan found in": milliseconds([plan.seconds for plan in plans]),
         "steps by the plans": ", ".join(f"{1e3 * plan.step_s:.0f} ms" for plan in plans),
     }
     return [
-        Row("node killed: seconds until training continues", totals, "none known", Claim(high=3.0), beside, "worst"),
+        Row("node killed: seconds until training continues", totals, "none known", Claim(high=3.0), columns, "worst"),
         Row("new plans that break a rule, or never came", [invalid + missing], "0", Claim(high=0.0)),
     ]
 
 
-def broken_rules(asked: PlanningProblem, solution: Solution, plan: Replanned) -> Sequence[object]:
+def broken_rules(planning: PlanningProblem, solution: Solution, plan: Replanned) -> Sequence[object]:
     kept = sorted(plan.nodes)
     new = {node: place for place, node in enumerate(kept)}
     routes = np.array([[new[node] for node in route] for route in plan.routes])
     return find_violations(
-        restrict_problem(asked, solution, kept), Solution(solution.stage[kept], routes[:, 0], routes[:, 1:-1])
+        restrict_problem(planning, solution, kept), Solution(solution.stage[kept], routes[:, 0], routes[:, 1:-1])
     )
 
 
@@ -185,7 +185,7 @@ def broken_rules(asked: PlanningProblem, solution: Solution, plan: Replanned) ->
     steps=Flag(20, "measured steps of each schedule"),
     kills=4,
 )
-def run_planned_run(given: Namespace) -> Measurement:
+def run_planned_run(args: Namespace) -> Measurement:
     """Run planned schedules on real processes: steps over the plan's, and runs whose nodes die.
 
     Twelve nodes, one per published city: three data nodes, three stages of three nodes, 12 microbatches. Stages sleep
@@ -197,47 +197,51 @@ def run_planned_run(given: Namespace) -> Measurement:
     microbatch at most 3 s; every new plan keeps all rules.
     """
     Path(RUNS).mkdir(parents=True, exist_ok=True)
-    return Result([*step_rows(given), *kill_rows(given)], ["fleet, simulated: milliseconds of a step"])
+    return Result([*step_rows(args), *kill_rows(args)], ["fleet, simulated: milliseconds of a step"])
 
 
 REROUTE_NAME = "reroute"
 SETTLED = 8  # steps after the onset in which the link is found and gone around
 
 
-def arms(given: Namespace, seed: int) -> dict[str, float]:
+def arms(args: Namespace, seed: int) -> dict[str, float]:
     """Return the seconds of a step by arm, measured and simulated."""
     from planaria.planner.replan import with_measured_links
 
-    asked = problem(given.skip)
-    found = search(asked, seed, SearchBudget(moves=given.moves))
+    planning = problem(args.skip)
+    found = search(planning, seed, SearchBudget(moves=args.moves))
     block = [hop for path in found.solution.path.tolist() for hop in pairwise(path)]
-    (source, target), _ = Counter(hop for hop in block if asked.site[hop[0]] != asked.site[hop[1]]).most_common(1)[0]
-    usual = float(asked.link[asked.site[source], asked.site[target]]) / 1e9
-    slower = with_measured_links(asked, {(source, target): given.times * usual})
-    true = search(slower, seed, SearchBudget(moves=given.moves))
-    told = {"simulated, old plan": summed_s(slower, found.solution)}
-    told["simulated, plan for the slow link"] = summed_s(slower, true.solution)
+    (source, target), _ = Counter(hop for hop in block if planning.site[hop[0]] != planning.site[hop[1]]).most_common(
+        1
+    )[0]
+    usual = float(planning.link[planning.site[source], planning.site[target]]) / 1e9
+    slower = with_measured_links(planning, {(source, target): args.times * usual})
+    true = search(slower, seed, SearchBudget(moves=args.moves))
+    step_times = {"simulated, old plan": summed_s(slower, found.solution)}
+    step_times["simulated, plan for the slow link"] = summed_s(slower, true.solution)
     routes = improve(slower, found.solution, seed, 16 * WORK // slower.work)
-    told["simulated, best routes"] = summed_s(slower, routes.solution)
-    more = (source, target, (given.times - 1) * usual)
-    for diagnose in ("tell", "act"):
-        told[diagnose] = step_s(given, asked, found, diagnose, more)
+    step_times["simulated, best routes"] = summed_s(slower, routes.solution)
+    more = (source, target, (args.times - 1) * usual)
+    for diagnose in ("report", "act"):
+        step_times[diagnose] = step_s(args, planning, found, diagnose, more)
     hops = {frozenset(hop) for path in true.solution.path.tolist() for hop in pairwise(path)}
-    told["made for it"] = step_s(given, asked, true, "tell", more if frozenset((source, target)) in hops else None)
-    return told
+    step_times["made for it"] = step_s(
+        args, planning, true, "report", more if frozenset((source, target)) in hops else None
+    )
+    return step_times
 
 
-def step_s(given: Namespace, asked: Any, found: Any, diagnose: str, slow: tuple[int, int, float] | None) -> float:
+def step_s(args: Namespace, planning: Any, found: Any, diagnose: str, slow: tuple[int, int, float] | None) -> float:
     """Return the median step of a run after its link became slow; ``slow`` None: the plan does not use the link."""
-    steps = given.onset + SETTLED + given.steps
-    config = config_for(asked, found.solution, found.step_s, f"{REROUTE_NAME}-{diagnose}", steps)
+    steps = args.onset + SETTLED + args.steps
+    config = config_for(planning, found.solution, found.step_s, f"{REROUTE_NAME}-{diagnose}", steps)
     fleet = config.fleet.model_copy(update={"diagnose": diagnose})
     faults = []
     if slow:
         source, target, more_s = slow
-        faults.append(Fault(step=given.onset, stage=target, peer=source, signal="delay", strength=more_s))
+        faults.append(Fault(step=args.onset, stage=target, peer=source, signal="delay", strength=more_s))
     record = finished(config.model_copy(update={"fleet": fleet}), tuple(faults))
-    return median(step_seconds(record, given.onset + SETTLED))
+    return median(step_seconds(record, args.onset + SETTLED))
 
 
 @benchmark(
@@ -249,7 +253,7 @@ def step_s(given: Namespace, asked: Any, found: Any, diagnose: str, slow: tuple[
     moves=20_000,
     seeds=3,
 )
-def run_reroute(given: Namespace) -> Measurement:
+def run_reroute(args: Namespace) -> Measurement:
     """Measure the gain of rerouting around a link that becomes slow during a run.
 
     Nodes and times as in ``planned_run``, three seeds of the search. From a step on, the link with most activations
@@ -258,13 +262,13 @@ def run_reroute(given: Namespace) -> Measurement:
     times as long as rerouting. A plan made beforehand may place stages elsewhere, which a run cannot; the best routes
     over fixed stages, by a search of 16 times the run's own, are shown.
     """
-    found = [arms(given, seed) for seed in range(1, given.seeds + 1)]
+    found = [arms(args, seed) for seed in range(1, args.seeds + 1)]
     plan, routes = "simulated, plan for the slow link", "simulated, best routes"
     return [
         Row("act over a plan made for it", [f["act"] / f["made for it"] for f in found], "1", Claim(high=1.10)),
         Row("act over the best routes' simulation", [f["act"] / f[routes] for f in found], "1", Claim(high=1.10)),
         Row("simulated: best routes over a plan made for it", [f[routes] / f[plan] for f in found], "1"),
-        Row("tell over act", [f["tell"] / f["act"] for f in found], "", Claim(low=1.15)),
+        Row("tell over act", [f["report"] / f["act"] for f in found], "", Claim(low=1.15)),
         Row("a plan made for it over its simulation", [f["made for it"] / f[plan] for f in found], "1"),
         Row("simulated: old plan over that", [f["simulated, old plan"] / f[plan] for f in found], ""),
     ]
@@ -309,13 +313,13 @@ def on(fleet: str, address: str, config: RunConfig) -> RunConfig:
     return config.model_copy(update={"name": f"{config.name}-{fleet}", "fleet": section})
 
 
-def side_by_side(given: Namespace, address: str, small: bool) -> tuple[list[Row], list[float]]:
+def side_by_side(args: Namespace, address: str, small: bool) -> tuple[list[Row], list[float]]:
     """Measure both fleets in turn; return rows and the largest relative differences of losses."""
-    size = Namespace(**(vars(given) | ({"dim": 32, "context": 16} if small else {})))
-    config = real_stages(size, f"{RAY_FLEET_NAME}-{'small' if small else 'steps'}", given.steps, spares=1, save_every=0)
+    size = Namespace(**(vars(args) | ({"dim": 32, "context": 16} if small else {})))
+    config = real_stages(size, f"{RAY_FLEET_NAME}-{'small' if small else 'steps'}", args.steps, spares=1, save_every=0)
     seconds: dict[str, list[list[float]]] = {"local": [], "ray": []}
     apart: list[float] = []
-    for repeat in range(given.repeats):
+    for repeat in range(args.repeats):
         losses: dict[str, dict[int, float]] = {}
         for fleet in ("local", "ray") if repeat % 2 == 0 else ("ray", "local"):
             record = finished(on(fleet, address, config))
@@ -325,9 +329,9 @@ def side_by_side(given: Namespace, address: str, small: bool) -> tuple[list[Row]
         same = ray.keys() == local.keys()
         apart.append(max(abs(ray[step] - local[step]) / abs(local[step]) for step in local) if same else 1)
     over = ratios([median(run) for run in seconds["ray"]], [median(run) for run in seconds["local"]])
-    beside = {fleet: milliseconds([s for run in runs for s in run]) for fleet, runs in seconds.items()}
+    columns = {fleet: milliseconds([s for run in runs for s in run]) for fleet, runs in seconds.items()}
     what = "a step of small stages" if small else "a step"
-    return [Row(f"{what}, ray / local", over, "1: the same workers and edges", Claim(high=1.15), beside)], apart
+    return [Row(f"{what}, ray / local", over, "1: the same workers and edges", Claim(high=1.15), columns)], apart
 
 
 class Striker(Relay):
@@ -380,11 +384,11 @@ def blow(kind: str, raylet: int) -> Callable[[], None]:
     return strike
 
 
-def incident(given: Namespace, made: Any, kind: str) -> tuple[float, float | None]:
+def incident(args: Namespace, made: Any, kind: str) -> tuple[float, float | None]:
     """Hit a separate node with one worker; return the seconds to detection and to the next microbatch."""
     node = made.add_node(num_cpus=1, **STORE)
     raylet = node.all_processes["raylet"][0].process.pid
-    size = Namespace(**(vars(given) | {"dim": 32, "context": 16}))
+    size = Namespace(**(vars(args) | {"dim": 32, "context": 16}))
     plain = real_stages(size, f"{RAY_FLEET_NAME}-{kind.replace(' ', '-')}", 40, spares=1, save_every=3)
     config = on("ray", made.address, plain.model_copy(update={"network": PACE}))
     strikers: list[Striker] = []
@@ -418,28 +422,28 @@ def times(record: RunRecord, struck_t: float | None, ends: Sequence[float | None
     incidents=Flag(5, "of each kind"),
     **MODEL_FLAGS,
 )
-def run_ray_fleet(given: Namespace) -> Measurement:
+def run_ray_fleet(args: Namespace) -> Measurement:
     """Compare the fleet on Ray with the local one: same recipe, same seed.
 
     Both fleets train the same steps in turn: equal losses; a step on Ray takes at most 1.15 of a local one, with stages
     that compute and with tiny ones. Then faults hit a Ray cluster, whose nodes are processes of this machine: SIGKILL
     of a worker and of an actor (detected in 2 s), of a node (3 s), SIGSTOP of a node (6 s).
     """
-    with cluster(room=given.stages + 2) as made:
-        rows, apart = side_by_side(given, made.address, small=False)
-        small_rows, small_apart = side_by_side(given, made.address, small=True)
+    with cluster(room=args.stages + 2) as made:
+        rows, apart = side_by_side(args, made.address, small=False)
+        small_rows, small_apart = side_by_side(args, made.address, small=True)
         rows += small_rows
         rows.append(Row("losses, largest difference", apart + small_apart, "0", Claim(high=1e-5), judged="worst"))
         silence = FleetConfig().heartbeat_s * (
             FleetConfig().missed_heartbeats - 1
         )  # the last heartbeat may precede the fault by one interval
         for kind, limit in LIMITS.items():
-            found = [incident(given, made, kind) for _ in range(given.incidents)]
+            found = [incident(args, made, kind) for _ in range(args.incidents)]
             least = f"≥ {silence:g} s of silence" if kind == "node frozen" else ""
             totals = [total for _, total in found if total is not None]
-            beside = {"next microbatch": f"{median(totals):.2f} s of {len(totals)}" if totals else "–"}
+            columns = {"next microbatch": f"{median(totals):.2f} s of {len(totals)}" if totals else "–"}
             noticed = [seconds for seconds, _ in found]
-            rows.append(Row(f"{kind}: noticed after, s", noticed, least, Claim(high=limit), beside, judged="worst"))
+            rows.append(Row(f"{kind}: noticed after, s", noticed, least, Claim(high=limit), columns, judged="worst"))
     return Result(rows, ["ray and local: milliseconds of all steps; ratio: of the medians of two runs"])
 
 

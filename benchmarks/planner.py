@@ -18,7 +18,7 @@ from planaria.config import recipe, shipped
 from planaria.pipeline.network.topology import read
 from planaria.pipeline.routing.skipping import cc3_violation
 from planaria.planner.baselines import compare_baselines, random_skipping
-from planaria.planner.certificate import certify
+from planaria.planner.bound.step_bound import step_lower_bound
 from planaria.planner.evaluate import NEVER
 from planaria.planner.flows import search_flows
 from planaria.planner.guidelines import find_violations
@@ -78,7 +78,7 @@ def fresh(n: int, networks: int) -> PlanningProblem:
     return generated(n, nodes, 4 + n % 9, 3 + n % 4, max(1, nodes // 5), (1.0, 2.0), (2, 3, 4))
 
 
-def city_rows(given: Namespace) -> list[Row]:
+def city_rows(args: Namespace) -> list[Row]:
     rows = []
     for what, problem, gap in (
         ("data nodes as published", with_data(published(), PUBLISHED_DATA), 0.05),
@@ -90,10 +90,10 @@ def city_rows(given: Namespace) -> list[Row]:
             if found.seconds <= 120:
                 early[:] = [found.step_s]
 
-        found = search(problem, given.seed, SearchBudget(seconds=given.seconds), watch)
-        bound = certify(problem)
-        compared = compare_baselines(problem, found.solution, given.seed, SearchBudget(seconds=given.seconds / 5))
-        beside: dict[str, float | int | str] = {
+        found = search(problem, args.seed, SearchBudget(seconds=args.seconds), watch)
+        bound = step_lower_bound(problem)
+        compared = compare_baselines(problem, found.solution, args.seed, SearchBudget(seconds=args.seconds / 5))
+        columns: dict[str, float | int | str] = {
             "step": f"{found.step_s:.2f} s",
             "bound": f"{bound.step_s:.2f} s, gap {bound.gap(found.step_s):.1%}",
             "moves": found.moves,
@@ -101,47 +101,47 @@ def city_rows(given: Namespace) -> list[Row]:
         }
         valid = Claim(high=0.397) if not find_violations(problem, found.solution) else Claim(high=0.0)
         rows.append(Row(f"{what}: 120 s", [early[0] / PUBLISHED_FULL_S], "1", Claim(high=0.40)))
-        rows.append(Row(f"{what}: {given.seconds:g} s", [found.step_s / PUBLISHED_FULL_S], "1", valid, beside))
+        rows.append(Row(f"{what}: {args.seconds:g} s", [found.step_s / PUBLISHED_FULL_S], "1", valid, columns))
         rows.append(Row(f"{what}: certified gap", [bound.gap(found.step_s)], "0", Claim(high=gap)))
-        skipping = found.step_s / random_skipping(problem, found.solution, given.seed)
+        skipping = found.step_s / random_skipping(problem, found.solution, args.seed)
         rows.append(Row(f"{what}: over random skipping", [skipping], "1", Claim(high=0.68)))
     return rows
 
 
-def fresh_rows(given: Namespace) -> list[Row]:
+def fresh_rows(args: Namespace) -> list[Row]:
     """Plans of generated networks over the better of two baselines."""
     over, faults, gaps = [], 0, []
-    for n in range(given.networks):
-        problem = fresh(n, given.networks)
-        found = search(problem, n, SearchBudget(moves=given.moves))
-        compared = compare_baselines(problem, found.solution, n, SearchBudget(moves=given.moves))
+    for n in range(args.networks):
+        problem = fresh(n, args.networks)
+        found = search(problem, n, SearchBudget(moves=args.moves))
+        compared = compare_baselines(problem, found.solution, n, SearchBudget(moves=args.moves))
         faults += bool(find_violations(problem, found.solution))
         over.append(found.step_s / min(compared.values()))
-        gaps.append(certify(problem).gap(found.step_s))
-    beside = {"gap, mean": f"{fmean(gaps):.1%}"}
+        gaps.append(step_lower_bound(problem).gap(found.step_s))
+    columns = {"gap, mean": f"{fmean(gaps):.1%}"}
     return [
-        Row(f"{given.networks} networks: plans that break a guideline", [faults], "0", Claim(high=0.0)),
-        Row("over the best of random skipping and full pipelines", over, "1", Claim(high=1.0), beside, "worst"),
+        Row(f"{args.networks} networks: plans that break a guideline", [faults], "0", Claim(high=0.0)),
+        Row("over the best of random skipping and full pipelines", over, "1", Claim(high=1.0), columns, "worst"),
     ]
 
 
-def large_rows(given: Namespace) -> list[Row]:
+def large_rows(args: Namespace) -> list[Row]:
     problem = generated(1, 1000, 20, 7, 200, (1.0,), (3,))
-    found = search(problem, given.seed, SearchBudget(seconds=given.large_seconds))
-    bound = certify(problem)
+    found = search(problem, args.seed, SearchBudget(seconds=args.large_seconds))
+    bound = step_lower_bound(problem)
     sound = not find_violations(problem, found.solution)
-    beside = {"step": f"{found.step_s:.2f} s", "bound": f"{bound.step_s:.2f} s, gap {bound.gap(found.step_s):.1%}"}
+    columns = {"step": f"{found.step_s:.2f} s", "bound": f"{bound.step_s:.2f} s, gap {bound.gap(found.step_s):.1%}"}
     limit = Claim(high=300.0) if sound else Claim(high=0.0)
     return [
-        Row("1,000 nodes, 1,200 microbatches: seconds to a valid plan", [found.seconds], "none known", limit, beside),
+        Row("1,000 nodes, 1,200 microbatches: seconds to a valid plan", [found.seconds], "none known", limit, columns),
         Row("1,000 nodes: certified gap", [bound.gap(found.step_s)], "0", Claim(high=0.25)),
     ]
 
 
-def unequal_row(given: Namespace) -> Row:
+def unequal_row(args: Namespace) -> Row:
     """Compare a plan for unequal nodes with one made for mean speed and memory, both on the unequal nodes."""
     over, stuck = [], 0
-    for seed in range(given.seed, given.seed + 3):
+    for seed in range(args.seed, args.seed + 3):
         real = generated(100 + seed, 24, 6, 5, 4, (1.0, 2.0, 4.0), (1, 2, 4))
         mean_speed = fmean(0.44e9 / work for work in real.forward[1])
         told = replace(
@@ -150,15 +150,15 @@ def unequal_row(given: Namespace) -> Row:
             backward=np.rint(real.backward * 0 + np.array([[0.66e9], [0.66e9], [0.0]]) / mean_speed).astype(np.int64),
             slots=np.full(real.nodes, round(fmean(real.slots.tolist()))),
         )
-        aware = search(real, seed, SearchBudget(moves=given.moves))
-        blind = search(told, seed, SearchBudget(moves=given.moves))
+        aware = search(real, seed, SearchBudget(moves=args.moves))
+        blind = search(told, seed, SearchBudget(moves=args.moves))
         unknown = step_ns(real, blind.solution)
         if unknown == NEVER:
             stuck += 1
         else:
             over.append(aware.step_s / (unknown / 1e9))
-    beside = {"unknown memory deadlocks": f"{stuck} of 3"}
-    return Row("speeds 1, 2, 4 and memories 1, 2, 4: known over unknown", over, "1", Claim(high=0.9), beside, "worst")
+    columns = {"unknown memory deadlocks": f"{stuck} of 3"}
+    return Row("speeds 1, 2, 4 and memories 1, 2, 4: known over unknown", over, "1", Claim(high=0.9), columns, "worst")
 
 
 @benchmark(
@@ -169,7 +169,7 @@ def unequal_row(given: Namespace) -> Row:
     moves=Flag(300_000, "for each search of the other networks"),
     large_seconds=Flag(280, type=float),
 )
-def run_planner(given: Namespace) -> Measurement:
+def run_planner(args: Namespace) -> Measurement:
     """Measure the plans of ``planaria plan`` and the time to find them.
 
     - The published instance (twenty nodes in twelve cities, a third skipped), with its data nodes given or free, over
@@ -183,26 +183,26 @@ def run_planner(given: Namespace) -> Measurement:
     guideline broken; never slower than the baselines; a valid plan of 1,000 nodes in 300 s; unequal nodes <= 0.9.
     Certified gaps (1 - bound / step): <= 5 % with given data nodes, <= 15 % free, <= 25 % with 1,000 nodes.
     """
-    rows = [*city_rows(given), *fresh_rows(given), *large_rows(given), unequal_row(given)]
+    rows = [*city_rows(args), *fresh_rows(args), *large_rows(args), unequal_row(args)]
     return Result(rows, ["seconds are of the simulated step; a gap is 1 − bound / step"])
 
 
 def gap_row(what: str, problem: PlanningProblem, seed: int, moves: int, most: float) -> Row:
     """One search and its certified gap; an invalid plan fails."""
-    found, bound = search(problem, seed, SearchBudget(moves=moves)), certify(problem)
+    found, bound = search(problem, seed, SearchBudget(moves=moves)), step_lower_bound(problem)
     sound = not find_violations(problem, found.solution)
-    beside: dict[str, float | int | str] = {
+    columns: dict[str, float | int | str] = {
         "step": f"{found.step_s:.2f} s", "bound": f"{bound.step_s:.2f} s", "moves": moves,
         "terms": ", ".join(f"{name.split(':')[0]} {seconds:.2f}" for name, seconds in bound.terms.items()),
     }  # fmt: skip
-    return Row(what, [bound.gap(found.step_s)], "0", Claim(high=most if sound else -1.0), beside)
+    return Row(what, [bound.gap(found.step_s)], "0", Claim(high=most if sound else -1.0), columns)
 
 
 def fresh_row(networks: int, moves: int) -> Row:
     gaps = []
     for n in range(networks):
         problem = fresh(n, networks)
-        gaps.append(certify(problem).gap(search(problem, n, SearchBudget(moves=moves)).step_s))
+        gaps.append(step_lower_bound(problem).gap(search(problem, n, SearchBudget(moves=moves)).step_s))
     return Row(f"{networks} networks of 10 to 50 nodes", gaps, "0", None, {"moves": moves})
 
 
@@ -245,21 +245,21 @@ def tiny_rows(count: int) -> list[Row]:
     best = [min((step_ns(problem, plan) for plan in plans(problem)), default=NEVER) / 1e9 for problem in problems]
     found = []
     for what, exact, claim in (("the bound", True, Claim(0.0, 1e-9)), ("without trying all plans", False, Claim(0.0))):
-        gaps = [certify(problem, exact=exact).gap(step) for problem, step in zip(problems, best, strict=True)]
+        gaps = [step_lower_bound(problem, exact=exact).gap(step) for problem, step in zip(problems, best, strict=True)]
         met = {"bound is the optimum": f"{sum(abs(gap) < 1e-9 for gap in gaps)} of {count}"}
         for judged in ("least", "worst") if exact else ("least",):
             found.append(Row(f"{count} tiny problems, {what}", gaps, "0", claim, met, judged))
     return found
 
 
-def rows(given: Namespace) -> Iterator[Row]:
-    seed, moves = given.seed, given.moves
+def rows(args: Namespace) -> Iterator[Row]:
+    seed, moves = args.seed, args.moves
     yield gap_row("published, data nodes given", with_data(published(), PUBLISHED_DATA), seed, moves, 0.05)
     yield gap_row("published, data nodes free", published(), seed, 2 * moves, 0.15)
     large = generated(1, 1000, 20, 7, 200, (1.0,), (3,))
-    yield gap_row("1,000 nodes, 1,200 microbatches", large, seed, given.large_moves, 0.25)
-    yield fresh_row(given.networks, given.network_moves)
-    yield from tiny_rows(given.tiny)
+    yield gap_row("1,000 nodes, 1,200 microbatches", large, seed, args.large_moves, 0.25)
+    yield fresh_row(args.networks, args.network_moves)
+    yield from tiny_rows(args.tiny)
 
 
 @benchmark(
@@ -271,43 +271,43 @@ def rows(given: Namespace) -> Iterator[Row]:
     network_moves=20_000,
     tiny=60,
 )
-def run_bound(given: Namespace) -> Measurement:
+def run_bound(args: Namespace) -> Measurement:
     """Measure the certified gap, 1 - bound / step, of plans found with a fixed number of moves, equal on any machine.
 
     The published instance with data nodes given or free; 1,000 nodes at twenty sites; generated networks of 10 to 50
     nodes; tiny problems whose plans are all enumerated here. Claims: <= 5 % with data nodes given, <= 15 % free,
     <= 25 % with 1,000 nodes; the bound of a tiny problem is its optimum, and without enumeration never above it.
     """
-    return Result(list(rows(given)), ["a gap is 1 − bound / step; no time of this machine is in it"])
+    return Result(list(rows(args)), ["a gap is 1 − bound / step; no time of this machine is in it"])
 
 
 FLAGS = {"model.layers": "5", "model.hidden": "14336", "routing.wait_for_gradient_sums": "true"}
 """five stages of one layer of width 4,096: 1.48 billion parameters with the ends"""
 
 
-def sums_plans(given: Namespace, problem: PlanningProblem) -> list[tuple[Solution, Solution]]:
+def sums_plans(args: Namespace, problem: PlanningProblem) -> list[tuple[Solution, Solution]]:
     """Return for each seed a plan for the passes alone, and one for the sums too."""
     alone = replace(problem, sums=NO_SUMS)
     found = [
-        tuple(search(asked, seed, SearchBudget(moves=given.moves)).solution for asked in (alone, problem))
-        for seed in given.seeds
+        tuple(search(asked, seed, SearchBudget(moves=args.moves)).solution for asked in (alone, problem))
+        for seed in args.seeds
     ]
     assert not any(find_violations(problem, plan) for pair in found for plan in pair)
     return [(without, knowing) for without, knowing in found]
 
 
-def sums_rows(given: Namespace) -> Iterator[Row]:
+def sums_rows(args: Namespace) -> Iterator[Row]:
     topology = read(shipped.FOLDER / "topologies" / "twelve_cities.toml")
     whole = problem_of(recipe.load(shipped.find("twelve_cities"), FLAGS), topology)
     for bits, most in ((32, 0.5), (8, 1.0)):
         problem = replace(whole, sums=whole.sums * bits // 32)  # a latency of shorter messages is negligible
-        found = sums_plans(given, problem)
+        found = sums_plans(args, problem)
         alone, with_sums = replace(problem, sums=NO_SUMS), []
         for what, pair in (("for its passes alone", 0), ("for its sums too", 1)):
             seconds = [step_ns(problem, one[pair]) / 1e9 for one in found]
             passes = [step_ns(alone, one[pair]) / 1e9 for one in found]
-            beside: dict[str, Cell] = {"of it passes": f"{median(passes):.1f} s"}
-            yield Row(f"{bits} bits: s of a step planned {what}", seconds, "see the bound", None, beside)
+            columns: dict[str, Cell] = {"of it passes": f"{median(passes):.1f} s"}
+            yield Row(f"{bits} bits: s of a step planned {what}", seconds, "see the bound", None, columns)
             with_sums.append(seconds)
         yield Row(
             f"{bits} bits: planned for its sums over not",
@@ -315,28 +315,28 @@ def sums_rows(given: Namespace) -> Iterator[Row]:
             "unknown",
             Claim(high=most),
         )
-        bound = certify(problem)
+        bound = step_lower_bound(problem)
         gaps = [bound.gap(seconds) for seconds in with_sums[1]]
-        beside = {"bound": f"{bound.step_s:.2f} s", "binds": bound.binds}
-        yield Row(f"{bits} bits: certified gap", gaps, "0", None, beside)
+        columns = {"bound": f"{bound.step_s:.2f} s", "binds": bound.binds}
+        yield Row(f"{bits} bits: certified gap", gaps, "0", None, columns)
 
 
 @benchmark("planner_sums", seeds=[0, 1, 2], moves=2_000_000)
-def run_sums(given: Namespace) -> Measurement:
+def run_sums(args: Namespace) -> Measurement:
     """Measure plans for steps that end with the sums of all gradients.
 
     The published instance with a model of 1.48 billion parameters and gradients of 32 or 8 bits. A plan made for its
-    passes alone is timed with the sums, against one whose search includes them, beside the certified bound. Searches
+    passes alone is timed with the sums, against one whose search includes them, with the certified bound. Searches
     end by moves. Claim: a step of the latter takes at most half of the former.
     """
-    return Result(list(sums_rows(given)), ["no time of this machine is in it"])
+    return Result(list(sums_rows(args)), ["no time of this machine is in it"])
 
 
 LINKS_S = {"links of the published mean": None, "links of 0.35 s": 0.35, "free links": 0.0}
 FULL = 5
 
 
-def rows_of(given: Namespace) -> list[Row]:
+def rows_of(args: Namespace) -> list[Row]:
     base = with_data(published(), PUBLISHED_DATA)
     mean_s = float(base.link.mean()) / 1e9
     rows = []
@@ -346,22 +346,22 @@ def rows_of(given: Namespace) -> list[Row]:
             alike = replace(base, link=np.full_like(base.link, ticks), slots=np.full(base.nodes, slots))
             full = replace(alike, visits=FULL)
             steps = [
-                [search(p, seed, SearchBudget(moves=given.moves)).step_s for seed in given.seeds] for p in (alike, full)
+                [search(p, seed, SearchBudget(moves=args.moves)).step_s for seed in args.seeds] for p in (alike, full)
             ]
-            beside = {"skipping": f"{min(steps[0]):.2f} s", "full": f"{min(steps[1]):.2f} s"}
-            rows.append(Row(f"{what}, {slots} slots a node", ratios(*steps), "0.60 to 0.67", claim, beside))
+            columns = {"skipping": f"{min(steps[0]):.2f} s", "full": f"{min(steps[1]):.2f} s"}
+            rows.append(Row(f"{what}, {slots} slots a node", ratios(*steps), "0.60 to 0.67", claim, columns))
     return rows
 
 
 @benchmark("uniform", seeds=[0, 1, 2], moves=Flag(150_000, "of each search"))
-def run_uniform(given: Namespace) -> Measurement:
+def run_uniform(args: Namespace) -> Measurement:
     """Separate skipping from planning: the published instance with equal links.
 
     Three of five stages are visited: 0.6 of the work, 0.67 of the path length. Both arms are planned alike. Claim with
     ample memory: a step takes 0.58 to 0.72. With three slots per node there is no claim, because memory limits the full
     pipeline first.
     """
-    return Result(rows_of(given), ["measured: step with a third skipped ÷ step with nothing skipped"])
+    return Result(rows_of(args), ["measured: step with a third skipped ÷ step with nothing skipped"])
 
 
 @benchmark(
@@ -371,8 +371,8 @@ def run_uniform(given: Namespace) -> Measurement:
     city_moves=Flag(150_000, "for the published instance"),
     times=Flag(6, "factor on the microbatches, without exhaustive search"),
 )
-def run_flows(given: Namespace) -> Measurement:
-    """Measure the local search over flows (GWTF) beside the planner's annealing, with as many evaluations.
+def run_flows(args: Namespace) -> Measurement:
+    """Measure the local search over flows (GWTF) against the planner's annealing, with as many evaluations.
 
     Instances of 10 or 12 nodes, small enough to try all wirings of given stages; links with equal or unequal directions
     (100 and 10 Mbit/s for half of the pairs). Steps are over the least of all wirings, largest flow costs over their
@@ -384,16 +384,16 @@ def run_flows(given: Namespace) -> Measurement:
     """
     found, steps = [], scorer()
     for asymmetric in (False, True):
-        instances = [Instance(seed, asymmetric, given.moves, steps) for seed in range(given.seeds)]
+        instances = [Instance(seed, asymmetric, args.moves, steps) for seed in range(args.seeds)]
         found += instance_rows("unequal directions" if asymmetric else "equal directions", instances)
         found += [] if asymmetric else [equal_rules(instances)]
-    found += loaded(given.seeds, given.moves, given.times)
-    cities, budget = with_data(published(), PUBLISHED_DATA), SearchBudget(moves=given.city_moves)
-    bound = certify(cities)
+    found += loaded(args.seeds, args.moves, args.times)
+    cities, budget = with_data(published(), PUBLISHED_DATA), SearchBudget(moves=args.city_moves)
+    bound = step_lower_bound(cities)
     for name, find in (("annealing", search), ("flows", search_flows)):
         seconds = [find(cities, seed, budget).step_s for seed in range(3)]
-        beside: dict[str, Cell] = {"gap": f"{bound.gap(median(seconds)):.1%}", "bound": f"{bound.step_s:.2f} s"}
-        found.append(Row(f"twelve cities, {name}: step, s", seconds, f"{bound.step_s:.2f}", None, beside))
+        columns: dict[str, Cell] = {"gap": f"{bound.gap(median(seconds)):.1%}", "bound": f"{bound.step_s:.2f} s"}
+        found.append(Row(f"twelve cities, {name}: step, s", seconds, f"{bound.step_s:.2f}", None, columns))
     return Result(found, ["no time of this machine is in it"])
 
 

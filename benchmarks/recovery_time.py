@@ -25,7 +25,7 @@ from benchmarks.fleet_run import (
     thaw_later,
 )
 from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
-from planaria.cli.commands.chaos import strike
+from planaria.cli.commands.chaos import send_signal
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
@@ -35,7 +35,7 @@ from planaria.control.log.state_file import read_state
 from planaria.control.protocols import Observer
 from planaria.faults.trace import Fault
 from planaria.report.run.ledger import prove_exactly_once
-from planaria.report.run.recovery_timeline import faults_summary, recoveries
+from planaria.report.run.recoveries import faults_summary, recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.runtime.fleet.base import Reported, WorkerConnection, WorkerEnded
 from planaria.runtime.fleet.local import LocalFleet
@@ -63,17 +63,17 @@ def redo_s(record: RunRecord) -> float:
     return sum(fastest.values())
 
 
-def birth_s(record: RunRecord) -> float:
+def worker_start_s(record: RunRecord) -> float:
     """Return the fastest start of a worker during the run, from its Spawn decision to its WorkerJoined event."""
-    asked: dict[str, float] = {}
+    spawned_at: dict[str, float] = {}
     took: list[float] = []
     begun = False
     for t, fact in record.history:
         begun = begun or isinstance(fact, d.RunStep)
         if isinstance(fact, d.Spawn):
-            asked[fact.worker] = t
+            spawned_at[fact.worker] = t
         elif isinstance(fact, e.WorkerJoined) and begun:
-            took.append(t - asked[fact.worker])
+            took.append(t - spawned_at[fact.worker])
     return min(took)
 
 
@@ -145,17 +145,17 @@ def freezes(incidents: int, gap: int, stages: int) -> tuple[Fault, ...]:
     )
 
 
-def recipe(given: Namespace, arm: str, incidents: int, spares: int) -> RunConfig:
+def recipe(args: Namespace, arm: str, incidents: int, spares: int) -> RunConfig:
     """A run long enough for all incidents and the last thaw."""
-    steps = FIRST + (incidents + 1) * given.gap
-    return real_stages(given, f"{RECOVERY_TIME_NAME}-{arm}", steps, spares, save_every=FIRST - 1)
+    steps = FIRST + (incidents + 1) * args.gap
+    return real_stages(args, f"{RECOVERY_TIME_NAME}-{arm}", steps, spares, save_every=FIRST - 1)
 
 
 def totals(timings: Sequence[RecoveryTiming]) -> list[float]:
     return [timing.total for timing in timings if timing.total is not None]
 
 
-def beside(timings: Sequence[RecoveryTiming]) -> dict[str, int | str]:
+def columns(timings: Sequence[RecoveryTiming]) -> dict[str, int | str]:
     """Return the median milliseconds of every part of the recoveries."""
     cells: dict[str, int | str] = {}
     for part in PARTS:
@@ -167,53 +167,53 @@ def beside(timings: Sequence[RecoveryTiming]) -> dict[str, int | str]:
 def survival_row(what: str, incidents: int, timings: Sequence[RecoveryTiming], record: RunRecord) -> Row:
     """The share of incidents that training survived."""
     good = [t for t in timings if t.outcome in ("recovered", "rolled back", "relinked") and t.total is not None]
-    asked = max(incidents, len(timings))
+    expected = max(incidents, len(timings))
     outcomes = ", ".join(f"{number} {outcome}" for outcome, number in Counter(t.outcome for t in timings).items())
     limit = f"{outcomes}; run {ending(record)}"
-    return Row(f"{what}: {len(good)}/{asked} continue", [len(good) / asked], limit, Claim(low=1))
+    return Row(f"{what}: {len(good)}/{expected} continue", [len(good) / expected], limit, Claim(low=1))
 
 
-def hot(given: Namespace) -> tuple[list[Row], dict[str, float]]:
+def hot(args: Namespace) -> tuple[list[Row], dict[str, float]]:
     """Measure kills with two spares; also return the parts of the physical limit."""
-    config = recipe(given, "hot", given.kills, spares=2)
-    record = run_fleet(config, kills(given.kills, given.gap, given.stages, MOMENTS))
+    config = recipe(args, "hot", args.kills, spares=2)
+    record = run_fleet(config, kills(args.kills, args.gap, args.stages, MOMENTS))
     timings = recoveries(record)
     state_bytes = max((t.transfer_bytes for t in timings if len(t.stages) == 1), default=8) // 2
     bound = parts(record, state_bytes)
     least = sum(bound.values())
     limit = f"≥ {least:.3f} s"
     rows = [
-        Row("hot spare, s", totals(timings), limit, Claim(high=0.2), beside(timings)),
+        Row("hot spare, s", totals(timings), limit, Claim(high=0.2), columns(timings)),
         Row("hot spare / limit", [total / least for total in totals(timings)], "1", Claim(high=5.0)),
         Row("hot spare, worst, s", totals(timings), limit, Claim(high=3.0), judged="worst"),
-        survival_row("hot spare", given.kills, timings, record),
+        survival_row("hot spare", args.kills, timings, record),
     ]
     return rows, bound
 
 
-def cold(given: Namespace, bound: dict[str, float]) -> list[Row]:
+def cold(args: Namespace, bound: dict[str, float]) -> list[Row]:
     """Measure kills without a spare: a worker must start first."""
-    faults = kills(given.cold, given.gap, given.stages, MOMENTS[:3])
-    record = run_fleet(recipe(given, "cold", given.cold, spares=0), faults)
-    timings, birth = recoveries(record), birth_s(record)
-    limit = f"≥ {sum(bound.values()) + birth:.3f} s (a birth {birth * 1e3:.0f} ms)"
+    faults = kills(args.cold, args.gap, args.stages, MOMENTS[:3])
+    record = run_fleet(recipe(args, "cold", args.cold, spares=0), faults)
+    timings, start_s = recoveries(record), worker_start_s(record)
+    limit = f"≥ {sum(bound.values()) + start_s:.3f} s (a worker's start {start_s * 1e3:.0f} ms)"
     return [
-        Row("no spare, worst, s", totals(timings), limit, Claim(high=6.0), beside(timings), judged="worst"),
-        survival_row("no spare", given.cold, timings, record),
+        Row("no spare, worst, s", totals(timings), limit, Claim(high=6.0), columns(timings), judged="worst"),
+        survival_row("no spare", args.cold, timings, record),
     ]
 
 
-def frozen(given: Namespace, bound: dict[str, float]) -> list[Row]:
+def frozen(args: Namespace, bound: dict[str, float]) -> list[Row]:
     """Measure workers that freeze, are declared lost, and return."""
-    config = recipe(given, "frozen", given.freezes, spares=1)
-    record = run_fleet(config, freezes(given.freezes, given.gap, given.stages))
+    config = recipe(args, "frozen", args.freezes, spares=1)
+    record = run_fleet(config, freezes(args.freezes, args.gap, args.stages))
     timings, zombies = recoveries(record), faults_summary(record).zombies
     silence = config.fleet.heartbeat_s * config.fleet.missed_heartbeats
     limit = f"≥ {sum(bound.values()) - bound['detect'] + silence:.3f} s (silent for {silence:g} s)"
     return [
-        Row("frozen, worst, s", totals(timings), limit, Claim(high=2.5), beside(timings), judged="worst"),
-        survival_row("frozen", given.freezes, timings, record),
-        Row("zombies ignored / thawed", [zombies / given.freezes], f"thawed {THAW_S:g} s later", Claim(1.0, 1.0)),
+        Row("frozen, worst, s", totals(timings), limit, Claim(high=2.5), columns(timings), judged="worst"),
+        survival_row("frozen", args.freezes, timings, record),
+        Row("zombies ignored / thawed", [zombies / args.freezes], f"thawed {THAW_S:g} s later", Claim(1.0, 1.0)),
     ]
 
 
@@ -225,7 +225,7 @@ def frozen(given: Namespace, bound: dict[str, float]) -> list[Row]:
     gap=Flag(12, "steps from one incident to the next"),
     **MODEL_FLAGS,
 )
-def run_recovery_time(given: Namespace) -> Measurement:
+def run_recovery_time(args: Namespace) -> Measurement:
     """Measure the time from a fault to the end of the next microbatch.
 
     SIGKILLs hit middle stages in forward, backward and commit, and a donor while it transfers its state to a rebuilt
@@ -233,8 +233,8 @@ def run_recovery_time(given: Namespace) -> Measurement:
     median at most 0.2 s and at most 5 times the physical limit measured in the same run; maximum 3 s; every run
     continues. Without a spare: at most 6 s. Frozen (SIGSTOP) and thawed later: at most 2.5 s; the zombie is ignored.
     """
-    rows, bound = hot(given)
-    rows += cold(given, bound) + frozen(given, bound)
+    rows, bound = hot(args)
+    rows += cold(args, bound) + frozen(args, bound)
     least = " + ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in bound.items())
     notes = [
         "seconds from the signal to the end of the next microbatch; columns of parts: median milliseconds",
@@ -272,7 +272,7 @@ class Striker(threading.Thread):
         """Inject one fault; return False if no worker holds the stage."""
         held = next((w for w in read_state(self._folder).workers if w.stage == stage), None)
         try:
-            strike(self._folder, action, f"stage={stage}")
+            send_signal(self._folder, action, f"stage={stage}")
         except UserError:
             return False
         if action == "stop" and held is not None:
@@ -280,14 +280,14 @@ class Striker(threading.Thread):
         return True
 
 
-def run_arm(arm: str, given: Namespace) -> RunRecord:
+def run_arm(arm: str, args: Namespace) -> RunRecord:
     """Train one arm for its time."""
-    seconds = given.minutes * 60
+    seconds = args.minutes * 60
 
     def around(observer: Observer, folder: Path) -> Observer:
-        return StopAfter(observer, seconds, Striker(folder, ARMS[arm], given.stages, seconds, given.every).start)
+        return StopAfter(observer, seconds, Striker(folder, ARMS[arm], args.stages, seconds, args.every).start)
 
-    config = real_stages(given, f"{GOODPUT_NAME}-{arm.replace(' ', '-')}", ENDLESS, spares=1, save_every=100)
+    config = real_stages(args, f"{GOODPUT_NAME}-{arm.replace(' ', '-')}", ENDLESS, spares=1, save_every=100)
     return run_fleet(config, around=around)
 
 
@@ -297,29 +297,29 @@ def steps_in(record: RunRecord, seconds: float) -> int:
     return max((f.step + 1 for t, f in record.history if isinstance(f, d.Commit) and t <= end), default=0)
 
 
-def rows_of(arm: str, given: Namespace, records: Sequence[RunRecord], free: Sequence[int]) -> list[Row]:
-    seconds, record = given.minutes * 60, records[-1]
+def rows_of(arm: str, args: Namespace, records: Sequence[RunRecord], free: Sequence[int]) -> list[Row]:
+    seconds, record = args.minutes * 60, records[-1]
     steps = [steps_in(r, seconds) for r in records]
     timings, summary = recoveries(record), faults_summary(record)
     stood_still = [t.total for t in timings if t.total is not None]
     problems = [problem for r in records for problem in prove_exactly_once(r)]
     samples = sum(1 for _, f in record.history if isinstance(f, d.Commit)) * record.config.pipeline.samples
-    beside: dict[str, Cell] = {
+    columns: dict[str, Cell] = {
         "steps": steps[-1],
         "faults": summary.injected,
         "outcomes": ", ".join(f"{n} {outcome}" for outcome, n in summary.outcomes.items()),
         "zombies": summary.zombies,
         "stood still s": sum(stood_still),
     }
-    limit = f"1 - time lost = {1 - least_lost(arm, given, record) / seconds:.3f}"
+    limit = f"1 - time lost = {1 - least_lost(arm, args, record) / seconds:.3f}"
     ledger = f"0: {samples} samples, run {ending(record)}"
     return [
-        Row(f"{arm}: steps / fault-free steps", ratios(steps, free), limit, CLAIMS.get(arm), beside),
+        Row(f"{arm}: steps / fault-free steps", ratios(steps, free), limit, CLAIMS.get(arm), columns),
         Row(f"{arm}: errors in its ledger", [len(problems)], ledger, Claim(high=0)),
     ]
 
 
-def least_lost(arm: str, given: Namespace, record: RunRecord) -> float:
+def least_lost(arm: str, args: Namespace, record: RunRecord) -> float:
     """Return the least seconds that an arm's faults cost: physical limits, and half a step repeated per fault.
 
     A freeze costs the missed heartbeats instead of the detection of a death.
@@ -341,7 +341,7 @@ def least_lost(arm: str, given: Namespace, record: RunRecord) -> float:
     repeats=Flag(1, "of the three arms"),
     **MODEL_FLAGS,
 )
-def run_goodput(given: Namespace) -> Measurement:
+def run_goodput(args: Namespace) -> Measurement:
     """Measure the steps made under regular faults over those without, in the same wall time.
 
     Three arms in sequence: no faults; regular SIGKILLs; SIGKILL and SIGSTOP in turn, with the frozen worker thawed
@@ -349,13 +349,13 @@ def run_goodput(given: Namespace) -> Measurement:
     from the first step. Claims: at least 95 % and 90 % of the fault-free steps; every sample used exactly once.
     """
     records: dict[str, list[RunRecord]] = {arm: [] for arm in ARMS}
-    for _ in range(given.repeats):
+    for _ in range(args.repeats):
         for arm in ARMS:
-            records[arm].append(run_arm(arm, given))
-            print(f"{arm}: {steps_in(records[arm][-1], given.minutes * 60)} steps", flush=True)
-    free = [steps_in(record, given.minutes * 60) for record in records["fault-free"]]
-    rows = [row for arm in ARMS for row in rows_of(arm, given, records[arm], free)]
-    return Result(rows, [f"{given.minutes:g} minutes an arm, a fault every {given.every:g} s"])
+            records[arm].append(run_arm(arm, args))
+            print(f"{arm}: {steps_in(records[arm][-1], args.minutes * 60)} steps", flush=True)
+    free = [steps_in(record, args.minutes * 60) for record in records["fault-free"]]
+    rows = [row for arm in ARMS for row in rows_of(arm, args, records[arm], free)]
+    return Result(rows, [f"{args.minutes:g} minutes an arm, a fault every {args.every:g} s"])
 
 
 if __name__ == "__main__":

@@ -22,31 +22,32 @@ from planaria.common.errors import RunStopped
 from planaria.config.schema import RunConfig
 from planaria.control.log.logs import read_run
 from planaria.report.observe.progress import NoProgress
-from planaria.report.observe.watch import RunWatch
+from planaria.report.observe.run_observer import RunObserver
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.loading import atoms_of_model, cut_of
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine import process_engine, run_folders
-from planaria.runtime.engine.prepare import prepare
-from planaria.runtime.engine.resumption import resumption_of
+from planaria.runtime.engine import process_engine
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.prepare import prepare
+from planaria.runtime.preparation.resumption import resumption_of
 from planaria.runtime.worker.runner import StageRunner
 
 ARMS = {"averaged": 3, "fresh": 3, "undisturbed": 4}  # replicas after the change
 
 
-def begin(given: Namespace, seed: int, place: Path) -> Path:
+def begin(args: Namespace, seed: int, place: Path) -> Path:
     """Train the run that all arms continue; return its folder."""
-    model = {"vocab": 260, "dim": given.dim, "layers": 4, "heads": 4, "hidden": given.dim * 11 // 4, "context": 64}
+    model = {"vocab": 260, "dim": args.dim, "layers": 4, "heads": 4, "hidden": args.dim * 11 // 4, "context": 64}
     made: dict[str, Any] = {
         "out": str(place),
         "engine": "inline",
         "seed": seed,
         "model": model,
-        "pipeline": {"stages": 2, "microbatches": 1, "microbatch_size": given.samples},
+        "pipeline": {"stages": 2, "microbatches": 1, "microbatch_size": args.samples},
         "data": {"tokenizer": "bytes"},
-        "optim": {"lr": given.lr, "warmup": 20},
-        "train": {"steps": given.before, "eval_every": given.before + given.after, "eval_microbatches": 16},
-        "exchange": {"kind": "noloco", "replicas": ARMS["undisturbed"], "options": {"every": given.every}},
+        "optim": {"lr": args.lr, "warmup": 20},
+        "train": {"steps": args.before, "eval_every": args.before + args.after, "eval_microbatches": 16},
+        "exchange": {"kind": "noloco", "replicas": ARMS["undisturbed"], "options": {"every": args.every}},
         "observe": {"trackers": ""},
     }
     planaria.train(run_config(f"seed-{seed}", **made), progress=False)
@@ -68,10 +69,10 @@ def fresh_moments() -> Iterator[None]:
         StageRunner.load = real  # type: ignore[method-assign]
 
 
-def updated(given: Namespace, source: Path, arm: str) -> float:
+def updated(args: Namespace, source: Path, arm: str) -> float:
     """Continue; return the validation loss of the averaged model, in nats."""
     folder = Path(shutil.copytree(source, source.with_name(f"{source.name}-{arm}")))
-    settings: Mapping[str, object] = {"train.steps": given.before + given.after, "exchange.replicas": ARMS[arm]}
+    settings: Mapping[str, object] = {"train.steps": args.before + args.after, "exchange.replicas": ARMS[arm]}
     with fresh_moments() if arm == "fresh" else nullcontext():
         planaria.train(folder, resume=True, settings=settings, progress=False)
     return list(read_run(folder).validated)[-1].val_loss
@@ -87,7 +88,7 @@ def updated(given: Namespace, source: Path, arm: str) -> float:
     samples=Flag(8, "of a replica's step"),
     lr=3e-3,
 )
-def run_moments(given: Namespace) -> Measurement:
+def run_moments(args: Namespace) -> Measurement:
     """Compare averaged with fresh moments when a run continues with fewer replicas.
 
     Four replicas with gossip train; then three use averaged or with fresh moments, and four undisturbed. A few
@@ -96,10 +97,10 @@ def run_moments(given: Namespace) -> Measurement:
     """
     found: dict[str, list[float]] = {arm: [] for arm in ARMS}
     with tempfile.TemporaryDirectory(prefix="planaria-") as place:
-        for seed in given.seeds:
-            source = begin(given, seed, Path(place))
+        for seed in args.seeds:
+            source = begin(args, seed, Path(place))
             for arm, losses in found.items():
-                losses.append(updated(given, source, arm))
+                losses.append(updated(args, source, arm))
             print(f"seed {seed}: " + ", ".join(f"{arm} {losses[-1]:.4f}" for arm, losses in found.items()), flush=True)
     rows = [
         Row("averaged − fresh, nats", gaps(found["averaged"], found["fresh"]), "", Claim(high=0.01), judged="worst")
@@ -170,7 +171,7 @@ class Pair:
     before=Flag(10, "steps of the source"),
     after=Flag(50, "steps of the target"),
 )
-def run_recut(given: Namespace) -> Measurement:
+def run_recut(args: Namespace) -> Measurement:
     """Continue runs of {1, 2, 4, 7} stages x {1, 2, 3} replicas x {inline, fleet} in another of these shapes.
 
     ``--seed`` orders the 24 shapes in a ring; a pair leads from each to the next. All runs are real. The state saved by
@@ -183,26 +184,26 @@ def run_recut(given: Namespace) -> Measurement:
     Controls: the difference of two uninterrupted runs of both shapes (rounding), and that with fresh moments (a
     mistake). Replicas exchange gradients without clipping, so all shapes use the same samples per step.
     """
-    ring = random.Random(given.seed).sample(SHAPES, len(SHAPES))
-    chosen = list(zip(ring, ring[1:] + ring[:1], strict=True))[: given.pairs]
+    ring = random.Random(args.seed).sample(SHAPES, len(SHAPES))
+    chosen = list(zip(ring, ring[1:] + ring[:1], strict=True))[: args.pairs]
     with tempfile.TemporaryDirectory(prefix="planaria-") as place:
         unbroken = {}
         for shape in dict.fromkeys(shape for pair in chosen for shape in pair):
-            run = planaria.train(recipe(given, shape, Path(place)), progress=False)
+            run = planaria.train(recipe(args, shape, Path(place)), progress=False)
             unbroken[shape] = Unbroken(run.folder, losses(run.folder))
-            print(f"unbroken {shape}: loss {unbroken[shape].losses[given.before + given.after - 1]:.6f}", flush=True)
+            print(f"unbroken {shape}: loss {unbroken[shape].losses[args.before + args.after - 1]:.6f}", flush=True)
         pairs = []
         for source, target in chosen:
-            pairs.append(cross(given, source, target, unbroken))
-            print(_told(pairs[-1]), flush=True)
+            pairs.append(cross(args, source, target, unbroken))
+            print(_summary_line(pairs[-1]), flush=True)
         first = chosen[0][0]
-        anew = forgotten(given, first, unbroken[first])
-    return Result(list(_rows(pairs, anew)), [_told(pair) for pair in pairs])
+        anew = forgotten(args, first, unbroken[first])
+    return Result(list(_rows(pairs, anew)), [_summary_line(pair) for pair in pairs])
 
 
-def recipe(given: Namespace, shape: Shape, place: Path) -> RunConfig:
+def recipe(args: Namespace, shape: Shape, place: Path) -> RunConfig:
     """28 layers, divisible by 1, 2, 4 and 7 stages, with long time limits for many processes on few cores."""
-    steps = given.before + given.after
+    steps = args.before + args.after
     made = {
         "name": str(shape).replace(" ", "-"),
         "out": str(place),
@@ -212,29 +213,29 @@ def recipe(given: Namespace, shape: Shape, place: Path) -> RunConfig:
         "optim": {"lr": 3e-3, "clip": 0.0},
         "train": {"steps": steps, "eval_every": 0},
         "fleet": {"spares": 0, "missed_heartbeats": 240, "timeout_s": 120.0},
-        "checkpoint": {"every": given.before, "keep": steps},
+        "checkpoint": {"every": args.before, "keep": steps},
         "observe": {"trackers": ""},
     }
     return planaria.configure(RunConfig.model_validate(made), settings=shape.settings)
 
 
-def cross(given: Namespace, source: Shape, target: Shape, unbroken: Mapping[Shape, Unbroken]) -> Pair:
+def cross(args: Namespace, source: Shape, target: Shape, unbroken: Mapping[Shape, Unbroken]) -> Pair:
     """Load the source's state in the target's shape: once to save it at once, once to continue training."""
-    was, last = unbroken[source], given.before + given.after
-    saved = atoms(was.folder, given.before, source)
+    was, last = unbroken[source], args.before + args.after
+    saved = atoms(was.folder, args.before, source)
     with copied(was.folder) as folder:
-        save_at_once(folder, given.before, target)
-        loaded = differing(atoms(folder, given.before, target), saved)
+        save_at_once(folder, args.before, target)
+        loaded = differing(atoms(folder, args.before, target), saved)
     with copied(was.folder) as folder:
-        recut_go_on(folder, given.before, target)
+        recut_go_on(folder, args.before, target)
         return Pair(
             source,
             target,
             len(saved),
             loaded,
             differing(atoms(folder, last, target), atoms(was.folder, last, source)),
-            apart(losses(folder), was.losses, given.before),
-            apart(unbroken[target].losses, was.losses, given.before),
+            apart(losses(folder), was.losses, args.before),
+            apart(unbroken[target].losses, was.losses, args.before),
             len(prove_exactly_once(read_run(folder))),
         )
 
@@ -249,9 +250,9 @@ def save_at_once(folder: Path, step: int, shape: Shape) -> None:
     before = saved.stat().st_ino
     there = resumption_of(folder, shape.settings, _name(step), lambda line: None)
     prepared = prepare(there.config, begins=False)
-    with run_folders.locked_for_training(folder):
+    with run_folders.lock_for_training(folder):
         run_folders.write_run_files(folder, there.config, prepared.dataset, prepared.trace)
-        watch = RunWatch(folder, there.config.samples * there.config.model.context, NoProgress())
+        watch = RunObserver(folder, there.config.samples * there.config.model.context, NoProgress())
         try:
             process_engine.train(prepared, folder, watch, replace(there.origin, durable_step=step - 1), lambda: True)
         finally:
@@ -281,11 +282,11 @@ def losses(folder: Path) -> Losses:
     return {metric.step: metric.loss for metric in read_run(folder).trained}
 
 
-def forgotten(given: Namespace, shape: Shape, was: Unbroken) -> float:
+def forgotten(args: Namespace, shape: Shape, was: Unbroken) -> float:
     """Return the difference of losses with fresh moments, on the inline engine."""
     with copied(was.folder) as folder, fresh_moments():
-        recut_go_on(folder, given.before, shape._replace(engine="inline"))
-        return apart(losses(folder), was.losses, given.before)
+        recut_go_on(folder, args.before, shape._replace(engine="inline"))
+        return apart(losses(folder), was.losses, args.before)
 
 
 @contextmanager
@@ -323,20 +324,20 @@ def _rows(pairs: Sequence[Pair], forgotten: float) -> Iterator[Row]:
             continue
         how = f"{'same' if same else 'other'} replicas, {'same' if engines else 'other'} engine"
         found, controls = ([x / MILLIONTH for x in xs] for xs in ([p.apart for p in kind], [p.control for p in kind]))
-        beside: dict[str, Cell] = {
+        columns: dict[str, Cell] = {
             "pairs": len(kind),
             "losses equal": sum(p.apart == 0 for p in kind),
             "unbroken, both": f"{max(controls):.3f}",
         }
         claim = NONE if same else Claim(high=1.0)
-        yield Row(f"losses apart / 1e-6: {how}", found, "", claim, beside, "worst")
+        yield Row(f"losses apart / 1e-6: {how}", found, "", claim, columns, "worst")
         if same:
             ends, count = [p.ended for p in kind], dict[str, Cell](pairs=len(kind))
             yield Row(f"tensors apart at the end: {how}", ends, tensors, NONE, count, "worst")
     yield Row("losses apart / 1e-6: moments begun anew", [forgotten / MILLIONTH], "", Claim(low=100.0))
 
 
-def _told(pair: Pair) -> str:
+def _summary_line(pair: Pair) -> str:
     ends = f", {pair.ended} tensors at the end" if pair.same else ""
     return (
         f"{pair.source} -> {pair.target}: {pair.loaded} of {pair.atoms} tensors apart, losses {pair.apart:.2e}, "

@@ -15,13 +15,13 @@ import torch
 
 from benchmarks.exchange_in_process import Replica
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, in_processes, one_thread, ratios, start
-from planaria.exchange.attacks import attack_of
+from planaria.exchange.attacks import make_attack
 from planaria.exchange.attacks.base import AttackView, VectorAttack
 from planaria.exchange.base import Update
 from planaria.exchange.monna import MoNNA, nearest
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.products import NotFinite
-from planaria.exchange.robust.rules import robust_of
+from planaria.exchange.robust.rules import make_robust_aggregator
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -52,7 +52,7 @@ def shipped(name: str, strength: float) -> Attack:
     """Return an attack of planaria whose Byzantine workers know all honest vectors."""
 
     def attack(x: Tensor, f: int, generator: Generator) -> Tensor:
-        chosen, known = attack_of(name, strength), dict(enumerate(x))
+        chosen, known = make_attack(name, strength), dict(enumerate(x))
         assert isinstance(chosen, VectorAttack)
         scenes = [AttackView(own, known, len(x) + f, f, 0, generator) for own in x[:f]]
         return torch.stack([chosen.vector(scene) for scene in scenes])
@@ -163,7 +163,7 @@ def shared_out(train: Tensor, digits: Tensor, workers: int, alpha: float, seed: 
 def learnt(setting: Setting, seed: int, rule: Mapping[str, Any] | None, attack: Attack | str | None) -> Outcome:
     """Train and evaluate; with "label flip", Byzantine workers compute honestly on flipped labels."""
     digits, byzantine = Digits(setting, seed), setting.byzantine if attack else 0
-    made = None if rule is None else robust_of({"byzantine": setting.byzantine, **rule}, setting.workers)
+    made = None if rule is None else make_robust_aggregator({"byzantine": setting.byzantine, **rule}, setting.workers)
     flipped = byzantine if attack == "label flip" else 0
     computing = range(byzantine - flipped, setting.workers)
     momenta = torch.zeros(len(computing), len(digits.weights))
@@ -171,9 +171,9 @@ def learnt(setting: Setting, seed: int, rule: Mapping[str, Any] | None, attack: 
     for step in range(setting.steps):
         new = digits.gradients(digits.weights.expand(len(computing), -1), computing, flipped=flipped)
         momenta = setting.momentum * momenta + (1 - setting.momentum) * new
-        said = torch.cat([attack(momenta, byzantine, digits.generator), momenta]) if callable(attack) else momenta
+        updates = torch.cat([attack(momenta, byzantine, digits.generator), momenta]) if callable(attack) else momenta
         try:
-            last = said.mean(0) if made is None else combine(made.rule, list(said), made.mix, step, last).value
+            last = updates.mean(0) if made is None else combine(made.rule, list(updates), made.mix, step, last).value
         except NotFinite:  # the weights have diverged
             digits.weights = digits.weights * math.nan
             break
@@ -189,21 +189,21 @@ SIZES = {"seeds": Flag([1, 2, 3]), "steps": Flag(300), "workers": Flag(15), "byz
 
 
 @benchmark(ROBUST_NAME, **SIZES)
-def run_robust(given: Namespace) -> Measurement:
+def run_robust(args: Namespace) -> Measurement:
     """Measure robust rules on handwritten digits: three of fifteen workers are Byzantine in every step.
 
     A net of 64-64-10, batches of 32, SGD at 0.2, equal data, 300 steps; accuracy on 397 held-out images. Claims: where
     the mean ends at 0.80 or less, every rule within its limit ends at 0.90 or more (Krum may fail); without attack no
     rule costs more than 0.02. Needs the extra experts (scikit-learn's digits).
     """
-    setting = Setting(given.workers, given.byzantine, given.steps)
-    runs = list(product(attacks(), RULES, given.seeds))
+    setting = Setting(args.workers, args.byzantine, args.steps)
+    runs = list(product(attacks(), RULES, args.seeds))
     whats, rules, seeds = zip(*runs, strict=True)
-    found = in_processes(given.processes, _accuracy, [setting] * len(runs), seeds, rules, whats, begin=one_thread)
+    found = in_processes(args.processes, _accuracy, [setting] * len(runs), seeds, rules, whats, begin=one_thread)
     values = dict(zip(runs, found, strict=True))
     rows: list[Row] = []
     for what, name in product(attacks(), RULES):
-        own, plain = ([values[what, rule, seed] for seed in given.seeds] for rule in (name, "mean"))
+        own, plain = ([values[what, rule, seed] for seed in args.seeds] for rule in (name, "mean"))
         mean, claim = median(plain), None
         if what == "none" and name not in MAY_FAIL:
             claim = Claim(low=mean - 0.02)
@@ -279,13 +279,13 @@ def honest(found: Mapping[str, list[Outcome]]) -> list[Row]:
     for name, outcomes in found.items():
         if name != "mean":
             over = ratios([own.loss for own in outcomes], base)
-            beside = {"accuracy": round(median(own.accuracy for own in outcomes), 3)}
-            rows.append(Row(f"no attack: loss of {name}, over the mean's", over, "1", Claim(high=1.02), beside))
+            columns = {"accuracy": round(median(own.accuracy for own in outcomes), 3)}
+            rows.append(Row(f"no attack: loss of {name}, over the mean's", over, "1", Claim(high=1.02), columns))
     return rows
 
 
 @benchmark(DATA_NAME, honest_steps=1000, **SIZES)
-def run_data(given: Namespace) -> Measurement:
+def run_data(args: Namespace) -> Measurement:
     """Measure robust rules on unlike data, and their cost without attack.
 
     As in `digits`, but with unequal digits per worker (Dirichlet, α = 0.1), momentum 0.9 and rate 1. Claims without
@@ -293,14 +293,14 @@ def run_data(given: Namespace) -> Measurement:
     at most 0.01. Then equal data, no attack, 1,000 steps: a rule's held-out loss is at most 1.02 of the mean's. Needs
     the extra experts.
     """
-    unlike = Setting(given.workers, given.byzantine, given.steps, lr=1.0, momentum=0.9, spread=0.1)
-    alike = Setting(given.workers, given.byzantine, given.honest_steps)
+    unlike = Setting(args.workers, args.byzantine, args.steps, lr=1.0, momentum=0.9, spread=0.1)
+    alike = Setting(args.workers, args.byzantine, args.honest_steps)
     first = [(unlike, what, name) for what, name in product(is_byzantine(), SHOWN)]
     runs: list[tuple[Setting, str, str, int]] = [
-        (*run, seed) for run in [*first, *((alike, "none", name) for name in SHOWN)] for seed in given.seeds
+        (*run, seed) for run in [*first, *((alike, "none", name) for name in SHOWN)] for seed in args.seeds
     ]
     settings, whats, names, seeds = zip(*runs, strict=True)
-    found = in_processes(given.processes, _learnt, settings, seeds, names, whats, begin=one_thread)
+    found = in_processes(args.processes, _learnt, settings, seeds, names, whats, begin=one_thread)
     by_run: dict[tuple[Setting, str, str], list[Outcome]] = {}
     for (setting, what, name, _), outcome in zip(runs, found, strict=True):
         by_run.setdefault((setting, what, name), []).append(outcome)
@@ -310,7 +310,7 @@ def run_data(given: Namespace) -> Measurement:
     ]
     notes = [
         "A member is left out of a round only for numbers that are not finite; a rule only lowers "
-        f"coefficients. In {given.honest_steps * len(given.seeds) * len(SHOWN)} honest rounds no member was left out."
+        f"coefficients. In {args.honest_steps * len(args.seeds) * len(SHOWN)} honest rounds no member was left out."
     ]
     return Result(rows, notes)
 
@@ -333,27 +333,27 @@ def monna_lies() -> Mapping[str, Attack | None]:
     }
 
 
-def worst(given: Namespace, seed: int, believed: int, attack: Attack | None, momentum: float) -> float:
+def worst(args: Namespace, seed: int, believed: int, attack: Attack | None, momentum: float) -> float:
     """Return the accuracy of the worst honest replica for ``believed`` Byzantine ones; 0 means the plain mean."""
     made = MoNNA(every=1, byzantine=believed, alpha=momentum)
-    setting = Setting(given.replicas, given.byzantine, given.steps, spread=1.0)
-    digits, byzantine = Digits(setting, seed), range(given.byzantine if attack else 0)
-    honest = range(len(byzantine), given.replicas)
+    setting = Setting(args.replicas, args.byzantine, args.steps, spread=1.0)
+    digits, byzantine = Digits(setting, seed), range(args.byzantine if attack else 0)
+    honest = range(len(byzantine), args.replicas)
     begin = {"w": digits.weights}
     of = {member: Replica(dict(begin), made.start(begin)) for member in honest}
-    for step in range(given.steps):
+    for step in range(args.steps):
         rate = 0.75 / (step // 50 + 1)
         gradients = digits.gradients(torch.stack([of[i].fast["w"] for i in honest]), honest, BATCH)
         gradients *= (CLIP / gradients.norm(dim=1, keepdim=True)).clamp(max=1.0)
         for replica, gradient in zip(of.values(), gradients, strict=True):
             replica.fast = {"w": replica.fast["w"] - rate * gradient}
-        said = {member: made.update(replica.outer, replica.fast) for member, replica in of.items()}
+        updates = {member: made.update(replica.outer, replica.fast) for member, replica in of.items()}
         if attack:
-            models = torch.stack([update.blocking for update in said.values() if update.blocking is not None])
+            models = torch.stack([update.blocking for update in updates.values() if update.blocking is not None])
             lying = attack(models, len(byzantine), digits.generator)
-            said |= {member: Update(model.clone()) for member, model in zip(byzantine, lying, strict=True)}
+            updates |= {member: Update(model.clone()) for member, model in zip(byzantine, lying, strict=True)}
         for member, replica in of.items():
-            replica.fast, replica.outer = made.settle(replica.outer, replica.fast, said, member)
+            replica.fast, replica.outer = made.settle(replica.outer, replica.fast, updates, member)
     return min(digits.outcome(replica.fast["w"]).accuracy for replica in of.values())
 
 
@@ -377,23 +377,23 @@ def reduction(f: int, seed: int) -> tuple[float, float]:
         # Late models are the nearest, the farthest, or random ones. Byzantine models are near the limit of acceptance:
         # in one direction, at about the distance of the last model that would be kept.
         late = [order[1 : 1 + f], order[-f:], order[1 + torch.randperm(n - f - 1, generator=draw)[:f]]][seed // 16 % 3]
-        heard = {i + f: honest[i] for i in range(n - f) if i == me or i not in late.tolist()}
+        received = {i + f: honest[i] for i in range(n - f) if i == me or i not in late.tolist()}
         reach = (honest[order[n - 3 * f]] - honest[me]).norm()
         direction = away[int(away.norm(dim=1).argmax())] if seed // 48 % 2 else away[me]
         if float(direction.norm()) == 0.0:
             direction = torch.ones(d)
         how = [0.5, 0.9, 1.0, 1.1, 2.0][int(torch.randint(5, (1,), generator=draw))]
         lie = honest[me] + how * reach * direction / direction.norm()
-        heard |= dict.fromkeys(range(f), lie)
-        kept = nearest(heard, me + f, n - 2 * f)
-        after.append(torch.stack([heard[j] for j in kept]).mean(0))
+        received |= dict.fromkeys(range(f), lie)
+        kept = nearest(received, me + f, n - 2 * f)
+        after.append(torch.stack([received[j] for j in kept]).mean(0))
     new, before = torch.stack(after), float(away.square().sum(1).mean())
     moved = float((new.mean(0) - honest.mean(0)).square().sum())
     return float((new - new.mean(0)).square().sum(1).mean()) / before, moved / before
 
 
 @benchmark("robust_monna", seeds=[1, 2, 3], steps=300, replicas=12, byzantine=2, placements=1000)
-def run_monna(given: Namespace) -> Measurement:
+def run_monna(args: Namespace) -> Measurement:
     """Measure MoNNA, by which replicas average the models nearest to their own.
 
     Twelve replicas learn handwritten digits, two are Byzantine; Dirichlet α = 1, momentum 0.99, rate 0.75/(⌊t/50⌋ + 1),
@@ -405,15 +405,15 @@ def run_monna(given: Namespace) -> Measurement:
     torch.set_num_threads(1)
     rows: list[Row] = []
     for what, attack in monna_lies().items():
-        plain = [worst(given, seed, 0, attack, MOMENTUM) for seed in given.seeds]
+        plain = [worst(args, seed, 0, attack, MOMENTUM) for seed in args.seeds]
         rows.append(Row(f"{what}: mean", plain, "1"))
         claim = Claim(low=0.90) if max(plain) <= 0.15 else None
         for momentum in (MOMENTUM, 0.0):
-            found = [worst(given, seed, given.byzantine, attack, momentum) for seed in given.seeds]
+            found = [worst(args, seed, args.byzantine, attack, momentum) for seed in args.seeds]
             shown = claim if momentum else None
             rows.append(Row(f"{what}: MoNNA, momentum {momentum:g}", found, "1", shown, judged="least"))
     for f in (1, 2):
-        alphas, lambdas = zip(*(reduction(f, seed) for seed in range(given.placements)), strict=True)
+        alphas, lambdas = zip(*(reduction(f, seed) for seed in range(args.placements)), strict=True)
         rows.append(Row(f"n = {11 * f + 1}: spread over before", alphas, "0", Claim(high=1.0), judged="worst"))
         rows.append(Row(f"n = {11 * f + 1}: mean moved, over spread", lambdas, "0", judged="worst"))
     return rows

@@ -24,7 +24,7 @@ from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.attacks import ATTACKS
 from planaria.exchange.base import StageOuterState, Update, Weights
 from planaria.exchange.monna import MoNNA
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.exchange.robust.combining import sum_rows
 from planaria.exchange.robust.products import iter_chunks
 from planaria.faults.trace import Fault
@@ -38,7 +38,7 @@ MEANS = ("own_flip", "random", "alie", "ipm")  # attacks shown with the mean
 UNHEARD = "wrong_size"  # an attack that every honest replica rejects under any rule
 
 
-def recipe(given: Namespace, name: str, seed: int, robust: str, stages: int = 1) -> Any:
+def recipe(args: Namespace, name: str, seed: int, robust: str, stages: int = 1) -> Any:
     return run_config(
         f"robust_fleet-{name}-{seed}",
         seed=seed,
@@ -46,7 +46,7 @@ def recipe(given: Namespace, name: str, seed: int, robust: str, stages: int = 1)
         model={"vocab": VOCAB, "dim": 32, "layers": 2 * stages, "heads": 4, "hidden": 88, "context": 32},
         pipeline={"stages": stages, "microbatches": 1, "microbatch_size": 4},
         optim={"lr": 3e-3, "warmup": 10, "schedule": "constant"},
-        train={"steps": given.steps, "eval_every": given.steps, "eval_microbatches": 16},
+        train={"steps": args.steps, "eval_every": args.steps, "eval_microbatches": 16},
         exchange={"replicas": REPLICAS, "kind": "diloco", "robust": robust, "options": {"every": EVERY}},
         fleet={"spares": 0, "missed_heartbeats": 40},
         checkpoint={"every": 0},
@@ -56,7 +56,8 @@ def recipe(given: Namespace, name: str, seed: int, robust: str, stages: int = 1)
 def is_byzantine(attack: str, nodes: Sequence[int], last: int, strength: float | None = None) -> tuple[Any, ...]:
     ends = nodes[:1] if attack == "label_flip" else nodes
     return tuple(
-        Fault(step=BEGINS, stage=node, signal="lie", attack=attack, strength=strength, until=last) for node in ends
+        Fault(step=BEGINS, stage=node, signal="corrupt_update", attack=attack, strength=strength, until=last)
+        for node in ends
     )
 
 
@@ -83,12 +84,12 @@ def ended(config: Any, faults: tuple[Any, ...]) -> Ended:
     return Ended(fmean(loss for replica, loss in last.items() if replica != LIAR), samples)
 
 
-def whole_replicas(given: Namespace) -> list[Row]:
+def whole_replicas(args: Namespace) -> list[Row]:
     def run(seed: int, rule: str, attack: str) -> Ended:
-        faults = is_byzantine(attack, (2 * LIAR, 2 * LIAR + 1), given.steps) if attack else ()
-        return ended(recipe(given, f"{rule or 'mean'}-{attack or 'honest'}", seed, rule), faults)
+        faults = is_byzantine(attack, (2 * LIAR, 2 * LIAR + 1), args.steps) if attack else ()
+        return ended(recipe(args, f"{rule or 'mean'}-{attack or 'honest'}", seed, rule), faults)
 
-    honest = {rule: {seed: run(seed, rule, "") for seed in given.seeds} for rule in ("", RULE)}
+    honest = {rule: {seed: run(seed, rule, "") for seed in args.seeds} for rule in ("", RULE)}
 
     def row(name: str, runs: Mapping[int, Ended], over: str, claim: Claim | None = None) -> Row:
         losses = [run.loss / honest[over][seed].loss for seed, run in runs.items()]
@@ -97,17 +98,17 @@ def whole_replicas(given: Namespace) -> list[Row]:
         return Row(name, losses, limit, claim, {"steps on other samples": others}, judged="worst")
 
     def lied(rule: str, attack: str, claim: Claim | None = None) -> Row:
-        runs = {seed: run(seed, rule, attack) for seed in given.seeds}
+        runs = {seed: run(seed, rule, attack) for seed in args.seeds}
         return row(f"{rule or 'mean'}, {attack}: loss over the same without lies", runs, rule, claim)
 
-    named = given.attacks or [*ATTACKS]
+    named = args.attacks or [*ATTACKS]
     rows = [row(f"{RULE}, none lies: loss over the mean's", honest[RULE], "")]
     rows += [lied(RULE, attack, Claim(high=1.03)) for attack in named]
     return rows + [lied("", attack) for attack in (UNHEARD, *MEANS) if attack in (UNHEARD, *named)]
 
 
 @benchmark("robust_fleet", seeds=[1, 2, 3], steps=120, attacks=Flag(None, "all that ship unless named", nargs="*"))
-def run_robust_fleet(given: Namespace) -> Measurement:
+def run_robust_fleet(args: Namespace) -> Measurement:
     """Train replicas as processes with one Byzantine replica under every shipped attack; the loss must not change.
 
     Six replicas of two stages train a small byte LLaMA with DiLoCo rounds every tenth step. From step 50 one of them is
@@ -119,7 +120,7 @@ def run_robust_fleet(given: Namespace) -> Measurement:
     Claims: every run finishes, no worker fails, only the Byzantine replica is rejected; an attack costs at most
     3 % of the loss.
     """
-    return whole_replicas(given)
+    return whole_replicas(args)
 
 
 ROBUST_SILENT_REPLICAS, BYZANTINE, ROBUST_SILENT_EVERY, PATIENCE_S = 7, 1, 10, 10.0
@@ -197,27 +198,27 @@ def after_deaths(config: Any, dead: int) -> tuple[float, list[str]]:
 
 
 @benchmark("robust_silent", seeds=[1, 2, 3], rounds=8, pass_ms=Flag(20.0, "of a forward at each of the two stages"))
-def run_robust_silent(given: Namespace) -> Measurement:
+def run_robust_silent(args: Namespace) -> Measurement:
     """Measure how long MoNNA's replicas wait for silent or lost ones.
 
     Seven replicas as fourteen processes with sleeping stages exchange every tenth step, f = 1. In one arm all send; in
     the other one replica sends no updates. Then all workers of f, and of f + 1, replicas are killed without
-    replacement. Claims: a round beside f silent replicas takes at most 1.1 times as long; after the deaths the next
+    replacement. Claims: a round with f silent replicas takes at most 1.1 times as long; after the deaths the next
     round is settled within exchange.patience_s and a line names each lost replica; every run ends by itself.
     """
-    pass_s, rows, notes = given.pass_ms / 1e3, list[Row](), list[str]()
+    pass_s, rows, notes = args.pass_ms / 1e3, list[Row](), list[str]()
     muted, usual = list[float](), list[float]()
-    for seed in given.seeds:
-        usual.append(round_s(robust_silent_recipe("speak", seed, given.rounds, 0, pass_s)))
-        muted.append(round_s(robust_silent_recipe("mute", seed, given.rounds, BYZANTINE, pass_s)))
+    for seed in args.seeds:
+        usual.append(round_s(robust_silent_recipe("speak", seed, args.rounds, 0, pass_s)))
+        muted.append(round_s(robust_silent_recipe("mute", seed, args.rounds, BYZANTINE, pass_s)))
     limit = f"1; {fmean(usual):.2f} s a round, of which steps {ROBUST_SILENT_EVERY * 6 * pass_s:.2f} s"
     rows.append(
-        Row("round beside a silent replica / without", ratios(muted, usual), limit, Claim(high=1.1), judged="worst")
+        Row("round with a silent replica / without", ratios(muted, usual), limit, Claim(high=1.1), judged="worst")
     )
     for dead in (BYZANTINE, BYZANTINE + 1):
         took = []
-        for seed in given.seeds:
-            seconds, lines = after_deaths(robust_silent_recipe(f"dead{dead}", seed, given.rounds, 0, pass_s), dead)
+        for seed in args.seeds:
+            seconds, lines = after_deaths(robust_silent_recipe(f"dead{dead}", seed, args.rounds, 0, pass_s), dead)
             took.append(seconds)
         notes += lines
         what = f"{dead} of {ROBUST_SILENT_REPLICAS} replicas killed: seconds to the end of the next round"
@@ -239,22 +240,22 @@ RULES: Mapping[str, tuple[dict[str, Any], float | None]] = {
 """exchange.robust, and the limit of its time over the mean's"""
 
 
-def sides(given: Namespace) -> dict[str, Callable[[], object]]:
+def sides(args: Namespace) -> dict[str, Callable[[], object]]:
     """Return each rule's computation on the same values."""
-    draw, size = torch.Generator().manual_seed(1), given.values // PIECES
-    said = {
+    draw, size = torch.Generator().manual_seed(1), args.values // PIECES
+    updates = {
         member: {f"w{piece}": torch.randn(size, generator=draw) for piece in range(PIECES)}
-        for member in range(given.replicas)
+        for member in range(args.replicas)
     }
 
     def side(robust: dict[str, Any] | None) -> Callable[[], object]:
-        named = Options({**robust, "byzantine": given.byzantine}) if robust else ""
-        made = exchange(ExchangeConfig(replicas=given.replicas, robust=named))
+        named = Options({**robust, "byzantine": args.byzantine}) if robust else ""
+        made = make_exchange(ExchangeConfig(replicas=args.replicas, robust=named))
         assert isinstance(made, AggregatingExchange)
-        return lambda: made.aggregate_with_rule(StageOuterState(), said)
+        return lambda: made.aggregate_with_rule(StageOuterState(), updates)
 
     def read() -> None:
-        for _, rows in iter_chunks([list(weights.values()) for weights in said.values()]):
+        for _, rows in iter_chunks([list(weights.values()) for weights in updates.values()]):
             sum_rows(rows, [1.0] * len(rows))
 
     return {"mean": side(None), "read once": read, **{name: side(robust) for name, (robust, _) in RULES.items()}}
@@ -268,7 +269,7 @@ def seconds(side: Callable[[], object]) -> float:
 
 
 @benchmark("robust_speed", values=Flag(10_000_000, "of one replica"), replicas=16, byzantine=3, repeats=7)
-def run_robust_speed(given: Namespace) -> Measurement:
+def run_robust_speed(args: Namespace) -> Measurement:
     """Measure the time and memory of robust rules over the mean: sixteen replicas of ten million values, f = 3.
 
     Both sides of a ratio are measured in turns in one process with one thread. Claims: median and trimmed mean take at
@@ -276,24 +277,24 @@ def run_robust_speed(given: Namespace) -> Measurement:
     twice; the time of that is shown. Memory is the peak above the given values.
     """
     torch.set_num_threads(1)
-    all_sides = sides(given)
+    all_sides = sides(args)
     used: dict[str, float] = {}
     for name, side in all_sides.items():
         found: list[float] = []
         side()  # compile, or load compiled code
         with peak(found):
             side()
-        used[name] = found[0] / (4 * given.values)
-    took = interleaved([lambda side=side: seconds(side) for side in all_sides.values()], given.repeats)  # type: ignore[misc]
+        used[name] = found[0] / (4 * args.values)
+    took = interleaved([lambda side=side: seconds(side) for side in all_sides.values()], args.repeats)  # type: ignore[misc]
     by_name = dict(zip(all_sides, took, strict=True))
     rows = []
     for name in [*RULES, "read once"]:
         over = ratios(by_name[name], by_name["mean"])
         most = RULES[name][1] if name in RULES else None
-        beside = {"seconds": round(median(by_name[name]), 3), "peak, values": round(used[name], 2)}
+        columns = {"seconds": round(median(by_name[name]), 3), "peak, values": round(used[name], 2)}
         twice = 2 * median(by_name["read once"]) / median(by_name["mean"])
         limit = f"reading twice: {twice:.2f}" if most == 1.3 else "1"
-        rows.append(Row(f"{name}: time over the mean's", over, limit, Claim(high=most) if most else None, beside))
+        rows.append(Row(f"{name}: time over the mean's", over, limit, Claim(high=most) if most else None, columns))
     notes = [f"mean: {median(by_name['mean']):.3f} s, peak {used['mean']:.2f} of one replica's values"]
     return Result(rows, notes)
 

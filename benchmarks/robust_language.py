@@ -28,7 +28,7 @@ from benchmarks.harness import (
 from planaria.config.schema import DataConfig
 from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
-from planaria.faults.byzantine import Byzantine, Misbehaviour, misbehaviour_of
+from planaria.faults.byzantine import Byzantine, Misbehaviour, make_misbehaviour
 from planaria.lab.reference.engine import InlineEngine
 from planaria.lab.reference.replicas import StageRounds
 from planaria.runtime.worker.runner import NonFinite
@@ -73,8 +73,8 @@ class Dealt:
         return self._streams[domain].batch(step * (whole // kinds) + turn, 1)
 
 
-def recipe(given: Namespace, seed: int, rule: str) -> Any:
-    shape = {"vocab": 257, "dim": given.dim, "layers": 2, "heads": 4, "hidden": given.dim * 11 // 4, "context": 64}
+def recipe(args: Namespace, seed: int, rule: str) -> Any:
+    shape = {"vocab": 257, "dim": args.dim, "layers": 2, "heads": 4, "hidden": args.dim * 11 // 4, "context": 64}
     return run_config(
         "robust_language",
         seed=seed,
@@ -82,14 +82,14 @@ def recipe(given: Namespace, seed: int, rule: str) -> Any:
         pipeline={"stages": 1, "microbatches": 1, "microbatch_size": PER_REPLICA},
         exchange={"replicas": REPLICAS, "robust": RULES[rule]},
         optim={"lr": 3e-3, "warmup": 20, "schedule": "cosine"},
-        train={"steps": given.steps, "eval_every": 0, "eval_microbatches": 32},
+        train={"steps": args.steps, "eval_every": 0, "eval_microbatches": 32},
     )
 
 
-def streams(given: Namespace, split: Any, seed: int) -> list[Stream]:
+def streams(args: Namespace, split: Any, seed: int) -> list[Stream]:
     found = []
     for domain in DOMAINS:
-        data = DataConfig(source=str(given.texts / domain), tokenizer="bytes", cache=str(RUNS / "cache"))
+        data = DataConfig(source=str(args.texts / domain), tokenizer="bytes", cache=str(RUNS / "cache"))
         found.append(Stream(tokenise_corpus(data, 257), split, 64, seed))
     return found
 
@@ -102,37 +102,37 @@ def corrupt(engine: InlineEngine, node: int, lie: Misbehaviour) -> None:
     engine.replicas.sources[node] = partial(byzantine.poison_batch, vocab=engine.config.model.vocab)
 
 
-def ended_at(given: Namespace, seed: int, setting: str, rule: str, attack: str) -> float:
+def ended_at(args: Namespace, seed: int, setting: str, rule: str, attack: str) -> float:
     """Return the final validation loss in nats."""
     torch.set_num_threads(1)
     by_domain = setting == "by domain"
-    train, validation = (streams(given, split, seed) for split in ("train", "validation"))
-    engine = InlineEngine(recipe(given, seed, rule), Dealt(train, by_domain), Dealt(validation, False))  # type: ignore[arg-type]
+    train, validation = (streams(args, split, seed) for split in ("train", "validation"))
+    engine = InlineEngine(recipe(args, seed, rule), Dealt(train, by_domain), Dealt(validation, False))  # type: ignore[arg-type]
     if attack:
         assert engine.replicas is not None
         stages = 1 + max(engine.stage.values())
         for number, node in enumerate(engine.stage):
             if node // stages in BYZANTINE and (attack != "label_flip" or node % stages == 0):
-                corrupt(engine, node, misbehaviour_of(attack, None, given.steps, seed, number))
+                corrupt(engine, node, make_misbehaviour(attack, None, args.steps, seed, number))
     try:
-        for _ in range(given.steps):
+        for _ in range(args.steps):
             engine.train_step()
         return engine.evaluate()
     except NonFinite:
         return ENDED
 
 
-def rows_of(given: Namespace) -> list[Row]:
-    cases = list(product(given.seeds, SETTINGS, RULES, ("", *given.attacks)))
+def rows_of(args: Namespace) -> list[Row]:
+    cases = list(product(args.seeds, SETTINGS, RULES, ("", *args.attacks)))
     seeds, settings, rules, attacks = zip(*cases, strict=True)
     ends = in_processes(
-        given.processes, ended_at, [given] * len(cases), seeds, settings, rules, attacks, begin=one_thread
+        args.processes, ended_at, [args] * len(cases), seeds, settings, rules, attacks, begin=one_thread
     )
     found = dict(zip(cases, ends, strict=True))
     rows: list[Row] = []
-    for setting, attack in product(SETTINGS, ("", *given.attacks)):
-        clean = {seed: found[seed, setting, "mean", ""] for seed in given.seeds}
-        over = {rule: [found[seed, setting, rule, attack] - clean[seed] for seed in given.seeds] for rule in RULES}
+    for setting, attack in product(SETTINGS, ("", *args.attacks)):
+        clean = {seed: found[seed, setting, "mean", ""] for seed in args.seeds}
+        over = {rule: [found[seed, setting, rule, attack] - clean[seed] for seed in args.seeds] for rule in RULES}
         best = min((rule for rule in RULES if rule != "mean"), key=lambda rule: median(over[rule]))
         for rule, nats in over.items():
             claim = Claim(high=SETTINGS[setting]) if attack and rule == best else None
@@ -150,7 +150,7 @@ def rows_of(given: Namespace) -> list[Row]:
     dim=Flag(32, "width of the model"),
     processes=2,
 )
-def run_robust_language(given: Namespace) -> Measurement:
+def run_robust_language(args: Namespace) -> Measurement:
     """Compare robust rules on a language model: eight replicas, two Byzantine, every shipped attack.
 
     A small byte LLaMA learns four kinds of text with AdamW; replicas agree on every step's gradient. Both settings see
@@ -160,8 +160,8 @@ def run_robust_language(given: Namespace) -> Measurement:
     0.08 (by domain) above the reference under every attack; no attack ends a run. 90 nats and more: the run diverged.
     Texts are those of ``PLANARIA_DATA``.
     """
-    streams(given, "train", 1)  # tokenised once, not in every process
-    return rows_of(given)
+    streams(args, "train", 1)  # tokenised once, not in every process
+    return rows_of(args)
 
 
 ROBUST_SCOPE_REPLICAS, STAGES, LIAR, BEGINS, EVERY = 8, 5, 3, 20, 10
@@ -185,40 +185,40 @@ class Ended(NamedTuple):
     loss: float  # mean validation loss of the honest replicas, nats
 
 
-def robust_scope_recipe(given: Namespace, seed: int, rule: str, scope: str) -> Any:
+def robust_scope_recipe(args: Namespace, seed: int, rule: str, scope: str) -> Any:
     robust = {**ROBUST_SCOPE_RULES[rule], "scope": scope}
     exchange = {"kind": "diloco", "options": {"every": EVERY, "alpha": 0.3}, "robust": robust}
     return run_config(
         "robust_scope",
         seed=seed,
-        data={"source": str(given.texts / "books"), "tokenizer": "bytes", "cache": str(RUNS / "cache")},
+        data={"source": str(args.texts / "books"), "tokenizer": "bytes", "cache": str(RUNS / "cache")},
         model={"vocab": 257, "dim": 32, "layers": STAGES - 1, "heads": 4, "hidden": 88, "context": 32},
         pipeline={"stages": STAGES - 1, "microbatches": 1, "microbatch_size": 4},
         optim={"lr": 3e-3, "warmup": 10, "schedule": "constant"},
-        train={"steps": given.steps, "eval_every": 0, "eval_microbatches": 16},
+        train={"steps": args.steps, "eval_every": 0, "eval_microbatches": 16},
         exchange={"replicas": ROBUST_SCOPE_REPLICAS, **exchange},
     )
 
 
-def ended(given: Namespace, seed: int, rule: str, scope: str, attack: str) -> Ended:
+def ended(args: Namespace, seed: int, rule: str, scope: str, attack: str) -> Ended:
     """Train one run to its end."""
     from planaria import streams
 
     torch.set_num_threads(1)
-    config = robust_scope_recipe(given, seed, rule, scope)
+    config = robust_scope_recipe(args, seed, rule, scope)
     engine = InlineEngine(config, *streams(config))
     assert engine.replicas is not None
     over, there = list[float](), list[float]()
-    for step in range(given.steps):
+    for step in range(args.steps):
         if attack and step == BEGINS:
             corrupt(
-                engine, engine.replicas.nodes(LIAR)[given.stage], misbehaviour_of(attack, None, given.steps, seed, 0)
+                engine, engine.replicas.nodes(LIAR)[args.stage], make_misbehaviour(attack, None, args.steps, seed, 0)
             )
         rounds = engine.train_step().rounds
         for round in rounds if step >= BEGINS else ():
-            told = counted(engine, round)
-            over.append(fmean(told.values()))
-            there.append(told.get(given.stage, told[0]))
+            coefficients = counted(engine, round)
+            over.append(fmean(coefficients.values()))
+            there.append(coefficients.get(args.stage, coefficients[0]))
     honest = [loss for replica, loss in enumerate(engine.evaluate_replicas()) if replica != LIAR]
     return Ended(fmean(over), fmean(there), fmean(honest))
 
@@ -229,26 +229,24 @@ def counted(engine: InlineEngine, round: StageRounds) -> dict[int, float]:
     return {engine.stage[node]: verdict.weights[0].coefficients[LIAR] for node, verdict in first}
 
 
-def robust_scope_rows_of(given: Namespace) -> list[Row]:
-    named = [("multi-Krum", attack) for attack in given.attacks]
-    named += [(rule, GROSS[0]) for rule in given.rules if rule != "multi-Krum"]
+def robust_scope_rows_of(args: Namespace) -> list[Row]:
+    named = [("multi-Krum", attack) for attack in args.attacks]
+    named += [(rule, GROSS[0]) for rule in args.rules if rule != "multi-Krum"]
     rules = dict.fromkeys(rule for rule, _ in named)
-    cases = list(product(given.seeds, SCOPES, [*((rule, "") for rule in rules), *named]))
+    cases = list(product(args.seeds, SCOPES, [*((rule, "") for rule in rules), *named]))
     seeds, scopes, of = zip(*cases, strict=True)
     of_rules, attacks = zip(*of, strict=True)
-    ends = in_processes(
-        given.processes, ended, [given] * len(cases), seeds, of_rules, scopes, attacks, begin=one_thread
-    )
+    ends = in_processes(args.processes, ended, [args] * len(cases), seeds, of_rules, scopes, attacks, begin=one_thread)
     found = dict(zip(cases, ends, strict=True))
     rows = []
     for (rule, attack), scope in product([*((rule, "") for rule in rules), *named], SCOPES):
-        runs = {seed: found[seed, scope, (rule, attack)] for seed in given.seeds}
+        runs = {seed: found[seed, scope, (rule, attack)] for seed in args.seeds}
         costs = [run.loss / found[seed, scope, (rule, "")].loss for seed, run in runs.items()]
         claim = Claim(high=0.05) if (rule, scope) == ("multi-Krum", "replica") and attack in GROSS else None
-        beside: dict[str, float] = {"where it lies": round(max(run.there for run in runs.values()), 4)}
-        beside["loss"] = round(median(costs), 4) if attack else round(median(run.loss for run in runs.values()), 4)
+        columns: dict[str, float] = {"where it lies": round(max(run.there for run in runs.values()), 4)}
+        columns["loss"] = round(median(costs), 4) if attack else round(median(run.loss for run in runs.values()), 4)
         what = f"{rule}, {attack or 'none is_byzantine'}, scope = '{scope}'"
-        rows.append(Row(what, [run.counted for run in runs.values()], "1/8", claim, beside, judged="worst"))
+        rows.append(Row(what, [run.counted for run in runs.values()], "1/8", claim, columns, judged="worst"))
     return rows
 
 
@@ -257,12 +255,12 @@ def robust_scope_rows_of(given: Namespace) -> list[Row]:
     texts=DATA,
     seeds=[1, 2, 3],
     attacks=[*GROSS, *SUBTLE],
-    rules=Flag([*ROBUST_SCOPE_RULES], "beside multi-Krum", choices=ROBUST_SCOPE_RULES),
+    rules=Flag([*ROBUST_SCOPE_RULES], "in addition to multi-Krum", choices=ROBUST_SCOPE_RULES),
     stage=Flag(2, "where it lies"),
     steps=80,
     processes=2,
 )
-def run_robust_scope(given: Namespace) -> Measurement:
+def run_robust_scope(args: Namespace) -> Measurement:
     """Measure a replica that is Byzantine at one of its five stages, judged by stage or as a whole replica.
 
     Eight replicas of a small byte LLaMA use DiLoCo rounds every tenth step. From step 20 one of them attacks in every
@@ -276,8 +274,8 @@ def run_robust_scope(given: Namespace) -> Measurement:
     """
     from planaria import streams
 
-    streams(robust_scope_recipe(given, given.seeds[0], "multi-Krum", "stage"))  # tokenised once, not in every process
-    return robust_scope_rows_of(given)
+    streams(robust_scope_recipe(args, args.seeds[0], "multi-Krum", "stage"))  # tokenised once, not in every process
+    return robust_scope_rows_of(args)
 
 
 if __name__ == "__main__":

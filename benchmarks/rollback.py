@@ -37,7 +37,11 @@ class RollbackCost(NamedTuple):
 
 
 def rollback(
-    useful: int, every: int, struck: Collection[int], counted: Literal["steps", "ticks"] = "steps", behind: int = 0
+    useful: int,
+    every: int,
+    failed_ticks: Collection[int],
+    counted: Literal["steps", "ticks"] = "steps",
+    behind: int = 0,
 ) -> RollbackCost:
     """Simulate ticks until ``useful`` steps are committed; a loss precedes each tick in ``struck``.
 
@@ -56,11 +60,11 @@ def rollback(
     step = ticks = saves = rollbacks = 0
     durable, writing = 0, PendingSave(behind)
     while step < useful:
-        if ticks and ticks in struck:
+        if ticks and ticks in failed_ticks:
             step, rollbacks = durable, rollbacks + 1
-            writing.give_up()
+            writing.abort()
         step, ticks = step + 1, ticks + 1
-        durable = writing.finished(ticks, durable)
+        durable = writing.newest_durable(ticks, durable)
         if ticks % every == 0 if counted == "ticks" else writing.due(step, every, durable):
             saves += 1
             durable = writing.begin(ticks, step, durable)
@@ -75,7 +79,7 @@ def lost_stages(p: float, seed: int, ticks: int, stages: int = STAGES) -> dict[i
     return lost
 
 
-def struck(p: float, seed: int, useful: int, stages: int = STAGES) -> frozenset[int]:
+def failed_ticks(p: float, seed: int, useful: int, stages: int = STAGES) -> frozenset[int]:
     """Return the ticks before which a stage fails, long enough for :func:`simulated`."""
     return frozenset(lost_stages(p, seed, TRACE * useful, stages))
 
@@ -91,22 +95,22 @@ def simulated(useful: int, every: int, faults: frozenset[int], by_steps: bool = 
     return outcome
 
 
-def simulated_row(given: Namespace, every: int, p: float, needed: float) -> Row:
-    traces = [struck(p, seed, given.useful) for seed in range(1, given.traces + 1)]
+def simulated_row(args: Namespace, every: int, p: float, needed: float) -> Row:
+    traces = [failed_ticks(p, seed, args.useful) for seed in range(1, args.traces + 1)]
     over, by_steps = (
-        [simulated(given.useful, every, faults, committed).ticks / given.useful for faults in traces]
+        [simulated(args.useful, every, faults, committed).ticks / args.useful for faults in traces]
         for committed in (False, True)
     )
     any_stage = 1.0 - (1.0 - p) ** STAGES
     limit = f"{rollback_mean(every, any_stage, 'ticks'):.3f} expected"
-    beside: dict[str, Cell] = {
+    columns: dict[str, Cell] = {
         "known": needed,
         "each trace": f"{min(over):.2f} … {max(over):.2f} of {len(over)}",
         "by committed steps": f"{fmean(by_steps):.2f}",
         "expected so": f"{rollback_mean(every, any_stage):.2f}",
     }
     claim = Claim(low=round(0.95 * needed, 4), high=round(1.05 * needed, 4))
-    return Row(f"every {every}, p = {p:g}", [fmean(over)], limit, claim, beside)
+    return Row(f"every {every}, p = {p:g}", [fmean(over)], limit, claim, columns)
 
 
 def recipe(every: int, seed: int, useful: int, ticks: int) -> RunConfig:
@@ -123,18 +127,18 @@ def recipe(every: int, seed: int, useful: int, ticks: int) -> RunConfig:
     )
 
 
-def real_row(given: Namespace, every: int, seed: int) -> Row:
+def real_row(args: Namespace, every: int, seed: int) -> Row:
     """Train until ``given.real`` steps are final, or as long as the claim allows."""
-    lost = lost_stages(given.real_p, seed, TRACE * given.real)
-    foreseen = simulated(given.real, every, frozenset(lost), by_steps=True)
-    config = recipe(every, seed, given.real, int(foreseen.ticks * (REAL.high or 1.0)) + 1)
+    lost = lost_stages(args.real_p, seed, TRACE * args.real)
+    foreseen = simulated(args.real, every, frozenset(lost), by_steps=True)
+    config = recipe(every, seed, args.real, int(foreseen.ticks * (REAL.high or 1.0)) + 1)
     course = race(config, tokenise_corpus(config.data, config.model.vocab), lost, lambda tick, loss: None)
-    ticks = [point.tick for point in course.points if point.step == given.real][:1]
+    ticks = [point.tick for point in course.points if point.step == args.real][:1]
     print(f"every {every}, seed {seed}: {ticks or 'not'} of {foreseen.ticks} foreseen ticks", flush=True)
     met = [met for met in course.loss_events if met.tick < foreseen.ticks]
-    beside = {"each trace": f"rollbacks {len(met)}, steps lost {sum(m.steps_lost for m in met)}"}
+    columns = {"each trace": f"rollbacks {len(met)}, steps lost {sum(m.steps_lost for m in met)}"}
     over = [tick / foreseen.ticks for tick in ticks]
-    return Row(f"trained, every {every}, seed {seed}", over, "the simulation: 1", REAL, beside)
+    return Row(f"trained, every {every}, seed {seed}", over, "the simulation: 1", REAL, columns)
 
 
 @benchmark(
@@ -146,7 +150,7 @@ def real_row(given: Namespace, every: int, seed: int) -> Row:
     real_every=Flag([10, 40], "steps between checkpoints there"),
     seeds=Flag([1, 2, 3], "of the model and the trace there"),
 )
-def run_rollback(given: Namespace) -> Measurement:
+def run_rollback(args: Namespace) -> Measurement:
     """Measure the steps executed per useful step with rollbacks, by failure rate and checkpoint interval.
 
     Whenever one of six stages fails, all return to the last checkpoint. Claims, over 10,000 useful steps and twelve
@@ -154,11 +158,11 @@ def run_rollback(given: Namespace) -> Measurement:
     stage and step (CheckFree's rates, arXiv 2506.15461), every 10 steps 1.03, 1.06 and 1.11; a small model that really
     trains and rolls back needs the simulated steps within 2 %.
     """
-    rows = [simulated_row(given, every, p, x) for every, by_rate in NEEDED.items() for p, x in by_rate.items()]
-    rows += [real_row(given, every, seed) for every in given.real_every for seed in given.seeds]
+    rows = [simulated_row(args, every, p, x) for every, by_rate in NEEDED.items() for p, x in by_rate.items()]
+    rows += [real_row(args, every, seed) for every in args.real_every for seed in args.seeds]
     notes = [
         "simulated: steps carried out / useful steps, mean of the traces",
-        f"trained: steps carried out / simulated ones, until {given.real} have lasted, p = {given.real_p:g}",
+        f"trained: steps carried out / simulated ones, until {args.real} have lasted, p = {args.real_p:g}",
         "a checkpoint interval in executed steps; planaria counts committed ones (two columns)",
     ]
     return Result(rows, notes)
@@ -190,22 +194,22 @@ RATES = (
 )
 
 
-def policy_row(given: Namespace, rate: Rate, stages: int, every: int | None) -> Row:
+def policy_row(args: Namespace, rate: Rate, stages: int, every: int | None) -> Row:
     """Return the hours with a checkpoint every ``every`` iterations (None: at the best interval).
 
     Training stops while all stages upload or download at once; a stage's seconds are proportional to its size.
     """
-    stop_s = given.upload_s * STAGES / stages
+    stop_s = args.upload_s * STAGES / stages
     hourly = 1.0 - (1.0 - rate.p) ** (HOUR / rate.checkpoint_s)
     interval = every or best_steps(hourly, stages, rate.checkpoint_s, stop_s)
     hours = []
-    for seed in range(1, given.traces + 1):
-        done = simulated(USEFUL, interval, struck(rate.p, seed, USEFUL, stages))
+    for seed in range(1, args.traces + 1):
+        done = simulated(USEFUL, interval, failed_ticks(rate.p, seed, USEFUL, stages))
         hours.append((done.ticks * rate.checkpoint_s + (done.saves + done.rollbacks) * stop_s) / HOUR)
     what = f"{rate.hourly:.0%} {stages} stages, saved {'every' if every else 'best:'} {interval}"
-    beside: dict[str, Cell] = {"published": f"{rate.checkpoint_h:.2f}" if every == SAVED_EVERY else ""}
+    columns: dict[str, Cell] = {"published": f"{rate.checkpoint_h:.2f}" if every == SAVED_EVERY else ""}
     limit = f"{USEFUL * rate.checkpoint_s / HOUR:.0f}: no failure"
-    return Row(what, [fmean(hours)], limit, None if every == SAVED_EVERY else Claim(high=rate.plus_h), beside)
+    return Row(what, [fmean(hours)], limit, None if every == SAVED_EVERY else Claim(high=rate.plus_h), columns)
 
 
 @benchmark(
@@ -213,16 +217,14 @@ def policy_row(given: Namespace, rate: Rate, stages: int, every: int | None) -> 
     upload_s=Flag(12.9, "seconds to upload one of six stages; 12.9: 805 MB with moments at 500 Mbit/s"),
     traces=Flag(12, "simulated for each rate"),
 )
-def run_table2(given: Namespace) -> Measurement:
+def run_table2(args: Namespace) -> Measurement:
     """Recompute CheckFree's Table 2 (arXiv 2506.15461): training hours of a 500M model with checkpoints.
 
     Published: seconds per iteration, failure rates and hours. Recomputed: hours, by simulated rollbacks, for six block
     stages of four layers (the paper) and twelve of two (the published configuration since March 2026). Claim: at the
     best interval, transfers included, checkpoints need fewer hours than CheckFree+ at every rate.
     """
-    rows = [
-        policy_row(given, rate, stages, every) for rate in RATES for stages in CUTS for every in (SAVED_EVERY, None)
-    ]
+    rows = [policy_row(args, rate, stages, every) for rate in RATES for stages in CUTS for every in (SAVED_EVERY, None)]
     notes = ["measured: hours, mean of the traces; checkpoint intervals count executed iterations, as published"]
     return Result(rows, notes)
 

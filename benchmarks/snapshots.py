@@ -34,7 +34,7 @@ from planaria.runtime.checkpoint.memory_folder import MemoryFolder
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.prediction.copy_costs import costs_of_copies, resolve_best_options
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 
 STAGES, SKIP, STEPS = 4, 3, 12
 LINKS = {"100 Mbit/s": 12.5e6, "1 Gbit/s": 125e6}
@@ -47,7 +47,7 @@ LINKS = {"100 Mbit/s": 12.5e6, "1 Gbit/s": 125e6}
     pass_s=Flag(0.04, "a stage's forward; its backward takes twice as long"),
     skip_runs=Flag(False, "only what needs no processes"),
 )
-def run_snapshots(given: Namespace) -> Measurement:
+def run_snapshots(args: Namespace) -> Measurement:
     """Measure snapshots in other workers' memory: cost without failures, and recovery after all processes die.
 
     - Blocked: a stage's state (256 MB) is copied into a warm buffer; compared with saving it with fsync.
@@ -56,23 +56,23 @@ def run_snapshots(given: Namespace) -> Measurement:
     - A large slice: one per step, about a quarter of the slower link's step.
     - Back: the controller and all workers are killed. The run is resumed from memory, and from a checkpoint without it.
     """
-    rows = [_blocked(given)]
-    if not given.skip_runs:
+    rows = [_blocked(args)]
+    if not args.skip_runs:
         for link, bandwidth in LINKS.items():
-            rows += _steps(given, link, bandwidth)
-        rows += _back(given)
+            rows += _steps(args, link, bandwidth)
+        rows += _back(args)
     return rows
 
 
 # ---- blocked
 
 
-def _blocked(given: Namespace) -> Row:
+def _blocked(args: Namespace) -> Row:
     copies, saves = [], []
-    held = [stream(_state(given.mb)) for _ in range(2)]  # both buffers are warm, as in any run
+    held = [stream(_state(args.mb)) for _ in range(2)]  # both buffers are warm, as in any run
     with tempfile.TemporaryDirectory(dir=RUNS if RUNS.exists() else None) as folder:
-        for repeat in range(given.repeats):
-            state = _state(given.mb)
+        for repeat in range(args.repeats):
+            state = _state(args.mb)
             del held[0]
             began = time.perf_counter()
             held.append(stream(state))
@@ -82,13 +82,13 @@ def _blocked(given: Namespace) -> Row:
             saved = time.perf_counter() - began
             copies.append(copied)
             saves.append(saved)
-    beside = {"copy": f"{1e3 * median(copies):.0f} ms", "save": f"{1e3 * median(saves):.0f} ms"}
+    columns = {"copy": f"{1e3 * median(copies):.0f} ms", "save": f"{1e3 * median(saves):.0f} ms"}
     return Row(
-        f"blocked: copy of {given.mb} MB / save and sync",
+        f"blocked: copy of {args.mb} MB / save and sync",
         ratios(copies, saves),
         "memory / disk",
         Claim(high=1 / 20),
-        beside,
+        columns,
     )
 
 
@@ -121,51 +121,51 @@ def _config(
     )
 
 
-def _recipe(given: Namespace, name: str, bandwidth: float, options: dict[str, object] | None, steps: int) -> RunConfig:
+def _recipe(args: Namespace, name: str, bandwidth: float, options: dict[str, object] | None, steps: int) -> RunConfig:
     recovery: dict[str, Any] = {"strategy": "checkfree"}
     if options is not None:
         recovery = {"strategy": "snapshot, checkpoint", "options": options}
-    passes = {"forward_s": [0.0] + [given.pass_s] * STAGES, "backward_s": [0.0] + [2 * given.pass_s] * STAGES}
+    passes = {"forward_s": [0.0] + [args.pass_s] * STAGES, "backward_s": [0.0] + [2 * args.pass_s] * STAGES}
     network = {**passes, "bandwidth": bandwidth, "emulate": True, "hourly": 0.1}
     config = _config(f"snapshots-{name}", (384, 1056, 32), STAGES, 8, steps, network=network, recovery=recovery)
     return resolve_best_options(config)
 
 
-def _steps(given: Namespace, link: str, bandwidth: float) -> list[Row]:
+def _steps(args: Namespace, link: str, bandwidth: float) -> list[Row]:
     best, plain, large, share, bound = [], [], [], [], []
-    for repeat in range(given.repeats):
-        alone = run_fleet(_recipe(given, f"plain-{repeat}", bandwidth, None, SKIP + STEPS))
-        config = _recipe(given, f"best-{repeat}", bandwidth, {"every": "best"}, 0)
+    for repeat in range(args.repeats):
+        alone = run_fleet(_recipe(args, f"plain-{repeat}", bandwidth, None, SKIP + STEPS))
+        config = _recipe(args, f"best-{repeat}", bandwidth, {"every": "best"}, 0)
         every, slices = ({**config.recovery.options}[name] for name in ("every", "slices"))
         warm = 3 * every  # before that, snapshots go to fresh memory
-        beside = run_fleet(_recipe(given, f"best-{repeat}", bandwidth, {"every": "best"}, warm + 2 * every))
-        for record in (alone, beside):
+        with_snapshots = run_fleet(_recipe(args, f"best-{repeat}", bandwidth, {"every": "best"}, warm + 2 * every))
+        for record in (alone, with_snapshots):
             require_finished(record)
         step_s = fmean(step_seconds(alone, SKIP))
         plain.append(step_s)
-        best.append(fmean(step_seconds(beside, warm)) / step_s)
+        best.append(fmean(step_seconds(with_snapshots, warm)) / step_s)
         sent = max(cost.step_bytes for _, cost in costs_of_copies(ResolvedRun(config))) * every
         bound.append(sent / slices / (bandwidth * step_s))
-        full = _recipe(given, f"large-{repeat}", bandwidth, {"every": 1}, SKIP + STEPS)
+        full = _recipe(args, f"large-{repeat}", bandwidth, {"every": 1}, SKIP + STEPS)
         large.append(fmean(step_seconds(run_fleet(full), SKIP)) / step_s)
         share.append(max(cost.step_bytes for _, cost in costs_of_copies(ResolvedRun(full))) / (bandwidth * step_s))
     most = Claim(high=1.05)
-    told: dict[str, Cell] = {"link": link, "step": f"{1e3 * median(plain):.0f} ms"}
+    columns: dict[str, Cell] = {"link": link, "step": f"{1e3 * median(plain):.0f} ms"}
     return [
-        Row("step with snapshots / without, best interval", best, "1", Claim(high=1.02), told),
-        Row("a slice's share of a step on its link", bound, "0.25", Claim(high=0.25), told),
-        Row(f"the same with one every step: {median(share):.2f} of a step on its link", large, "1", most, told),
+        Row("step with snapshots / without, best interval", best, "1", Claim(high=1.02), columns),
+        Row("a slice's share of a step on its link", bound, "0.25", Claim(high=0.25), columns),
+        Row(f"the same with one every step: {median(share):.2f} of a step on its link", large, "1", most, columns),
     ]
 
 
 # ---- back
 
 
-def _back(given: Namespace) -> list[Row]:
+def _back(args: Namespace) -> list[Row]:
     found: dict[str, list[float]] = {"memory": [], "disk": []}
     wholes: dict[str, list[float]] = {"memory": [], "disk": []}
     right = []
-    for repeat in range(given.repeats):
+    for repeat in range(args.repeats):
         for source, seconds in found.items():
             config = _plain(f"back-{source}-{repeat}")
             with training(config) as run:
@@ -219,7 +219,7 @@ APART = 4  # steps between sets
 
 
 @benchmark("lost_sets", tolerate=[1, 2, 3], most=Flag(1000, "sets of each kind, for a short look"))
-def run_lost_sets(given: Namespace) -> Measurement:
+def run_lost_sets(args: Namespace) -> Measurement:
     """Kill every set of one, two and (m = 3) three of seven stages in a live fleet.
 
     All lost state returns from the others' memory: in step with training without a lost step, or from retained
@@ -227,9 +227,9 @@ def run_lost_sets(given: Namespace) -> Measurement:
     without loss, byte for byte. With m > 1, a donor is also killed during its transfer.
     """
     rows = []
-    for tolerate in given.tolerate:
+    for tolerate in args.tolerate:
         for every in (0, 2):
-            rows += _rows(tolerate, every, given.most)
+            rows += _rows(tolerate, every, args.most)
     return Result(rows, ["Weights, moments, clocks and generators of all seven stages are compared."])
 
 
@@ -249,18 +249,18 @@ def _rows(tolerate: int, every: int, most: int) -> list[Row]:
         faults += [Fault(step=extra, stage=2, moment="forward"), gives]
     steps = APART * (len(sets) + 3)
     how = "in step" if not every else f"retained, every {every}"
-    struck = run_fleet(_lost_sets_recipe(tolerate, every, steps, f"m{tolerate}-{every}"), tuple(faults))
+    faulty = run_fleet(_lost_sets_recipe(tolerate, every, steps, f"m{tolerate}-{every}"), tuple(faults))
     untroubled = finished(_lost_sets_recipe(tolerate, every, steps, f"m{tolerate}-{every}-none"))
-    ended = ending(struck) == "finished"
-    alike = [float(ended and one == other) for one, other in zip(_shas(struck), _shas(untroubled), strict=True)]
-    beside: dict[str, float | int | str] = {"m": tolerate, "mode": how, "sets": len(sets), "ended": ending(struck)}
-    forms = [fact.outcome for _, fact in struck.history if getattr(fact, "kind", "") == "form"]
+    ended = ending(faulty) == "finished"
+    alike = [float(ended and one == other) for one, other in zip(_shas(faulty), _shas(untroubled), strict=True)]
+    columns: dict[str, float | int | str] = {"m": tolerate, "mode": how, "sets": len(sets), "ended": ending(faulty)}
+    forms = [fact.outcome for _, fact in faulty.history if getattr(fact, "kind", "") == "form"]
     odd = sum(outcome in ("rolled back", "skipping") for outcome in forms)
-    killed = sum(getattr(fact, "kind", "") == "fault_injected" for _, fact in struck.history)
+    killed = sum(getattr(fact, "kind", "") == "fault_injected" for _, fact in faulty.history)
     return [
-        Row("stages as if nothing had been lost", alike or [0.0], "7 of 7, byte for byte", Claim(low=1.0), beside),
-        Row("workers killed", [float(killed)], f"{len(faults)} in the trace", Claim(low=float(len(faults))), beside),
-        Row("generations that went to the disk", [float(odd)], "0", Claim(high=0.0), beside),
+        Row("stages as if nothing had been lost", alike or [0.0], "7 of 7, byte for byte", Claim(low=1.0), columns),
+        Row("workers killed", [float(killed)], f"{len(faults)} in the trace", Claim(low=float(len(faults))), columns),
+        Row("generations that went to the disk", [float(odd)], "0", Claim(high=0.0), columns),
     ]
 
 

@@ -28,13 +28,13 @@ from planaria.control.log.logs import LogFollower, read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.control.state.run import RunState
 from planaria.report.run.ledger import prove_exactly_once
-from planaria.runtime.engine import run_folders
+from planaria.runtime.preparation import run_folders
 
 SKIP = 5
 
 
 @benchmark("standby", kills=Flag(200), seed=1, dim=Flag(64, "width of the model"))
-def run_kills(given: Namespace) -> Measurement:
+def run_kills(args: Namespace) -> Measurement:
     """Kill each controller of a run (SIGKILL) once its standby waits, after lines of its log of each kind in turn.
 
     Two thirds of the kills are in a run whose lost stages are restored from copies: with every fourth of them a worker
@@ -44,12 +44,12 @@ def run_kills(given: Namespace) -> Measurement:
     Claims: median gap <= 1 s; losses equal an undisturbed run's to the last bit; no sample is lost or used twice; no
     worker is left.
     """
-    rng, rounds = random.Random(given.seed), given.kills // 3
+    rng, rounds = random.Random(args.seed), args.kills // 3
     exact = {"recovery": {"strategy": "redundant, checkpoint"}}
     replicas = {"exchange": {"kind": "diloco", "replicas": 2, "options": {"every": 5}}}
     campaigns = [
-        Campaign(_with_standby(endless(given, "standby", exact), "auto"), rng, given.kills - rounds),
-        Campaign(_with_standby(endless(given, "standby-rounds", replicas), "auto"), rng, rounds),
+        Campaign(_with_standby(endless(args, "standby", exact), "auto"), rng, args.kills - rounds),
+        Campaign(_with_standby(endless(args, "standby-rounds", replicas), "auto"), rng, rounds),
     ]
     records = [campaign.run() for campaign in campaigns]
     gaps = [gap for one, record in zip(campaigns, records, strict=True) for gap in one.gaps(record)]
@@ -58,7 +58,7 @@ def run_kills(given: Namespace) -> Measurement:
         phases += phases_at_failovers(record)
     differing = sum(different_losses(record, undisturbed(record)) for record in records)
     worker, standby = (sum(getattr(one, of) for one in campaigns) for of in ("with_worker", "with_standby"))
-    kills = {"kills": given.kills, "with a worker": worker, "with the standby": standby}
+    kills = {"kills": args.kills, "with a worker": worker, "with the standby": standby}
     return [
         Row("gap between controllers, s", gaps, "0", Claim(high=1.0), {"max": max(gaps), **kills}),
         *(Row(f"controllers lost in phase {phase}", [count], "") for phase, count in sorted(phases.items())),
@@ -69,15 +69,15 @@ def run_kills(given: Namespace) -> Measurement:
 
 
 @benchmark("standby_cost", repeats=Flag(5), steps=Flag(100), **MODEL_FLAGS)
-def run_cost(given: Namespace) -> Measurement:
+def run_cost(args: Namespace) -> Measurement:
     """Step times with a standby, with a supervisor only, and without both, in turns. Claims: <= 1.01 each."""
 
     def side(standby: str) -> float:
-        config = real_stages(given, f"cost-{standby}", given.steps, spares=1, save_every=0)
+        config = real_stages(args, f"cost-{standby}", args.steps, spares=1, save_every=0)
         return median(step_seconds(trained(_with_standby(config, standby)), SKIP))
 
     following, kept, plain = interleaved(
-        [lambda: side("auto"), lambda: side("manual"), lambda: side("off")], given.repeats
+        [lambda: side("auto"), lambda: side("manual"), lambda: side("off")], args.repeats
     )
     without = {"without, ms": 1e3 * median(plain)}
     return [
@@ -86,10 +86,10 @@ def run_cost(given: Namespace) -> Measurement:
     ]
 
 
-def endless(given: Namespace, name: str, sections: Mapping[str, object], spares: int = 2) -> RunConfig:
+def endless(args: Namespace, name: str, sections: Mapping[str, object], spares: int = 2) -> RunConfig:
     """Return a small run that goes through all phases until it is stopped; a step takes 0.1 s and more, as on links."""
     sizes = {"stages": 2, "microbatches": 4, "context": 32}
-    plain = real_stages(Namespace(dim=given.dim, **sizes), name, 1_000_000, spares, save_every=7)
+    plain = real_stages(Namespace(dim=args.dim, **sizes), name, 1_000_000, spares, save_every=7)
     fields = {
         "network": {"emulate": "links", "latency_s": 0.02},
         "optim": {"schedule": "constant"},

@@ -30,7 +30,7 @@ from planaria.control.facts import events as e
 from planaria.control.log.logs import LogFollower, read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.ledger import prove_exactly_once
-from planaria.runtime.engine import run_folders
+from planaria.runtime.preparation import run_folders
 
 SKIP = 5
 _READY, _DEPOSED = "ready to lead", "standing by again"
@@ -41,34 +41,34 @@ LATENCY = Flag(0.0, "of each link, one way, s; above 0: the machines are network
 
 
 @benchmark("standby_machines", kills=Flag(30), seed=1, dim=Flag(64, "width of the model"), latency=LATENCY)
-def run_machines(given: Namespace) -> Measurement:
+def run_machines(args: Namespace) -> Measurement:
     """Kill the machine of a run's controller again and again: its process group, without workers.
 
     A standby follows the shared log in another directory, and a joined machine has all workers; all are processes of
     this machine, or in network namespaces. A gap is from the signal to the next committed step; fleet.lease_s is 1.
     Claims: median gap <= 3 s; the losses equal an undisturbed run's to the last bit; no sample is lost or used twice.
     """
-    with _machines(given, "standby-killed") as machines:
-        killed_at = [machines.kill_leader() for _ in range(given.kills)]
+    with _machines(args, "standby-killed") as machines:
+        killed_at = [machines.kill_leader() for _ in range(args.kills)]
         record = machines.stopped()
     gaps = list(map(operator.sub, first_commits(record), killed_at))
-    beside = {"max": max(gaps), "kills": len(gaps), "latency, s": given.latency}
-    return [Row("kill to the next committed step, s", gaps, "0", Claim(high=3.0), beside), *_unchanged(record)]
+    columns = {"max": max(gaps), "kills": len(gaps), "latency, s": args.latency}
+    return [Row("kill to the next committed step, s", gaps, "0", Claim(high=3.0), columns), *_unchanged(record)]
 
 
 @benchmark("standby_frozen", stops=Flag(100), seed=1, dim=Flag(64, "width of the model"), latency=LATENCY)
-def run_frozen(given: Namespace) -> Measurement:
+def run_frozen(args: Namespace) -> Measurement:
     """Stop the controller of a run (SIGSTOP) on machines as in standby_machines, and wake it once another one leads.
 
     Claims: each woken controller prints that another one leads, and stands by again; the losses equal an undisturbed
     run's to the last bit, so that no order of its was obeyed; no sample is lost or used twice.
     """
-    with _machines(given, "standby-frozen") as machines:
-        for _ in range(given.stops):
+    with _machines(args, "standby-frozen") as machines:
+        for _ in range(args.stops):
             machines.stop_leader()
         record = machines.stopped()
     return [
-        Row("woken controllers that stood by again", [machines.deposed], "", Claim(low=given.stops)),
+        Row("woken controllers that stood by again", [machines.deposed], "", Claim(low=args.stops)),
         *_unchanged(record),
     ]
 
@@ -83,24 +83,24 @@ def _unchanged(record: RunRecord) -> list[Row]:
 
 
 @benchmark("standby_log", repeats=Flag(5), steps=Flag(60), **MODEL_FLAGS)
-def run_shared_log(given: Namespace) -> Measurement:
+def run_shared_log(args: Namespace) -> Measurement:
     """Step times with a log shared in a local folder, at three holders on this machine, and without, in turns.
 
     Claim: <= 1.03 with a folder. The holders' fsyncs share one disk here.
     """
 
     def side(kind: str) -> float:
-        config = real_stages(given, f"log-{kind}", given.steps, spares=1, save_every=0)
+        config = real_stages(args, f"log-{kind}", args.steps, spares=1, save_every=0)
         config = named(config, config.name) if kind == "off" else _shared(config, local=True)
         with _held(config) if kind == "quorum" else nullcontext(config) as held:
             return median(step_seconds(finished(held), SKIP))
 
     folder, quorum, plain = interleaved(
-        [lambda: side("folder"), lambda: side("quorum"), lambda: side("off")], given.repeats
+        [lambda: side("folder"), lambda: side("quorum"), lambda: side("off")], args.repeats
     )
-    beside = {"with, ms": 1e3 * median(folder), "without, ms": 1e3 * median(plain)}
+    columns = {"with, ms": 1e3 * median(folder), "without, ms": 1e3 * median(plain)}
     return [
-        Row("step with a shared log / without", ratios(folder, plain), "1", Claim(high=1.03), beside),
+        Row("step with a shared log / without", ratios(folder, plain), "1", Claim(high=1.03), columns),
         Row("step with three holders / without", ratios(quorum, plain), "1", None, {"with, ms": 1e3 * median(quorum)}),
     ]
 
@@ -139,15 +139,15 @@ def _shared(config: RunConfig, local: bool = False, hosts: Sequence[str] = ("127
 
 
 @contextmanager
-def _machines(given: Namespace, name: str) -> Iterator[_Machines]:
+def _machines(args: Namespace, name: str) -> Iterator[_Machines]:
     """Yield a run that trains until it is stopped, with a standby that is ready."""
     with ExitStack() as running:
-        hosts = running.enter_context(network(3)) if given.latency > 0 else []
+        hosts = running.enter_context(network(3)) if args.latency > 0 else []
         for host in hosts:
-            host.link(Weather(latency_s=given.latency))
+            host.link(Weather(latency_s=args.latency))
         addresses = [host.address for host in hosts[:2]] or ["127.0.0.1"] * 2
-        config = _shared(endless(given, name, {}, spares=0), hosts=addresses)
-        machines = _Machines(config, [host.prefix for host in hosts] or [[]] * 3, random.Random(given.seed), running)
+        config = _shared(endless(args, name, {}, spares=0), hosts=addresses)
+        machines = _Machines(config, [host.prefix for host in hosts] or [[]] * 3, random.Random(args.seed), running)
         machines.start()
         yield machines
 

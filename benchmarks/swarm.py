@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
 from planaria.common.errors import RunStopped, UserError
-from planaria.swarm.assemble import assemble, policy_of, task_of
+from planaria.swarm.assemble import assemble, make_policy, make_task
 from planaria.swarm.attacks.attacker import Attacker
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.envelope import seal
@@ -35,9 +35,9 @@ from planaria.swarm.board.message import Hello, Receipt, Rollouts
 from planaria.swarm.board.receipts import RunCertificate
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, DefenceReport
-from planaria.swarm.config.policy import SupervisedWarmupConfig
-from planaria.swarm.config.recipe import peer_config, peer_names
+from planaria.swarm.config.policy_config import SupervisedWarmupConfig
 from planaria.swarm.config.swarm_config import SamplingConfig, SwarmConfig
+from planaria.swarm.config.swarm_recipe import peer_config, peer_names
 from planaria.swarm.peer.completion_authors import HonestAuthor
 from planaria.swarm.peer.peer import Peer
 from planaria.swarm.peer.random_draws import shared_problems
@@ -46,7 +46,7 @@ from planaria.swarm.peer.shadow import Shadow
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.records.lines import LOG, PEERS, RoundDone, Started, read_log
-from planaria.swarm.swarm_processes import LiveSwarm, board_of, own_identity
+from planaria.swarm.swarm_processes import LiveSwarm, board_address, own_identity
 from planaria.swarm.tasks.base import Task
 
 ROUNDS = 8
@@ -58,7 +58,7 @@ PROBLEMS = [("first", "x[0]"), ("last", "x[-1]"), ("size", "len(x)"), ("total", 
     repeats=Flag(20, "frozen swarms, with and without a committee"),
     rounds=Flag(60, "of programs; 0: none"),
 )
-def run_receipts(given: Namespace) -> Measurement:
+def run_receipts(args: Namespace) -> Measurement:
     """Measure receipts: the cost of a check, equality of peers when one is frozen, and programs run after a return.
 
     Four processes learn; one is stopped (SIGSTOP) at a random moment and continued rounds later, with and without a
@@ -68,16 +68,16 @@ def run_receipts(given: Namespace) -> Measurement:
     rows = [Row("a signature checked", checking(), "", Claim(high=2.0), {"unit": "ms"})]
     for committee, claim in (("all", Claim(low=1.0)), ("", None)):
         with_it = "with" if committee else "without"
-        found = [frozen(seed, committee) for seed in range(given.repeats)]
+        found = [frozen(seed, committee) for seed in range(args.repeats)]
         rows.append(Row(f"one frozen, {with_it} receipts: equal", [e for e, _ in found], "1", claim, judged="least"))
         if committee:
             rows.append(Row("one frozen: rounds certified", [share for _, share in found], "1"))
-    if not given.rounds:
+    if not args.rounds:
         return rows
-    runs = {committee: caught_up(given.rounds, committee) for committee in ("all", "")}
+    runs = {committee: caught_up(args.rounds, committee) for committee in ("all", "")}
     part = runs["all"][0] / max(1.0, runs[""][0])
-    beside = {"with": runs["all"][0], "without": runs[""][0]}
-    rows.append(Row("programs: part of the cage runs", [part], "0", Claim(high=0.5), beside))
+    columns = {"with": runs["all"][0], "without": runs[""][0]}
+    rows.append(Row("programs: part of the cage runs", [part], "0", Claim(high=0.5), columns))
     rows.append(Row("programs: ends equal", [runs["all"][1]], "1", Claim(low=1.0)))
     return rows
 
@@ -85,13 +85,13 @@ def run_receipts(given: Namespace) -> Measurement:
 def checking() -> list[float]:
     """Return the milliseconds of processor time per receipt of a certificate, five times."""
     from planaria.swarm.board.message import RunRules
-    from planaria.swarm.board.receipts import check
+    from planaria.swarm.board.receipts import check_certificate
 
-    who = [PeerIdentity.fresh() for _ in range(7)]
+    who = [PeerIdentity.generate() for _ in range(7)]
     content: Any = {"receipts": {"committee": ",".join(one.peer for one in who)}}
     rules = RunRules(peer=who[0].peer, nonce="ab" * 16, rules=content)
-    said = [Receipt(run=rules.run, peer=one.peer, round=1, about="weights", digest="ab" * 32) for one in who]
-    sealed = tuple(seal(one, receipt).decode() for one, receipt in zip(who, said, strict=True))
+    signed = [Receipt(run=rules.run, peer=one.peer, round=1, about="weights", digest="ab" * 32) for one in who]
+    sealed = tuple(seal(one, receipt).decode() for one, receipt in zip(who, signed, strict=True))
     made = RunCertificate(
         about="weights", round=1, digest="ab" * 32, rules=seal(who[0], rules).decode(), receipts=sealed
     )
@@ -99,7 +99,7 @@ def checking() -> list[float]:
     for _ in range(5):
         began = time.process_time()
         for _ in range(20):
-            check(made)
+            check_certificate(made)
         found.append((time.process_time() - began) / 20 / len(who) * 1e3)
     return found
 
@@ -210,7 +210,7 @@ def until_death(mortal: Peer, rounds: int) -> None:
 def peer(config: SwarmConfig, name: str, folder: Path) -> Peer:
     known = frozenset(own_identity(config, other, folder).peer for other in peer_names(config))
     me = own_identity(config, name, folder)
-    return assemble(peer_config(config, name), name, folder, board_of(config, folder), me, known=known)
+    return assemble(peer_config(config, name), name, folder, board_address(config, folder), me, known=known)
 
 
 def done(folder: Path, name: str) -> list[RoundDone]:
@@ -252,7 +252,7 @@ class Ended:
     senders=Flag(0, "of these, who send a message in every round"),
     timeout=Flag(4.0, "seconds that a round waits for who is late"),
 )
-def run_swarm_stress(given: Namespace) -> Measurement:
+def run_swarm_stress(args: Namespace) -> Measurement:
     """Measure a swarm on S3 under several hardships, against the same swarm without them.
 
     Six peers, each a process, learn sums on a bucket of moto's server. In the other arm 500 fake identities greet on
@@ -263,9 +263,9 @@ def run_swarm_stress(given: Namespace) -> Measurement:
     plain: list[Ended] = []
     hard: list[Ended] = []
     with bucket() as place:
-        for repeat in range(given.repeats):
+        for repeat in range(args.repeats):
             for harsh in (False, True) if repeat % 2 == 0 else (True, False):
-                ended = arm(place, given, repeat + 1, harsh)
+                ended = arm(place, args, repeat + 1, harsh)
                 (hard if harsh else plain).append(ended)
                 print(f"repeat {repeat + 1}, {'hardships' if harsh else 'plain'}: {ended}", flush=True)
     return rows(plain, hard)
@@ -332,9 +332,9 @@ def swarm_stress_swarm(board: str, rounds: int, timeout_s: float, seed: int, har
     return SwarmConfig.model_validate(plain)
 
 
-def arm(place: str, given: Any, seed: int, harsh: bool) -> Ended:
-    config = swarm_stress_swarm(f"{place}/{uuid.uuid4().hex}", given.rounds, given.timeout, seed, harsh)
-    found(config, given.identities if harsh else 0, given.senders)
+def arm(place: str, args: Any, seed: int, harsh: bool) -> Ended:
+    config = swarm_stress_swarm(f"{place}/{uuid.uuid4().hex}", args.rounds, args.timeout, seed, harsh)
+    found(config, args.identities if harsh else 0, args.senders)
     with tempfile.TemporaryDirectory() as folder:
         live = LiveSwarm(config, Path(folder))
         try:
@@ -343,7 +343,7 @@ def arm(place: str, given: Any, seed: int, harsh: bool) -> Ended:
                 live.start(name)
             if harsh:
                 killed(live, random.Random(seed))
-            until(lambda: all(len(done(live.folder, name)) == given.rounds for name in peer_names(config)), LONGEST_S)
+            until(lambda: all(len(done(live.folder, name)) == args.rounds for name in peer_names(config)), LONGEST_S)
             for process in live.processes.values():
                 process.join(30)
         finally:
@@ -353,11 +353,13 @@ def arm(place: str, given: Any, seed: int, harsh: bool) -> Ended:
 
 def found(config: SwarmConfig, identities: int, senders: int) -> None:
     """Create the run on its board with fake identities, the first of which have sent for every round."""
-    from planaria.swarm.config.recipe import rules
+    from planaria.swarm.config.swarm_recipe import run_rules
 
-    run = Board.open(config.board, PeerIdentity.fresh()).create_run(rules(config, task_of(config))).run
-    crowd = [PeerIdentity.fresh() for _ in range(identities)]
-    files = [file for n, who in enumerate(crowd) for file in said(who, run, config.rounds.count if n < senders else 0)]
+    run = Board.open(config.board, PeerIdentity.generate()).create_run(run_rules(config, make_task(config))).run
+    crowd = [PeerIdentity.generate() for _ in range(identities)]
+    files = [
+        file for n, who in enumerate(crowd) for file in fake_files(who, run, config.rounds.count if n < senders else 0)
+    ]
     if files:
         import s3fs
 
@@ -366,7 +368,7 @@ def found(config: SwarmConfig, identities: int, senders: int) -> None:
             list(several.map(lambda file: system.pipe_file(f"{config.board}/{file[0]}", file[1]), files))
 
 
-def said(who: PeerIdentity, run: str, rounds: int) -> Iterator[tuple[str, bytes]]:
+def fake_files(who: PeerIdentity, run: str, rounds: int) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a fake identity: a greeting, and per round a message without completions."""
     folder, tokenizer = f"peers/{who.peer}", "00" * 8
     hello = Hello(run=run, peer=who.peer, key=who.public.hex(), name="x", tokenizer=tokenizer, model="x", joined=0)
@@ -419,14 +421,14 @@ ELSEWHERE = 1000  # what is added to the seed of another warm-up
 
 
 @benchmark("swarm_checks", seeds=[1, 2, 3], rounds=Flag(40, "that the policy learns for"))
-def run_swarm_checks(given: Namespace) -> Measurement:
+def run_swarm_checks(args: Namespace) -> Measurement:
     """Measure how often likelihood checks refuse honest completions.
 
     A policy learns alone. Every eighth round, versions of it that are 0, 1, 4 and 8 rounds newer read its completions,
     as a peer that many rounds ahead would. Completions of a policy from another warm-up follow; they must switch the
     check off. One value per seed.
     """
-    found = [dict(measured(seed, given.rounds)) for seed in given.seeds]
+    found = [dict(measured(seed, args.rounds)) for seed in args.seeds]
     rows = [
         Row(what, [of_seed[what] for of_seed in found], "", claim_of(what))
         for what in dict.fromkeys(what for of_seed in found for what in of_seed)
@@ -448,7 +450,7 @@ def claim_of(what: str) -> Claim | None:
 
 def measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
     """Yield the share that each check refused in each case."""
-    from planaria.swarm.checks import checks as made
+    from planaria.swarm.checks import make_checks as made
 
     torch.set_num_threads(1)
     config = SwarmConfig(
@@ -456,8 +458,8 @@ def measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
         warmup=SupervisedWarmupConfig(stray_letter_probability=0.1, seed=seed),
         sampling=SamplingConfig(top_k=6),
     )
-    task = task_of(config)
-    past = history(config, task, policy_of(config, task), rounds)
+    task = make_task(config)
+    past = history(config, task, make_policy(config, task), rounds)
     context = Context(task, seed, config.sampling.support(past[0].vocab), past[0].vocab)
     checks = made(config.defence.model_copy(update={"checks": "support, surprisal, duplicates"}))
     looks = range(EVERY, rounds + 1, EVERY)
@@ -465,7 +467,7 @@ def measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
         cases = [c for now in looks for c in sent(config, task, past[now], past[now - behind], now, "p1")]
         yield from refusals(checks, context, cases, f"{behind} rounds behind")
     elsewhere = config.model_copy(update={"warmup": config.warmup.model_copy(update={"seed": seed + ELSEWHERE})})
-    other = policy_of(elsewhere, task)
+    other = make_policy(elsewhere, task)
     cases = [c for peer in ("p1", "p2", "p3") for c in sent(config, task, other, past[0], 0, peer)]
     yield from refusals(checks, context, cases, "another warm-up")
     report = Defence(config.defence, checks, context).examine(0, cases)
@@ -485,7 +487,7 @@ def history(config: SwarmConfig, task: Task, policy: Policy, rounds: int) -> lis
     alone, past = Shadow(config, "p0", task, policy), [policy.clone()]
     for number in range(rounds):
         chosen = shared_problems(config.seed, number, task.training, config.rounds.prompts)
-        alone.round(number, [prompt_for(task.problem(n), policy) for n in chosen], config.rounds.group)
+        alone.run_round(number, [prompt_for(task.problem(n), policy) for n in chosen], config.rounds.group)
         past.append(alone.learner.policy.clone())
     return past
 
@@ -521,14 +523,14 @@ ATTACKS = {
 
 
 @benchmark("swarm_unlike", seeds=[1, 2, 3], rounds=Flag(6, "that the policy learns for"))
-def run_swarm_unlike(given: Namespace) -> Measurement:
+def run_swarm_unlike(args: Namespace) -> Measurement:
     """Measure which layers stay on between peers with slightly different weights, and what they stop.
 
     A policy learns alone, then reads one round of itself, two honest peers and an attacker. These three have its
     weights but for one difference. Defaults of the defence, one round, nothing learned from it; one value per seed. An
     attack's phrase is a stray letter that the policy has seen, as in the drills.
     """
-    found = [dict(swarm_unlike_measured(seed, given.rounds)) for seed in given.seeds]
+    found = [dict(swarm_unlike_measured(seed, args.rounds)) for seed in args.seeds]
     rows = [Row(what, [of_seed[what] for of_seed in found if what in of_seed], "") for what in found[0]]
     note = "shares of a round; off: 1 if the layer switched itself off"
     return Result(rows, [note])
@@ -542,21 +544,21 @@ def swarm_unlike_measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]
         "optim": {"lr": 2e-3},
     }
     config = SwarmConfig.model_validate(base | {"sampling": {"top_k": 6}})
-    task = task_of(config)
-    past = history(config, task, policy_of(config, task), rounds)
+    task = make_task(config)
+    past = history(config, task, make_policy(config, task), rounds)
     warmup = config.warmup.model_copy(update={"seed": seed % 3 + 1})
     others = {
         "equal weights": past[-1],
         "weights rounded to bf16": altered(past[-1], past[0], lambda now, _: now.bfloat16().float()),
         f"update of rank {RANK}": altered(past[-1], past[0], cut),
         "one round behind": past[-2],
-        "another warm-up": policy_of(config.model_copy(update={"warmup": warmup}), task),
+        "another warm-up": make_policy(config.model_copy(update={"warmup": warmup}), task),
     }
     for what, other in others.items():
         honest = work(config, task, past[-1], other, rounds)
         for attack in ATTACKS:
             sent_too = poison(config, task, past[-1], other, attack, rounds)
-            yield from told(f"{what}, {attack}", examined(config, task, past[-1], [*honest, *sent_too], rounds))
+            yield from layer_shares(f"{what}, {attack}", examined(config, task, past[-1], [*honest, *sent_too], rounds))
 
 
 def altered(policy: Policy, begun: Policy, change: Callable[[Tensor, Tensor], Tensor]) -> Policy:
@@ -588,10 +590,10 @@ def work(config: SwarmConfig, task: Task, reader: Policy, other: Policy, number:
 
 
 def examined(config: SwarmConfig, task: Task, reader: Policy, cases: list[Rollout], number: int) -> DefenceReport:
-    from planaria.swarm.checks import checks
+    from planaria.swarm.checks import make_checks
 
     context = Context(task, config.seed, config.sampling.support(reader.vocab), reader.vocab)
-    return Defence(config.defence, checks(config.defence), context).examine(number, cases)
+    return Defence(config.defence, make_checks(config.defence), context).examine(number, cases)
 
 
 def poison(config: SwarmConfig, task: Task, reader: Policy, other: Policy, attack: str, number: int) -> list[Rollout]:
@@ -621,7 +623,7 @@ def scored(task: Task, rollout: Rollout) -> float:
     return task.score(rollout.problem, rollout.text) if rollout.ended else 0.0
 
 
-def told(what: str, report: DefenceReport) -> Iterator[tuple[str, float]]:
+def layer_shares(what: str, report: DefenceReport) -> Iterator[tuple[str, float]]:
     for layer in ("claims", "support", "surprisal", "duplicates"):
         yield f"{what}: {layer} off", float(layer in report.off)
     sent_poison = [r for r in report.rollouts if r.poison]

@@ -36,8 +36,8 @@ import torch
 from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, gaps, ratios, start
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.recipe import dump
-from planaria.runtime.fleet.process import adopting
-from planaria.swarm.assemble import policy_of, task_of
+from planaria.runtime.fleet.process import adopt_orphans
+from planaria.swarm.assemble import make_policy, make_task
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.evaluation import Examiner
 from planaria.swarm.peer.random_draws import shared_problems
@@ -79,14 +79,14 @@ class Ran:
     seconds: float  # processor time of all processes
 
 
-def recipe(given: Namespace, peers: int, rounds: int, lr: float, seed: int, **policy: Any) -> SwarmConfig:
-    counts = {"count": rounds, "prompts": given.prompts, "group": given.group, "keep": given.every, "kept": rounds}
+def recipe(args: Namespace, peers: int, rounds: int, lr: float, seed: int, **policy: Any) -> SwarmConfig:
+    counts = {"count": rounds, "prompts": args.prompts, "group": args.group, "keep": args.every, "kept": rounds}
     sections = {
         "name": NAME,
         "size": peers,
         "seed": seed,
         "policy": policy,
-        "warmup": {"steps": given.warmup},
+        "warmup": {"steps": args.warmup},
         "rounds": {**counts, "timeout_s": 600},
         "optim": {"lr": lr},
         "evaluate": {"every": 0, "problems": 1},
@@ -95,24 +95,24 @@ def recipe(given: Namespace, peers: int, rounds: int, lr: float, seed: int, **po
     return SwarmConfig.model_validate(sections)
 
 
-def started(given: Namespace) -> Path:
+def started(args: Namespace) -> Path:
     """Export the start model of all sides; return its folder."""
-    config = recipe(given, 1, 1, 1e-3, 0)
-    policy = policy_of(config, task_of(config), print)
+    config = recipe(args, 1, 1, 1e-3, 0)
+    policy = make_policy(config, make_task(config), print)
     assert isinstance(policy, LlamaPolicy)
     shutil.rmtree(folder := RUNS / NAME / "start", ignore_errors=True)
     policy.export(folder)
     return folder
 
 
-def ran(given: Namespace, side: str, begun: Path, rounds: int, lr: float, seed: int) -> Ran:
+def ran(args: Namespace, side: str, begun: Path, rounds: int, lr: float, seed: int) -> Ran:
     """Run one side and examine its models, outside its time."""
     shutil.rmtree(folder := RUNS / NAME / f"{side.replace(' ', '-')}-{seed}-{lr:g}", ignore_errors=True)
     folder.mkdir(parents=True)
     peers = SIDES[side]
-    config = recipe(given, max(1, peers), rounds, lr, seed, kind="pretrained", options={"path": str(begun)})
-    seconds = swarm(config, folder) if peers else trainer(given, config, folder)
-    looks = range(given.every, rounds + 1, given.every)
+    config = recipe(args, max(1, peers), rounds, lr, seed, kind="pretrained", options={"path": str(begun)})
+    seconds = swarm(config, folder) if peers else trainer(args, config, folder)
+    looks = range(args.every, rounds + 1, args.every)
     models = (_of_peer(folder / "run", number) if peers else _of_trl(folder, begun, number) for number in looks)
     curve = [examined(config, _opened(begun)), *(examined(config, model) for model in models)]
     print(f"{side}, seed {seed}, rate {lr:g}: {' '.join(f'{x:.3f}' for x in curve)}; {seconds:.2f} s", flush=True)
@@ -126,9 +126,9 @@ def swarm(config: SwarmConfig, folder: Path) -> float:
     return metered([sys.executable, "-m", "planaria", "swarm", "train", str(file)], folder / "out.txt")
 
 
-def trainer(given: Namespace, config: SwarmConfig, folder: Path) -> float:
+def trainer(args: Namespace, config: SwarmConfig, folder: Path) -> float:
     """Run TRL's trainer with the recipe's settings; return its processor seconds."""
-    rounds, training = config.rounds, task_of(config).training
+    rounds, training = config.rounds, make_task(config).training
     drawn = (shared_problems(config.seed, number, training, rounds.prompts) for number in range(rounds.count))
     job = Job(
         folder=str(folder),
@@ -137,14 +137,14 @@ def trainer(given: Namespace, config: SwarmConfig, folder: Path) -> float:
         rounds=rounds.count,
         prompts=rounds.prompts,
         group=rounds.group,
-        every=given.every,
+        every=args.every,
         max_new=config.sampling.max_new,
         top_k=config.sampling.support(config.policy.model.vocab),
         lr=config.optim.lr,
         seed=config.seed,
     )
     # Isolated, so that this folder's trl.py does not stand before the library.
-    command = [str(given.python), "-I", "-c", ENTRY, str(ROOT / "src"), str(ROOT), json.dumps(asdict(job))]
+    command = [str(args.python), "-I", "-c", ENTRY, str(ROOT / "src"), str(ROOT), json.dumps(asdict(job))]
     return metered(command, folder / "out.txt")
 
 
@@ -155,7 +155,7 @@ def metered(command: Sequence[str], out: Path) -> float:
     """
     before, others = used(), children()
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    with adopting(), out.open("w") as log:
+    with adopt_orphans(), out.open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **quiet})
         try:
             code = process.wait(LIMIT_S)
@@ -163,14 +163,14 @@ def metered(command: Sequence[str], out: Path) -> float:
             raise RunStopped(f"{command[0]}: not done after {LIMIT_S} s; its output is in {out}") from None
         finally:
             process.terminate()  # a swarm then ends its peers too
-            buried = bury(others)
-    if code or not buried:
+            reaped = reap_children(others)
+    if code or not reaped:
         how = f"ended with {code}" if code else "left a process that does not end"
         raise RunStopped(f"{command[0]}: {how}; its output is in {out}")
     return used() - before
 
 
-def bury(others: frozenset[int], patience_s: float = 10.0) -> bool:
+def reap_children(others: frozenset[int], patience_s: float = 10.0) -> bool:
     """Wait for all children but ``others``, so that their time counts; return False if any is left."""
     until = time.monotonic() + patience_s
     while left := children() - others:
@@ -199,7 +199,7 @@ def used() -> float:
 
 def examined(config: SwarmConfig, policy: Policy) -> float:
     """Return the share of held-out sums solved by one draw each, equal draws for all sides of a seed."""
-    task = task_of(config)
+    task = make_task(config)
     asked = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"problems": task.held_out})})
     return Examiner(task, asked, "p0").examine(policy).accuracy.rate or 0.0
 
@@ -231,17 +231,17 @@ def at(curve: Floats, place: float) -> float:
     return curve[left] + (min(place, len(curve) - 1) - left) * (curve[right] - curve[left])
 
 
-def searched(given: Namespace, begun: Path) -> tuple[dict[str, float], list[Row]]:
+def searched(args: Namespace, begun: Path) -> tuple[dict[str, float], list[Row]]:
     """Return each side's best rate by the mean of its curve on the search seed, and the rows of the search."""
     found: dict[str, dict[float, list[float]]] = {ALONE: {}, TRL: {}}
-    for lr, side in itertools.product(given.rates, found):
-        found[side][lr] = ran(given, side, begun, given.rounds, lr, given.search).curve
+    for lr, side in itertools.product(args.rates, found):
+        found[side][lr] = ran(args, side, begun, args.rounds, lr, args.search).curve
     best = {side: max(curves, key=lambda lr, of=curves: (fmean(of[lr]), -lr)) for side, curves in found.items()}
     rows = []
     for side, curves in found.items():
         means = {f"rate {lr:g}": fmean(curve) for lr, curve in curves.items()}
         what = f"search, {side}: mean accuracy at the best rate"
-        rows.append(Row(what, [fmean(curves[best[side]])], "all: 1", beside=means))
+        rows.append(Row(what, [fmean(curves[best[side]])], "all: 1", columns=means))
     return best | {FOUR: best[ALONE]}, rows
 
 
@@ -250,16 +250,16 @@ def per_update(runs: Sequence[Ran], short: Sequence[Ran], rounds: int) -> list[f
     return [(run.seconds - first.seconds) / (rounds - 1) for run, first in zip(runs, short, strict=True)]
 
 
-def learning_rows(given: Namespace, runs: Mapping[str, Sequence[Ran]], cost: Mapping[str, Floats]) -> list[Row]:
+def learning_rows(args: Namespace, runs: Mapping[str, Sequence[Ran]], cost: Mapping[str, Floats]) -> list[Row]:
     """Accuracy after equal completions, and after the processor time of the cheapest side for them."""
-    least = given.rounds * min(map(fmean, cost.values()))
+    least = args.rounds * min(map(fmean, cost.values()))
     ends, ways, equal = {}, {}, {}
     for side, found in runs.items():
         ends[side], ways[side] = [run.curve[-1] for run in found], [fmean(run.curve) for run in found]
-        equal[side] = [at(run.curve, least / c / given.every) for run, c in zip(found, cost[side], strict=True)]
+        equal[side] = [at(run.curve, least / c / args.every) for run, c in zip(found, cost[side], strict=True)]
     rows = [Row("accuracy at the start", [run.curve[0] for run in runs[TRL]], "all: 1")]
     for what, claim, values in (
-        (f"accuracy after {given.rounds * given.prompts * given.group:,} completions", LEARNS, ends),
+        (f"accuracy after {args.rounds * args.prompts * args.group:,} completions", LEARNS, ends),
         ("mean accuracy on the way there", LEARNS, ways),
         (f"accuracy after {least:.1f} CPU s of training", None, equal),
     ):
@@ -269,9 +269,9 @@ def learning_rows(given: Namespace, runs: Mapping[str, Sequence[Ran]], cost: Map
     return rows
 
 
-def cost_rows(given: Namespace, short: Mapping[str, Sequence[Ran]], cost: Mapping[str, Floats]) -> list[Row]:
+def cost_rows(args: Namespace, short: Mapping[str, Sequence[Ran]], cost: Mapping[str, Floats]) -> list[Row]:
     """The processor time of training and of starting. ``short``: runs with one update."""
-    thousand = 1000 / (given.prompts * given.group)
+    thousand = 1000 / (args.prompts * args.group)
     what = "CPU s of 1,000 completions, generated and learned from"
     rows = [Row(f"{what}: {side}", [thousand * c for c in cost[side]], "unknown") for side in SIDES]
     for side, claim in ((ALONE, COSTS), (FOUR, None)):
@@ -280,15 +280,15 @@ def cost_rows(given: Namespace, short: Mapping[str, Sequence[Ran]], cost: Mappin
     return rows + [Row(f"{what}: {side}", [run.seconds for run in short[side]], "unknown") for side in SIDES]
 
 
-def refuse_senseless(given: Namespace) -> None:
+def check_rewards(args: Namespace) -> None:
     """:raises UserError: for flags that cannot be measured."""
-    if not given.python.is_file():
-        raise UserError(f"--python {given.python}: no such file; make TRL's environment: {INSTALL}")
-    if given.rounds < 2 or given.every < 1 or given.rounds % given.every:
-        raise UserError(f"--rounds {given.rounds} must be 2 or more, and a multiple of --every {given.every}")
-    if given.search in given.seeds:
+    if not args.python.is_file():
+        raise UserError(f"--python {args.python}: no such file; make TRL's environment: {INSTALL}")
+    if args.rounds < 2 or args.every < 1 or args.rounds % args.every:
+        raise UserError(f"--rounds {args.rounds} must be 2 or more, and a multiple of --every {args.every}")
+    if args.search in args.seeds:
         raise UserError(
-            f"--search {given.search}: is among --seeds; give another, or rates are tuned to what they are judged on"
+            f"--search {args.search}: is among --seeds; give another, or rates are tuned to what they are judged on"
         )
 
 
@@ -304,22 +304,22 @@ def refuse_senseless(given: Namespace) -> None:
     group=Flag(12, "completions of a problem; divides by four"),
     warmup=Flag(800, "steps of the start model's pre-training"),
 )
-def main(given: Namespace) -> Measurement:
-    refuse_senseless(given)
+def main(args: Namespace) -> Measurement:
+    check_rewards(args)
     torch.set_num_threads(1)
-    begun = started(given)
-    best, rows = searched(given, begun)
+    begun = started(args)
+    best, rows = searched(args, begun)
     short: dict[str, list[Ran]] = {side: [] for side in SIDES}
     runs: dict[str, list[Ran]] = {side: [] for side in SIDES}
-    for seed, side in itertools.product(given.seeds, SIDES):  # in turns: the machine may be busier at one time
-        short[side].append(ran(given, side, begun, 1, best[side], seed))
-        runs[side].append(ran(given, side, begun, given.rounds, best[side], seed))
-    cost = {side: per_update(runs[side], short[side], given.rounds) for side in SIDES}
+    for seed, side in itertools.product(args.seeds, SIDES):  # in turns: the machine may be busier at one time
+        short[side].append(ran(args, side, begun, 1, best[side], seed))
+        runs[side].append(ran(args, side, begun, args.rounds, best[side], seed))
+    cost = {side: per_update(runs[side], short[side], args.rounds) for side in SIDES}
     notes = [
         "rates: " + ", ".join(f"{side} {lr:g}" for side, lr in best.items()),
         "accuracy: share of all 810 held-out sums solved, one draw each, which is their mean reward",
     ]
-    return Result([*learning_rows(given, runs, cost), *cost_rows(given, short, cost), *rows], notes)
+    return Result([*learning_rows(args, runs, cost), *cost_rows(args, short, cost), *rows], notes)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ class Noisy(CheckFree):
 
     noise: float = Field(0.0, ge=0)
 
-    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        rebuilt, generator = super().rebuild(stage, donated, at), torch.Generator().manual_seed(stage)
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], inputs: RebuildInputs) -> StageState:
+        rebuilt, generator = super().rebuild(stage, donated, inputs), torch.Generator().manual_seed(stage)
         for weight in rebuilt.weights.values():
             weight += self.noise * weight.std() * torch.randn(weight.shape, generator=generator)
         return rebuilt

@@ -105,16 +105,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def allow_code() -> Iterator[None]:
     """Permission to import a test's own classes (``--allow-code``)."""
-    from planaria.config.consent import allowing
+    from planaria.config.consent import permit_code
 
-    with allowing():
+    with permit_code():
         yield
 
 
 @pytest.fixture(scope="session")
 def pupil(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small policy that solves one sum in five."""
-    from planaria.swarm.config.policy import PolicyConfig, SmallModel, SupervisedWarmupConfig
+    from planaria.swarm.config.policy_config import PolicyConfig, SmallModel, SupervisedWarmupConfig
     from planaria.swarm.policy.policies import LlamaPolicy
     from planaria.swarm.policy.sources import warmup_model
     from planaria.swarm.tasks.sums import Sums

@@ -9,8 +9,8 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.protocols import Observer
 from planaria.runtime.engine import process_engine
-from planaria.runtime.engine.prepare import PreparedRun
-from planaria.runtime.engine.run_start import START, Origin
+from planaria.runtime.preparation.prepare import PreparedRun
+from planaria.runtime.preparation.run_start import START, Origin
 
 
 class Log:

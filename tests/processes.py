@@ -14,7 +14,7 @@ from pathlib import Path
 from planaria.cli import main
 from planaria.common.signals import STOPS
 from planaria.config import consent
-from planaria.runtime.engine.process_engine import PRELOAD
+from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet import spawner
 
 _PRELOAD = [*PRELOAD, "planaria.cli.commands.train", "planaria.swarm.swarm_processes"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from planaria.config.schema import RunConfig
 from planaria.pipeline.network.topology import read
-from planaria.planner.certificate import certify
+from planaria.planner.bound.step_bound import step_lower_bound
 from planaria.planner.initial_plans import greedy_plan, random_routes
 from planaria.planner.problem import problem_of
 from planaria.planner.schedule import ProvedBound, SearchRecord, make_schedule, write
@@ -63,7 +63,7 @@ def on_schedule(config: RunConfig, folder: Path, disorderly: bool = True, topolo
     if disorderly:
         stages = [solution.members(stage) for stage in range(len(problem.sizes))]
         solution = random_routes(problem, stages, random.Random(4), swaps=1)
-    bound = ProvedBound(**certify(problem)._asdict())
+    bound = ProvedBound(**step_lower_bound(problem)._asdict())
     made = SearchRecord(seed=3, moves=0, seconds=0.0)
     write(make_schedule(problem, solution, step_ns(problem, solution) / 1e9, bound, {}, made), folder / "schedule.json")
     routing = config.routing.model_copy(update={"schedule": str(folder / "schedule.json")})

@@ -52,8 +52,8 @@ from hypothesis import given as over
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.models.layer_names import LAYER
 from planaria.models.llama_stages import Llama
+from planaria.models.optimizers.base import LAYER
 
 PYTHON = ROOT.parent / "venv-torchft/bin/python"
 BATCH = 8
@@ -189,8 +189,8 @@ def pair(pause: float, undone: int = 0, used: int = BATCH) -> Pair:
         update(20 + pause + n, step, used if n == 0 else BATCH, 5.0 - step / 10)
         for n, step in enumerate(range(20 - undone, 40))
     ]
-    struck = Ran([*free[:20], *back], 0.0, back[-1].t, [19.2], 3.0, [int(2e9)], 1.0, [])
-    return Pair(Ran(free, 0.0, 39.0, [], 3.0, [int(2e9)], 39.0, []), struck)
+    faulty = Ran([*free[:20], *back], 0.0, back[-1].t, [19.2], 3.0, [int(2e9)], 1.0, [])
+    return Pair(Ran(free, 0.0, 39.0, [], 3.0, [int(2e9)], 39.0, []), faulty)
 
 
 def test_the_table_has_recovery_times_losses_and_costs() -> None:
@@ -207,8 +207,8 @@ def test_the_table_has_recovery_times_losses_and_costs() -> None:
     assert sooner == ["PASS", "FAIL", ""]
     gone = {arm: rows[f"samples lost: {arm}"] for arm in found}
     assert {arm: row.value for arm, row in gone.items()} == {PIPELINE: 0, TORCHFT: 2, TUNED: 0, TORCHRUN: 0}
-    assert [row.beside["computed again"] for row in gone.values()] == [0, 0, 0, 3 * BATCH]
-    assert [row.beside["smaller steps"] for row in gone.values()] == [0, 1, 0, 0]
+    assert [row.columns["computed again"] for row in gone.values()] == [0, 0, 0, 3 * BATCH]
+    assert [row.columns["smaller steps"] for row in gone.values()] == [0, 1, 0, 0]
     useful = [rows[f"useful steps a second over the same without kills: {arm}"].value for arm in found]
     assert useful[0] > useful[2] > useful[1] > useful[3]
     steps = {arm: rows[f"steps to the same loss: {arm}"].value for arm in found}
@@ -242,7 +242,7 @@ def test_peers_clip_the_groups_that_planaria_clips(runs: Path) -> None:
     config = field.recipe(flags(), 7, PIPELINE)
     weights, _ = field.laid_out(flags(kills=1, every=0.1), config)
     found = field.groups(config.model.layers, weights)
-    names = [name for name, _ in Llama(config.model, 1, 7)._named()]
+    names = [name for name, _ in Llama(config.model, 1, 7)._parameters_by_name()]
     assert sorted(name for group in found for name in group) == sorted(names)
     for group in found:
         layers = {layer[0] if (layer := LAYER.match(name)) else name for name in group}
@@ -284,7 +284,7 @@ def test_each_system_continues_after_kills(arm: str, runs: Path, monkeypatch: py
     monkeypatch.setattr(field, "MAX_RATE", 100)  # so small a model is fast
     given = flags()
     system = systems(given, 3)[arm]
-    found = ran(system, "struck", strikes(3, given.kills, given.every), (given.kills + 1) * given.every)
+    found = ran(system, "faulty", strikes(3, given.kills, given.every), (given.kills + 1) * given.every)
     stand, undone = standing(found.updates)
     assert len(found.kills) == given.kills and not found.problems
     assert all(4.0 < loss < 7.0 for loss in first_losses(found.updates, BATCH)), "about ln 260"

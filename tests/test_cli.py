@@ -13,7 +13,7 @@ import command_line
 from command_line import commands
 from planaria import cli
 from planaria.cli import entry
-from planaria.cli.mistakes import MOVED, WITH_RECIPE
+from planaria.cli.usage_errors import RENAMED_COMMANDS, WITH_RECIPE
 from planaria.common.errors import RunStopped, UserError
 from planaria.config import recipe
 from planaria.config.shipped import find
@@ -43,10 +43,10 @@ MOST = 26
         (["train", "demo", "--modl.dim", "3"], "--modl.dim: unknown flag; did you mean '--model.dim'?"),
         (
             ["train", "demo", "--exchange.every", "3"],
-            "--exchange.every: unknown flag; an option of --exchange.kind is written --exchange.options.every",
+            "--exchange.every: unknown flag; set an option of --exchange.kind as --exchange.options.every",
         ),
         (["train", "demo", "--model.dimm=3"], "--model.dimm: unknown flag; did you mean '--model.dim'?"),
-        (["train"], "train: give a recipe such as demo (`planaria recipes` lists more), or --resume runs/NAME"),
+        (["train"], "train: name a recipe such as demo (`planaria recipes` lists more), or pass --resume runs/NAME"),
         (["train", "demo", "--routing.kind", "ful", "--dry-run"], "did you mean 'full'?"),
         (["train", "demo", "--observe.trackers", "tensorbord", "--dry-run"], "did you mean 'tensorboard'?"),
         (["swarm", "train", "arithmetic_swarm", "--task.name", "sms", "--dry-run"], "did you mean 'sums'?"),
@@ -55,59 +55,59 @@ MOST = 26
         (["compare", "demo"], "demo has no [compare] table; run it without one: `planaria train demo`"),
         (["recipes", "demmo"], "demmo: no such recipe; did you mean 'demo'?"),
         (["train", "demo", "extra"], "extra: unexpected argument; settings are flags, such as --train.steps 200; see"),
-        (["train", "demo", "steps=20"], "steps=20: unexpected argument; write --train.steps 20"),
-        (["train", "demo", "train.steps=20"], "train.steps=20: unexpected argument; write --train.steps 20"),
-        (["generate", "runs/x", "a text"], "a text: unexpected argument; write --prompt 'a text'"),
+        (["train", "demo", "steps=20"], "steps=20: unexpected argument; use --train.steps 20"),
+        (["train", "demo", "train.steps=20"], "train.steps=20: unexpected argument; use --train.steps 20"),
+        (["generate", "runs/x", "a text"], "a text: unexpected argument; use --prompt 'a text'"),
         (["eval", "runs/x", "--omits", "3"], "--omits: unknown flag; did you mean '--omit'?"),
-        (["serve", "model", "--port", "80"], "--port: unknown flag; write --at HOST:PORT, such as --at 127.0.0.1:8080"),
-        (["train", "demo", "--live-port", "80"], "--live-port: unknown flag; write --live-at HOST:PORT"),
-        (["train", "demo", "--resume", "runs/x"], "give a recipe or a run to resume, not both"),
+        (["serve", "model", "--port", "80"], "--port: unknown flag; use --at HOST:PORT, such as --at 127.0.0.1:8080"),
+        (["train", "demo", "--live-port", "80"], "--live-port: unknown flag; use --live-at HOST:PORT"),
+        (["train", "demo", "--resume", "runs/x"], "use a recipe or a run to resume, not both"),
         (["trian"], "trian: unknown command; did you mean 'train'?"),
         (["diagnoze"], "diagnoze: unknown command; "),
         (["measure"], "measure: unknown command; did you mean 'network measure'?"),
         (["swarm-audit", "x"], "swarm-audit: unknown command; did you mean 'swarm audit'?"),
         (["run", "cheek", "runs/x"], "run cheek: unknown command; did you mean 'check'?"),
         (["swarm", "realing"], "swarm realing: unknown command; did you mean 'realign'?"),
-        (["run"], "run: give one of its commands: check, chaos; see `planaria run --help`"),
+        (["run"], "run: use one of its commands: check, chaos; see `planaria run --help`"),
         (["run", "chaos", "nowhere", "--kill", "stage=1"], "nowhere"),
         (["generate", "nowhere", "--prompt", "x"], "nowhere"),
-        (["run", "chaos", "nowhere"], "run chaos: give one fault, such as --kill stage=1"),
+        (["run", "chaos", "nowhere"], "run chaos: use one fault, such as --kill stage=1"),
         (
             ["run", "chaos", "x", "--kill", "stage=1", "--slow-host", "stage=1"],
-            "--kill and --slow-host: give one fault",
+            "--kill and --slow-host: use one fault",
         ),
         (["run", "check", "nowhere"], "nowhere"),
         (["run", "check", "nowhere", "--accept"], "nowhere"),
-        (["report", "runs/x", "--perfetto", "trace.json"], "unexpected argument; write --perfetto --to trace.json"),
-        (["report", "runs/x", "--waits", "--csv", "there"], "--csv there requires a report; leave out --waits"),
+        (["report", "runs/x", "--perfetto", "trace.json"], "unexpected argument; use --perfetto --to trace.json"),
+        (["report", "runs/x", "--waits", "--csv", "there"], "--csv there requires a report; remove --waits"),
         (["report", "runs/x", "--waits", "--to", "x"], "--to x cannot be combined with --waits"),
-        ([trace, "x", *RATES, "--exempt", "1", "2"], "2: unexpected argument; write --exempt 2"),
+        ([trace, "x", *RATES, "--exempt", "1", "2"], "2: unexpected argument; use --exempt 2"),
         ([trace, "x", *RATES, "--failure-domain", "y"], "'y' is not one of 'stage', 'adjacent', 'machine', 'region'"),
-        (["eval", "runs/x", "--worst"], "requires an ensemble; give it with --experts RUN"),
+        (["eval", "runs/x", "--worst"], "requires an ensemble; pass --experts RUN"),
         (["eval", "runs/x", "--floor", "0.1"], "--floor 0.1 requires --worst"),
         (["experts", "merge", "x", "--add", "y", "--to", "z"], "is now `planaria experts edit MODEL --add EXPERT --to"),
-        (["swarm", "show", "x", "--credits", "--round", "1"], "--round 1 selects completions; leave out --credits"),
+        (["swarm", "show", "x", "--credits", "--round", "1"], "--round 1 selects completions; remove --credits"),
         (["swarm", "show", "x", "--board", "y"], "--board y requires --certificate"),
-        (["swarm", "show", "x", "--credits", "--certificate"], "--credits and --certificate: are about"),
+        (["swarm", "show", "x", "--credits", "--certificate"], "--credits is about a run, --certificate about a model"),
         (["swarm", "drill", "--settlement"], "--settlement is now `python -m planaria.swarm.settlement`"),
         (["compare", "drills", "--arms", "x"], "--arms x compares strategies, and "),
         (["compare", "drills", "--dry-run"], "--dry-run compares strategies, and "),
         (["compare", "drills", "--train.steps", "3"], "--train.steps 3 is not a setting of a swarm, and "),
         (["compare", "recovery", "--rounds.count", "3"], "--rounds.count 3 is a setting of a swarm, and "),
         (["compare", "recovery", "--repair"], "--repair is for a drill, and "),
-        (["compare", "drills", "--seeds", "1,1", "--quiet"], "give one seed or more, each once"),
+        (["compare", "drills", "--seeds", "1,1", "--quiet"], "use one or more distinct seeds"),
         (["compare", "arithmetic_swarm"], "is a recipe for `planaria swarm train`"),
-        (["checkpoint", "convert", "x"], "checkpoint convert x: give --to FOLDER, or --from FORMAT"),
+        (["checkpoint", "convert", "x"], "checkpoint convert x: pass --to FOLDER, or --from FORMAT"),
         (["checkpoint", "convert", "x", "--to", "y", "--names", "z"], "--names z requires --from"),
-        (["checkpoint", "convert", "x", "--from", "dcp"], "--from dcp: give --recipe RECIPE"),
+        (["checkpoint", "convert", "x", "--from", "dcp"], "--from dcp: pass --recipe RECIPE"),
         (["checkpoint", "convert", "x", "--from", "dcp", "--to", "y"], "--to y is for a checkpoint of a run"),
-        (["recipes", "--to", "mine.toml"], "give the recipe to copy, as in `planaria recipes demo --to mine.toml`"),
+        (["recipes", "--to", "mine.toml"], "name the recipe to copy, as in `planaria recipes demo --to mine.toml`"),
         (["plan", "demo", "--moves", "3"], "--moves 3 requires --update"),
         (["network", "relay"], "Missing option '--key-file'; see `planaria network relay --help`"),
         (["export", "runs/x"], "Missing option '--to'; see `planaria export --help`"),
         (["train", "demo", "--model.dim"], "--model.dim: requires a value"),
-        (["train", "demo", "--train.start", "--quiet"], "--train.start has no value; write --train.start VALUE"),
-        (["generate", "x", "--prompt", "--tokens", "3"], "--prompt has no value; write --prompt VALUE"),
+        (["train", "demo", "--train.start", "--quiet"], "--train.start has no value; use --train.start VALUE"),
+        (["generate", "x", "--prompt", "--tokens", "3"], "--prompt has no value; use --prompt VALUE"),
         (["report", "x", "--perfetto=y"], "report --perfetto= is now `planaria report RUN --perfetto --to FILE`"),
         (["train", "demo", "--recovery.options.bits"], "--recovery.options.bits has no value"),
         (["advise", "demo", "--size.options.x", "1"], "--size.options.x: unknown flag; see `planaria advise --help`"),
@@ -120,9 +120,9 @@ def test_invalid_arguments_are_refused(arguments: list[Any], line: str, capsys: 
     assert line in refused(capsys, *arguments)
 
 
-@pytest.mark.parametrize("old", MOVED)
+@pytest.mark.parametrize("old", RENAMED_COMMANDS)
 def test_an_earlier_spelling_is_refused_with_the_new_one(old: str, capsys: pytest.CaptureFixture[str]) -> None:
-    new, known = MOVED[old], dict(commands())
+    new, known = RENAMED_COMMANDS[old], dict(commands())
     if new.startswith("python -m "):
         assert all(find_spec(module) for module in re.findall(r"python -m ([\w.]+)", new))
         assert refused(capsys, *old.split(), "x") == f"{old} is now `{new}`"
@@ -167,7 +167,7 @@ def test_a_run_is_refused_as_a_recipe(command: str, tmp_path: Path, capsys: pyte
     line = f"{tmp_path} is a run, not a recipe; continue it with `planaria train --resume {tmp_path}`"
     assert refused(capsys, *command.split(), str(tmp_path)) == line
     (tmp_path / "config.json").unlink()
-    assert f"{tmp_path} is a folder, not a recipe; give a TOML file" in refused(capsys, *command.split(), str(tmp_path))
+    assert f"{tmp_path} is a folder, not a recipe; use a TOML file" in refused(capsys, *command.split(), str(tmp_path))
 
 
 def test_help_is_printed_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:

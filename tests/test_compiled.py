@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from planaria.common.cache import cache_folder
-from planaria.common.compiled import _folder, compiled
+from planaria.common.compiled import _folder, compile_function
 from planaria.common.errors import UserError
 
 pytest.importorskip("numba")
@@ -35,12 +35,12 @@ def kept(folder: Path) -> list[Path]:
 
 
 def test_code_is_cached_in_the_users_cache_or_numbas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compiled(add)(2, 3) == 5 and kept(tmp_path / "cache" / "planaria" / "compiled")
+    assert compile_function(add)(2, 3) == 5 and kept(tmp_path / "cache" / "planaria" / "compiled")
     _folder.cache_clear()
     shutil.rmtree(tmp_path / "cache")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
-    assert compiled(add)(2, 3) == 5 and kept(tmp_path / "numba") and not kept(tmp_path / "cache")
-    again: Any = compiled(add)
+    assert compile_function(add)(2, 3) == 5 and kept(tmp_path / "numba") and not kept(tmp_path / "cache")
+    again: Any = compile_function(add)
     assert again(2, 3) == 5 and sum(again.machine.stats.cache_hits.values()) == 1
 
 
@@ -50,12 +50,12 @@ def test_functions_are_compiled_without_a_writable_cache(
 ) -> None:
     (tmp_path / "file").touch()  # a folder below it cannot be made, not even by root
     monkeypatch.setenv(variable, str(tmp_path / "file" / "cache"))
-    assert compiled(add)(2, 3) == 5 and _folder(Path(__file__).parent) is None
+    assert compile_function(add)(2, 3) == 5 and _folder(Path(__file__).parent) is None
 
 
 def test_a_removed_or_damaged_cache_costs_only_a_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
-    function: Any = compiled(add)
+    function: Any = compile_function(add)
     assert function.machine is not None
     shutil.rmtree(tmp_path / "numba")
     (tmp_path / "numba").touch()
@@ -68,6 +68,6 @@ def test_a_missing_home_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setattr(Path, "expanduser", homeless)
-    assert compiled(add)(2, 3) == 5
+    assert compile_function(add)(2, 3) == 5
     with pytest.raises(UserError, match=r"data\.cache: Could not .* set data\.cache or XDG_CACHE_HOME to a folder"):
         cache_folder()

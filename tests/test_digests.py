@@ -15,8 +15,8 @@ def require(folder: Path, *names: str) -> None:
 
 
 def test_written_files_match_their_list(tmp_path: Path) -> None:
-    digests.put(tmp_path, {"a": b"one", "b": b"two"})
-    digests.put(tmp_path, {"b": b"three"})
+    digests.write_files(tmp_path, {"a": b"one", "b": b"two"})
+    digests.write_files(tmp_path, {"b": b"three"})
     assert digests.read(tmp_path) == {
         "a": (hashlib.sha256(b"one").hexdigest(),),
         "b": (hashlib.sha256(b"three").hexdigest(),),
@@ -31,8 +31,8 @@ def test_a_kill_while_writing_leaves_no_file_that_looks_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """The writes are: the list with both digests, two files, the list with the new digests."""
-    digests.put(tmp_path, {"a": b"one", "b": b"two"})
-    left, real = [after], atomic.replacing
+    digests.write_files(tmp_path, {"a": b"one", "b": b"two"})
+    left, real = [after], atomic.replace_atomically
 
     def until_killed(path: Path):  # type: ignore[no-untyped-def]
         if not left[0]:
@@ -40,9 +40,9 @@ def test_a_kill_while_writing_leaves_no_file_that_looks_changed(
         left[0] -= 1
         return real(path)
 
-    monkeypatch.setattr(atomic, "replacing", until_killed)
+    monkeypatch.setattr(atomic, "replace_atomically", until_killed)
     try:
-        digests.put(tmp_path, {"a": b"ONE", "b": b"TWO"})
+        digests.write_files(tmp_path, {"a": b"ONE", "b": b"TWO"})
     except KeyboardInterrupt:
         assert after < 4
     else:
@@ -51,11 +51,11 @@ def test_a_kill_while_writing_leaves_no_file_that_looks_changed(
 
 
 def test_changed_files_are_refused_with_the_fix(tmp_path: Path) -> None:
-    digests.put(tmp_path, {"a": b"one", "b": b"two"})
+    digests.write_files(tmp_path, {"a": b"one", "b": b"two"})
     (tmp_path / "a").write_bytes(b"One")
     (tmp_path / "b").unlink()
     (tmp_path / "c").touch()
-    for name, complaint in (("a", "has changed since"), ("b", "is missing"), ("c", "does not name it")):
+    for name, complaint in (("a", "has changed since"), ("b", "is missing"), ("c", "does not list it")):
         with pytest.raises(UserError, match=rf"{name}\b.*{complaint}.*planaria run check {tmp_path} --accept"):
             require(tmp_path, name)
     assert digests.replace_list(tmp_path, ("a", "b", "c")) == ["a", "b", "c"]
@@ -64,7 +64,7 @@ def test_changed_files_are_refused_with_the_fix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, 5, 60, 80, 150, -1])
 def test_a_damaged_list_is_refused(tmp_path: Path, place: int) -> None:
-    digests.put(tmp_path, {"a": b"one", "b": b"two"})
+    digests.write_files(tmp_path, {"a": b"one", "b": b"two"})
     content = bytearray((tmp_path / digests.FILE).read_bytes())
     content[place] ^= 1
     (tmp_path / digests.FILE).write_bytes(content)

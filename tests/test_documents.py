@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from planaria.cli.serving import token_in
+from planaria.cli.serving import read_token
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.common.request_body import read_body
@@ -40,9 +40,9 @@ def test_reading_takes_memory_for_the_content_within_the_bound(size: int, tmp_pa
     readers: list[Callable[[], object]] = [
         lambda: read_key(file),
         lambda: read_run_address(tmp_path),
-        lambda: token_in(file),
+        lambda: read_token(file),
     ]
-    readers.append(lambda: documents.data(file, 1 << 12) if size > 32 else documents.data(file))
+    readers.append(lambda: documents.read_bytes(file, 1 << 12) if size > 32 else documents.read_bytes(file))
     if size == 32:
         readers.append(lambda: identity(tmp_path))
     tracemalloc.start()
@@ -79,16 +79,16 @@ def test_pathological_toml_is_refused(text: str) -> None:
 
 def test_a_sealed_document_is_intact_or_refused(tmp_path: Path) -> None:
     path, letter = tmp_path / "letter.json", Letter(words=["a", "b"], number=0.1)
-    path.write_text(documents.sealed(letter))
-    assert documents.unsealed(path, Letter) == letter
+    path.write_text(documents.seal(letter))
+    assert documents.read_sealed(path, Letter) == letter
     text = path.read_text()
     path.write_text(text.replace("0.1", "0.3"))
     with pytest.raises(UserError, match=r"letter.json has changed since it was written"):
-        documents.unsealed(path, Letter)
+        documents.read_sealed(path, Letter)
     path.write_text(json.dumps(json.loads(text), indent=7))
-    assert documents.unsealed(path, Letter) == letter, "layout does not matter"
+    assert documents.read_sealed(path, Letter) == letter, "layout does not matter"
     path.write_text(letter.model_dump_json())
-    assert documents.unsealed(path, Letter) == letter, "an older planaria wrote no digest"
+    assert documents.read_sealed(path, Letter) == letter, "an older planaria wrote no digest"
 
 
 def test_unreadable_files_are_refused(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
         (tmp_path / "large", "10 bytes"),
     ):
         with pytest.raises(UserError, match=complaint):
-            documents.data(path, 10)
+            documents.read_bytes(path, 10)
     with pytest.raises(UserError, match="is not a file"):
-        documents.data(Path("/dev/zero"), 10)
+        documents.read_bytes(Path("/dev/zero"), 10)
 
 
 async def parts(*some: bytes, pause_s: float = 0.0) -> AsyncIterator[bytes]:

@@ -11,8 +11,8 @@ from benchmarks.harness import saved
 from planaria.config import recipe, shipped
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.models.llama_stages import flops_per_token
-from planaria.pipeline.plan.clock import PlanSimulation
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.pipeline.plan.simulation import PlanSimulation
+from planaria.runtime.resolved_run import ResolvedRun
 
 GIVEN = predicted.flags().parse_args([])
 

@@ -31,10 +31,10 @@ LEVELS = (
     ("planner",),
     ("control",),
     ("runtime.transport",),
-    ("runtime.fleet", "runtime.checkpoint"),
-    ("runtime.custom_classes", "runtime.resolved_config"),
-    ("runtime.controller", "runtime.worker", "faults.worker"),
-    ("runtime.engine", "runtime.prediction", "faults.checks", "faults.injector"),
+    ("runtime.fleet", "runtime.shared_log", "runtime.checkpoint"),
+    ("runtime.custom_classes", "runtime.resolved_run"),
+    ("runtime.controller", "runtime.worker", "faults.worker_faults"),
+    ("runtime.preparation", "runtime.engine", "runtime.prediction", "faults.checks", "faults.injector"),
     ("report",),
     ("runtime.api", "runtime.standby", "group"),
     ("cli",),
@@ -69,15 +69,17 @@ FACTS = (
 DECIDING = (
     "decide",
     "exclusion",
-    "diagnosis",
+    "slowness.decisions",
     "formation",
     "replay",
     "rounds",
     "checkpoint_decisions",
     "worker_assignment",
-    "slow_parts",
     "broken_edges",
-    "wait_deadlines",
+    "relays",
+    "run_deadlines",
+    "stop_reasons",
+    "worker_deadlines",
 )
 """modules of ``control`` that decide"""
 
@@ -204,7 +206,7 @@ def test_without_a_fault_a_worker_imports_no_injector() -> None:
     assert not [name for name in loaded if name.startswith("planaria.faults")]
     lazily = [ast.unparse(node) for node in ast.walk(modules()["planaria.runtime.worker.worker"])
               if isinstance(node, ast.ImportFrom) and str(node.module).startswith("planaria.faults")]  # fmt: skip
-    assert lazily == ["from planaria.faults.worker import WorkerFaults"]
+    assert lazily == ["from planaria.faults.worker_faults import WorkerFaults"]
 
 
 @pytest.mark.slow_after(1)
@@ -287,11 +289,11 @@ def test_applying_events_imports_no_deciding_module() -> None:
     ("library", "rooms"),
     [
         ("torch.distributed", {"runtime.checkpoint", "group"}),
-        ("ssl", {"runtime.fleet", "runtime.transport"}),
+        ("ssl", {"runtime.fleet", "runtime.shared_log", "runtime.transport"}),
         ("multiprocessing", {"runtime.fleet", "runtime.engine", "swarm"}),
         ("ray", {"runtime.fleet"}),
         ("pickle", {"runtime.checkpoint"}),
-        ("socket", {"runtime.fleet", "runtime.transport"}),
+        ("socket", {"runtime.fleet", "runtime.shared_log", "runtime.transport"}),
     ],
 )
 def test_sensitive_libraries_are_imported_in_their_packages_only(library: str, rooms: set[str]) -> None:

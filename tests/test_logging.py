@@ -81,7 +81,7 @@ def test_messages_from_the_level_on_are_written_with_the_context_of_their_thread
     stream, step = io.StringIO(), 0
     logs.configure("info", json=True, stream=stream, run="demo")
     log.debug("unseen")
-    with logs.about(lambda: {"step": step}):
+    with logs.add_context(lambda: {"step": step}):
         step = 5
         log.info("seen")
     log.info("later")

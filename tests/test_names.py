@@ -13,7 +13,7 @@ from command_line import refused
 from planaria.common.errors import UserError
 from planaria.config import names, recipe
 from planaria.config.data_config import DataConfig
-from planaria.config.names import Key, Name, expanded
+from planaria.config.names import Key, Name, expand_home
 from planaria.config.schema import RunConfig
 from planaria.swarm.config.swarm_config import SwarmConfig
 
@@ -38,7 +38,7 @@ def test_a_name_is_one_visible_component_of_a_path(text: str) -> None:
 
 @given(texts)
 def test_a_recipe_without_a_name_is_named_after_its_file(stem: str) -> None:
-    TypeAdapter(Name).validate_python(names.from_file(stem))
+    TypeAdapter(Name).validate_python(names.name_of_recipe(stem))
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -93,5 +93,5 @@ def test_a_file_name_with_spaces_is_converted_to_a_name(tmp_path: Path) -> None:
 
 
 def test_an_unknown_users_home_is_not_expanded() -> None:
-    assert expanded("~unknown-user/x") == Path("~unknown-user/x")
-    assert expanded("~/x") == Path.home() / "x"
+    assert expand_home("~unknown-user/x") == Path("~unknown-user/x")
+    assert expand_home("~/x") == Path.home() / "x"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from planaria.cli import entry
-from planaria.common.signals import STOPS, interrupted
+from planaria.common.signals import STOPS, interrupt_on_stop
 from planaria.runtime.engine.stopping import stop_requested
 
 
@@ -42,7 +42,7 @@ def test_the_first_signal_is_noted_and_the_second_interrupts_except_sighup(numbe
 @pytest.mark.parametrize("number", STOPS)
 def test_any_signal_interrupts_and_a_second_sighup_is_ignored(number: signal.Signals) -> None:
     before = [signal.getsignal(n) for n in STOPS]
-    with interrupted():
+    with interrupt_on_stop():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
         if number == signal.SIGHUP:
@@ -70,7 +70,7 @@ def test_an_interrupt_that_a_library_replaces_ends_in_one_line(capsys: pytest.Ca
 def test_an_ignored_sighup_stays_ignored() -> None:
     """As under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with interrupted(), stop_requested() as asked:
+    with interrupt_on_stop(), stop_requested() as asked:
         os.kill(os.getpid(), signal.SIGHUP)
         assert not asked()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -102,7 +102,7 @@ def test_ctrl_c_during_imports_ends_the_command_silently() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-LINES = "import sys\nfrom planaria.common.stdio import ensure, tolerate_closed_output, lost\nensure()\n"
+LINES = "import sys\nfrom planaria.common.stdio import ensure, tolerate_closed_output, lost_output\nensure()\n"
 
 
 def run(body: str, shell: str) -> subprocess.CompletedProcess[str]:
@@ -115,7 +115,7 @@ def test_output_without_a_reader_is_lost_and_the_exit_code_kept() -> None:
 with tolerate_closed_output():
     for _ in range(20000):
         print("a line", flush=True)
-    print(lost(), file=sys.stderr)
+    print(lost_output(), file=sys.stderr)
     print("the end")
 sys.exit(7)
 """

@@ -101,7 +101,7 @@ def test_seeds_and_arms_of_a_comparison_can_be_chosen(tmp_path: Path) -> None:
         ({"seeds": [1, 1]}, "compare.seeds"),
         (
             {"arms": ["ekko-2bit"]},
-            "compare.arms.ekko-2bit: there is no such arm, and no such strategy; did you mean 'echo-2bit'",
+            "compare.arms.ekko-2bit: neither an arm nor a strategy; did you mean 'echo-2bit'",
         ),
         ({"arms": []}, "compare.arms"),
         ({"stepz": 3}, "stepz: unknown setting; did you mean 'steps'"),

@@ -131,7 +131,7 @@ def test_figures_match_the_report(recipe: Path) -> None:
             "kind: could be routing.kind or optim.kind or exchange.kind or fleet.kind; write settings=",
         ),
         ({"settings": {"recovery.options.bits": 8}}, "recovery.options.bits: no option of 'checkfree'"),
-        ({"steps": 1, "settings": {"train.steps": 2}}, "train.steps is given twice; leave one of them out"),
+        ({"steps": 1, "settings": {"train.steps": 2}}, "train.steps is given twice; remove one of them"),
         ({"engine": "simulate"}, "engine = 'simulate': a simulation trains no model; use 'inline' or 'fleet'"),
         ({"checkpoint": "step-00000004"}, "checkpoint = 'step-00000004' requires resume=True"),
     ],

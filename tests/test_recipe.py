@@ -14,7 +14,9 @@ from planaria.config.schema import RunConfig, Section
 from planaria.config.section import entry_of, section_of
 from planaria.swarm.config.swarm_config import SwarmConfig
 
-RECIPES = [path for path in shipped.shipped().values() if not {*kinds_of(recipe.read(path))} & {"swarm", "drill"}]
+RECIPES = [
+    path for path in shipped.shipped_recipes().values() if not {*kinds_of(recipe.read(path))} & {"swarm", "drill"}
+]
 """of one model; `tests/swarm/test_swarm_recipe.py` reads the others"""
 
 
@@ -74,12 +76,12 @@ def test_a_flag_is_parsed_as_toml_and_bare_words_are_strings(flag: str, text: st
         ("[optim]\nlrr = 1", "mine.toml: optim.lrr: unknown key; did you mean 'lr'?"),
         (
             "[optim]\ndim = 3",
-            "mine.toml: optim.dim: unknown key; an option of optim.kind is written optim.options.dim; "
+            "mine.toml: optim.dim: unknown key; set an option of optim.kind as optim.options.dim; "
             "or did you mean 'model.dim'?",
         ),
         ("dim = 3", "mine.toml: dim: unknown key; did you mean 'model.dim'?"),
         ("[modle]\ndim = 3", "mine.toml: modle: unknown key; did you mean 'model'?"),
-        ("model = 3", "mine.toml: model is a section; write its keys below [model]"),
+        ("model = 3", "mine.toml: model is a section; set its keys below [model]"),
         ('[model]\ndim = "64"', "mine.toml: model.dim = '64': input should be a valid integer"),
         ("[model]\ntied = 1", "mine.toml: model.tied = 1: input should be a valid boolean"),
         ('seed = "x"', "mine.toml: seed = 'x': input should be a valid integer"),
@@ -125,15 +127,15 @@ def test_a_mixture_is_a_table_of_sources(write: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("books = 3", "data.mixture.books is a section; write its keys below [data.mixture.books]"),
+        ("books = 3", "data.mixture.books is a section; set its keys below [data.mixture.books]"),
         ("books = { source = 'x', weigth = 1 }", "data.mixture.books.weigth: unknown key; did you mean 'weight'?"),
-        ("books = { source = 'x' }", "data.mixture.books.weight is missing; give it"),
+        ("books = { source = 'x' }", "data.mixture.books.weight is missing; set it"),
         ("books = { source = 'x', weight = 0 }", "data.mixture.books.weight = 0: input should be greater than 0"),
         ("books = { source = 'x', weight = 1, epochs = 0 }", "books.epochs = 0: input should be greater than 0"),
         ("'a.b' = { source = 'x', weight = 1 }", "not a valid name; use 1 to 64 letters"),
         (
             "a = { source = 'x', weight = 1 }\nb = { source = 'x', weight = 1e-5 }",
-            "data.mixture.b.weight = 1e-05 is less than one in 10000 of all weights; raise it, or leave the source out",
+            "data.mixture.b.weight = 1e-05 is less than one in 10000 of all weights; raise it, or remove the source",
         ),
     ],
 )  # fmt: skip
@@ -146,10 +148,10 @@ def test_an_invalid_flag_is_refused(write: Path) -> None:
     assert refused("", write, seed="x") == "--seed x: input should be a valid integer"
     assert refused("", write, pipeline__order="gpip") == "--pipeline.order gpip: input should be '1f1b' or 'gpipe'"
     assert refused("", write, pipeline__stages="3") == (
-        "mine.toml with the given flags: model.layers = 4 does not divide into pipeline.stages = 3; "
+        "mine.toml with these flags: model.layers = 4 does not divide into pipeline.stages = 3; "
         "set model.ends_layers = 1"
     )
-    assert "given flags: network.forward_s has 2 numbers" in refused("", write, network__forward_s="[1, 2]")
+    assert "these flags: network.forward_s has 2 numbers" in refused("", write, network__forward_s="[1, 2]")
 
 
 def test_files_that_are_not_recipes_are_refused(write: Path, tmp_path: Path) -> None:
@@ -210,7 +212,7 @@ def test_any_flag_is_accepted_or_refused(name: str, text: str) -> None:
     try:
         assert isinstance(recipe.load(None, {name: text}), RunConfig)
     except UserError as error:
-        assert name in str(error) or "the defaults with the given flags" in str(error)
+        assert name in str(error) or "the defaults with these flags" in str(error)
 
 
 def test_relative_paths_are_resolved_from_the_recipes_folder(tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ from planaria.models.families import FAMILIES
 from planaria.models.optimizers import OPTIMIZERS
 from planaria.pipeline.codecs.registry import CODECS
 from planaria.pipeline.routing import ROUTINGS
-from planaria.recovery import RECOVERIES, recovery, with_strategy
+from planaria.recovery import RECOVERIES, make_chain, with_strategy
 from planaria.recovery.codes import CODES
 from planaria.recovery.echo import Echo
 from planaria.report.observe.trackers import TRACKERS
-from planaria.runtime.api.configuration import merge_settings
+from planaria.runtime.api.configure import merge_settings
 from planaria.runtime.custom_classes import custom_classes
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import CHECKS
@@ -99,7 +99,7 @@ def test_no_registry_imports_a_module_without_permission(kind: registry.Registry
     with pytest.raises(UserError, match=line):
         kind.find(f"{evil}:X")
     assert not Path("imported").exists()
-    with consent.allowing(), pytest.raises(UserError, match="is not derived from"):
+    with consent.permit_code(), pytest.raises(UserError, match="is not derived from"):
         kind.find(f"{evil}:X")
     assert Path("imported").exists()
 
@@ -132,10 +132,10 @@ def test_no_command_imports_a_module_without_permission(
 
 
 def test_permission_covers_the_call_and_the_modules_that_it_imported(own: str) -> None:
-    with consent.allowing():
-        assert consent.current().any_module and consent.flags() == ["--allow-code"]
+    with consent.permit_code():
+        assert consent.current_consent().any_module and consent.flags() == ["--allow-code"]
         RECOVERIES.find(f"{own}:Mine")
-    handed = consent.current()
+    handed = consent.current_consent()
     assert not handed.any_module and own in handed.modules
     assert RECOVERIES.find(f"{own}:Mine").__name__ == "Mine"
     with pytest.raises(UserError, match="--allow-code"):
@@ -149,7 +149,7 @@ def test_an_imported_class_needs_no_permission(own: str) -> None:
     module = __import__(own)
     assert merge_settings({"recovery.strategy": module.Mine}, {}) == {"recovery.strategy": f"{own}:Mine"}
     assert RECOVERIES.find(f"{own}:Mine") is module.Mine
-    assert own in consent.current().modules, "child processes inherit it"
+    assert own in consent.current_consent().modules, "child processes inherit it"
 
 
 def test_shipped_classes_need_no_permission_by_any_name() -> None:
@@ -167,7 +167,7 @@ def test_a_custom_class_is_found_in_the_working_directory_with_its_options(own: 
 
 def test_a_package_registers_names(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     points = {"noisy": EntryPoint("noisy", f"{own}:Mine", "planaria.recovery")}
-    monkeypatch.setattr(registry, "_registered", lambda kind: points)
+    monkeypatch.setattr(registry, "_entry_points", lambda kind: points)
     assert RECOVERIES.find("noisy").__name__ == "Mine" and "noisy" in RECOVERIES.names
     assert RECOVERIES.find(f"{own}:Mine").__name__ == "Mine", "an installed package provides it"
     with pytest.raises(UserError, match=r"no such choice; did you mean 'noisy'\?"):
@@ -186,9 +186,9 @@ def test_a_package_registers_names(own: str, monkeypatch: pytest.MonkeyPatch) ->
         ("broken:Mine", r"cannot be imported: .*broken\.py:2: ZeroDivisionError"),
         ("worse:Mine", r"cannot be imported: .*worse\.py:1: SyntaxError"),
         ("quits:Mine", r"cannot be imported: .*quits\.py:2: SystemExit: 0"),
-        (":Mine", r"'' is not a module name; write 'module:Class'"),
+        (":Mine", r"'' is not a module name; use 'module:Class'"),
         ("../mine:Mine", r"'\.\./mine' is not a module name"),
-        ("OWN:Bare", r"lacks donors; define what is missing"),
+        ("OWN:Bare", r"lacks donors; define them"),
     ],
 )
 def test_an_unavailable_choice_is_refused(own: str, name: str, message: str) -> None:
@@ -218,11 +218,11 @@ def test_a_class_that_cannot_be_instantiated_is_refused(own: str) -> None:
 def test_unexpected_errors_are_attributed_to_custom_classes_only(own: str) -> None:
     mine = RECOVERIES.find(f"{own}:Mine")
     cause = rf"^{own}:Mine may be the cause: .*: ZeroDivisionError"
-    with pytest.raises(UserError, match=cause), registry.blaming(lambda: [mine]):
+    with pytest.raises(UserError, match=cause), registry.blame_custom_code(lambda: [mine]):
         _ = 1 / 0
-    with pytest.raises(ZeroDivisionError), registry.blaming(lambda: []):
+    with pytest.raises(ZeroDivisionError), registry.blame_custom_code(lambda: []):
         _ = 1 / 0
-    with pytest.raises(UserError, match=r"^known$"), registry.blaming(lambda: [mine]):
+    with pytest.raises(UserError, match=r"^known$"), registry.blame_custom_code(lambda: [mine]):
         raise UserError("known")
 
 
@@ -238,12 +238,12 @@ def test_unexpected_errors_are_attributed_to_custom_classes_only(own: str) -> No
 )
 def test_invalid_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        recovery(RecoveryConfig(strategy="echo, checkfree", options=Options(options)), 4)
+        make_chain(RecoveryConfig(strategy="echo, checkfree", options=Options(options)), 4)
 
 
 def test_an_option_applies_to_all_that_declare_it_and_a_table_to_one() -> None:
     options = Options({"lr_scale": 1.5, "copy": {"lr_scale": 1.25}})
-    chain = recovery(RecoveryConfig(strategy="checkfree, copy, random", options=options), 4).strategies
+    chain = make_chain(RecoveryConfig(strategy="checkfree, copy, random", options=options), 4).strategies
     assert [one.lr_scale for one in chain.values()] == [1.5, 1.25, 1.5]  # type: ignore[attr-defined]
 
 
@@ -274,7 +274,7 @@ def test_a_custom_codec_is_code_of_the_run(tmp_path: Path, monkeypatch: pytest.M
         "from planaria.pipeline.codecs.floats import Fp32\n\nclass Own(Fp32):\n    pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    with consent.allowing(True):
+    with consent.permit_code(True):
         for wire in ("own_codec:Own", {"kind": "own_codec:Own"}):
             config = RunConfig.model_validate({"pipeline": {"wire": wire}})
             assert [one.__name__ for one in custom_classes(config)] == ["Own"]

@@ -17,9 +17,9 @@ from planaria.config.recipe import fields
 from planaria.config.schema import RunConfig
 from planaria.faults.trace import Fault, Trace
 from planaria.planner.search import SearchBudget
-from planaria.runtime.engine.config_checks import check
-from planaria.runtime.engine.unused_settings import RULES, require_used, without_effect
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.preparation.config_checks import check
+from planaria.runtime.preparation.unused_settings import RULES, require_used, without_effect
+from planaria.runtime.resolved_run import ResolvedRun
 
 SOURCE = Path(__file__).parents[1] / "src" / "planaria"
 
@@ -60,7 +60,7 @@ def test_rules_name_existing_fields() -> None:
     ],
 )
 def test_unused_settings_are_refused_before_a_run_begins(name: str, sections: dict[str, dict[str, Any]]) -> None:
-    with pytest.raises(UserError, match=rf"^{name} = .*leave it out$"):
+    with pytest.raises(UserError, match=rf"^{name} = .*remove it$"):
         require_used(config(**sections))
 
 
@@ -104,7 +104,7 @@ def test_a_duration_is_in_seconds_unless_it_has_a_unit(text: str, expected: floa
 
 @pytest.mark.parametrize("text", ["", "soon", "s", "-1", "nan", "inf", "1e3", "1 day", "1e9h", "300000h", "5 5", "٣s"])
 def test_an_invalid_duration_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match=r": not a duration; give seconds, or a time such as 60s, 5min or 2h"):
+    with pytest.raises(ValueError, match=r": not a duration; use seconds, or a time such as 60s, 5min or 2h"):
         seconds(text)
     for command in (["join", "run", "--patience"], ["run", "chaos", "run", "--kill", "stage=1", "--resume-after"]):
         line = refused(capsys, *command[:-1], f"{command[-1]}={text}")

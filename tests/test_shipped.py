@@ -16,7 +16,7 @@ from command_line import refused
 from planaria import cli
 from planaria.config import kinds, recipe, shipped
 from planaria.config.schema import ModelConfig
-from planaria.models.families import family
+from planaria.models.families import make_family
 from planaria.models.transformers.recipe_section import model_section
 
 ROOT = Path(__file__).parents[1]
@@ -93,13 +93,13 @@ def test_the_stages_of_gemma3_are_alike(tmp_path: Path) -> None:
     place = str(tmp_path / "config.json")
     model = ModelConfig.model_validate(model_section(json.loads(Path(place).read_text()), place))
     stages = recipe.load(shipped.find("gemma3_270m"), {}).pipeline.stages
-    made = family(model)
+    made = make_family(model)
     assert made.stage_difference(model, stages) == "" and "different kinds" in made.stage_difference(model, 2)
 
 
 def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "demo.trace.json").write_text("mine")
-    assert "demo.trace.json exists already" in refused(capsys, "recipes", "demo", "--to", tmp_path / "mine.toml")
+    assert "demo.trace.json already exists" in refused(capsys, "recipes", "demo", "--to", tmp_path / "mine.toml")
     assert [path.name for path in tmp_path.iterdir()] == ["demo.trace.json"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
-from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.recoveries import recoveries
 
 Event = dict[str, Any]
 

@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from planaria.cli.entry import every_command
 from planaria.cli.flags import CommandGroup, TabledCommand
 from planaria.cli.settings import Settings
 from planaria.config import options, recipe
+from planaria.config.model_config import GROUP
+from planaria.config.registry import Registry
+from planaria.config.section import meaning
+from planaria.exchange.coded.schemes import SCHEMES
+from planaria.exchange.compress.compression import COMPRESSORS, FEEDBACKS
+from planaria.exchange.registry import EXCHANGES
+from planaria.exchange.robust.rules import RULES
+from planaria.models.families import FAMILIES
+from planaria.models.optimizers import OPTIMIZERS
+from planaria.pipeline.codecs.registry import CODECS
+from planaria.pipeline.routing import ROUTINGS
+from planaria.recovery import RECOVERIES
+from planaria.report.observe.trackers import TRACKERS
 
 DOCS = Path(__file__).parents[1] / "docs"
+REGISTRIES: tuple[Registry[Any], ...] = (
+    FAMILIES,
+    CODECS,
+    ROUTINGS,
+    OPTIMIZERS,
+    RECOVERIES,
+    EXCHANGES,
+    COMPRESSORS,
+    FEEDBACKS,
+    RULES,
+    SCHEMES,
+    TRACKERS,
+)
+"""registries of a run's choices, in the order of the sections that choose them"""
 
 
 def settings() -> str:
@@ -18,18 +49,75 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "Every setting of a recipe and its flag (`--SECTION.NAME`), generated from `config/schema.py`. Options of a",
-        f"chosen class are set in `[SECTION.{options.NAME}]`. Recipes of swarms: `planaria swarm train --help`.",
+        "Every setting of a recipe and its flag (`--SECTION.NAME`), generated from `config/schema.py` and the classes",
+        "that a recipe can choose. Recipes of swarms: `planaria swarm train --help`.",
     ]
     section = None
     for name, field in fields.items():
         if (head := name.rpartition(".")[0]) != section:
+            lines += _choices(section)
             section = head
             lines += ["", f"## {section or 'Run'}", "", "| setting | default | meaning |", "|---|---|---|"]
         usual = "" if field.is_required() else field.get_default(call_default_factory=True)
-        shown = "" if usual in (None, "", {}, []) or name.endswith(options.NAME) else f"`{usual}`"
+        shown = "" if usual in (None, "", {}, []) or name.endswith(options.NAME) else _value(usual)
         lines.append(f"| `{name}` | {shown} | {_cell(meanings[name])} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_choices(section)]) + "\n"
+
+
+def _choices(section: str | None) -> Iterator[str]:
+    """Yield the tables of options for all choices of a section."""
+    for registry in REGISTRIES:
+        if registry.setting.partition(".")[0] == section:
+            yield from _options(registry)
+
+
+def _options(registry: Registry[Any]) -> list[str]:
+    """Return the heading and table of a registry's options; choices with equal options share a row."""
+    choices = {name: chosen for name, chosen in registry.shipped.items() if name not in (GROUP, *registry.controls)}
+    rows: dict[tuple[str, str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name, chosen in choices.items():
+        for option, field in chosen.model_fields.items():
+            row = option, _type(field.annotation), _cell(meaning(chosen, option))
+            default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
+            rows[row][default].append(name)
+    if not rows:
+        return []
+    location = registry.location or f"{registry.setting.rpartition('.')[0]}.{options.NAME}"
+    without = [f"`{name}`" for name, chosen in choices.items() if not chosen.model_fields]
+    lines = ["", f"### Options of `{registry.setting}`", "", f"Set them in `[{location}]`."]
+    lines[-1] += f" Without options: {', '.join(without)}." if without else ""
+    lines += ["", "| option | choices: default | type | meaning |", "|---|---|---|---|"]
+    for (option, kind, text), defaults in sorted(rows.items(), key=lambda row: row[0][0]):
+        chosen_by = "; ".join(f"{_names(names, choices)}: {default}" for default, names in defaults.items())
+        lines.append(f"| `{option}` | {chosen_by} | {kind} | {text} |")
+    return lines
+
+
+def _names(names: list[str], choices: dict[str, Any]) -> str:
+    """Return the names of choices; "all" if these are all choices that have options."""
+    with_options = [name for name, chosen in choices.items() if chosen.model_fields]
+    return "all" if names == with_options and len(names) > 1 else ", ".join(f"`{name}`" for name in names)
+
+
+def _type(annotation: Any) -> str:
+    """Return a field's type in words, such as "int" or "`4`, `8`"."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(parts[0])
+    if origin is Literal:
+        return ", ".join(map(_value, parts))
+    if origin in (Union, UnionType):
+        return " or ".join(map(_type, parts))
+    if origin is list:
+        return f"list of {_type(parts[0])}"
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
+def _value(value: object) -> str:
+    """Return a value as in a recipe."""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value}`" if value not in (None, "") else "empty"
 
 
 def commands() -> str:
@@ -61,7 +149,7 @@ def _command(name: str, command: TabledCommand, root: CommandGroup) -> list[str]
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return " ".join(text.split()).replace("|", "\\|").replace("``", "`")
 
 
 if __name__ == "__main__":

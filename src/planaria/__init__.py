@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from planaria.lab.compare.api import ComparisonResult as ComparisonResult
     from planaria.lab.compare.api import compare as compare
     from planaria.lab.reference.engine import InlineEngine as InlineEngine
-    from planaria.report.observe.listener import Step as Step
-    from planaria.runtime.api.configuration import configure as configure
-    from planaria.runtime.api.configuration import streams as streams
+    from planaria.report.observe.step_callbacks import Step as Step
+    from planaria.runtime.api.configure import configure as configure
+    from planaria.runtime.api.configure import streams as streams
     from planaria.runtime.api.run import Run as Run
     from planaria.runtime.api.run import load as load
     from planaria.runtime.api.training import train as train
@@ -40,14 +40,14 @@ _HOMES = {
     "Run": "planaria.runtime.api.run",
     "RunConfig": "planaria.config.schema",
     "RunStopped": "planaria.common.errors",
-    "Step": "planaria.report.observe.listener",
+    "Step": "planaria.report.observe.step_callbacks",
     "UserError": "planaria.common.errors",
     "compare": "planaria.lab.compare.api",
-    "configure": "planaria.runtime.api.configuration",
+    "configure": "planaria.runtime.api.configure",
     "host": "planaria.group.group",
     "join": "planaria.group.group",
     "load": "planaria.runtime.api.run",
-    "streams": "planaria.runtime.api.configuration",
+    "streams": "planaria.runtime.api.configure",
     "train": "planaria.runtime.api.training",
 }
 __all__ = ["__version__", *_HOMES]

@@ -178,17 +178,17 @@ count = 3
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
-        (["--skip", "0.25"], ["network.topology", "not given"]),
+        (["--skip", "0.25"], ["network.topology", "is not set"]),
         (["--network.topology", "no/such.toml"], ["no/such.toml", "no such topology"]),
         (["--network.topology", "here.toml", "--budget", "soon"], ["--budget soon", "60s"]),
-        *((["--budget", text], [f"--budget {text}: give a time"]) for text in ("soon", "5", "0s", "nans")),
+        *((["--budget", text], [f"--budget {text}: use a time"]) for text in ("soon", "5", "0s", "nans")),
         (["--network.topology", "here.toml", "--skip", "most"], ["routing.skip", "most"]),
         (["--network.topology", "here.toml", "--routing.data_nodes", "5"], ["6 nodes", "pipeline.stages = 4"]),
         (
             ["--network.topology", "here.toml", "--pipeline.microbatches", "3", "--routing.data_nodes", "2"],
             ["3", "= 2"],
         ),
-        (["--routing.search", "flows"], ["network.topology", "not given"]),
+        (["--routing.search", "flows"], ["network.topology", "is not set"]),
         (["--routing.search", "flow"], ["routing.search", "'anneal' or 'flows'"]),
         (["--routing.edge_cost", "sum"], ["edge_cost = 'sum': only search = 'flows' uses it"]),
         (
@@ -213,7 +213,7 @@ def test_a_schedule_for_another_pipeline_is_refused(home: Path, capfd: pytest.Ca
     )
     out, err = capfd.readouterr()
     assert code == 0, err
-    assert "passes cost nothing, so only messages count: give network.forward_s" in out and "gap" not in out
+    assert "passes cost nothing, so only messages count: set network.forward_s" in out and "gap" not in out
     assert "it is unknown what another plan could gain" in (home / "s.html").read_text()
     mistake(capfd, home, train(home, "--routing.schedule", "s.json", "--pipeline.stages", "2"), "s.json", "4 block")
     crooked = json.loads((home / "s.json").read_text())
@@ -306,8 +306,14 @@ def test_invalid_data_is_refused(
         ('{"faults": [{"step": 1, "stage": 9}]}', ["trace.json", "stage 9", "0..4"]),
         ('{"faults": [{"step": 1, "stag": 2}]}', ["trace.json", "stag", "did you mean 'stage'"]),
         ('{"faults": [{"step": -1, "stage": 2}]}', ["trace.json", "step"]),
-        ('{"faults": [{"step": 1, "stage": 2, "signal": "lie"}]}', ["trace.json", "'lie'", "one replica"]),
-        ('{"faults": [{"step": 1, "stage": 2, "signal": "lie", "attack": "ipn"}]}', ["faults[0]", "mean 'ipm'"]),
+        (
+            '{"faults": [{"step": 1, "stage": 2, "signal": "corrupt_update"}]}',
+            ["trace.json", "'corrupt_update'", "one replica"],
+        ),
+        (
+            '{"faults": [{"step": 1, "stage": 2, "signal": "corrupt_update", "attack": "ipn"}]}',
+            ["faults[0]", "mean 'ipm'"],
+        ),
     ],
 )
 def test_an_invalid_trace_is_refused(
@@ -319,7 +325,7 @@ def test_an_invalid_trace_is_refused(
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
-@pytest.mark.parametrize(("trace", "fix"), [("absent.json", "give the path of a trace"), ("", "or none")])
+@pytest.mark.parametrize(("trace", "fix"), [("absent.json", "use a trace file"), ("", "or none")])
 def test_a_missing_trace_is_refused(
     trace: str, fix: str, more: list[str], home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -333,7 +339,10 @@ def test_a_missing_trace_is_refused(
     [
         (["--engine", "fleet", "--fleet.port", "TAKEN"], ["fleet.port = ", "Address already in use", "another port"]),
         (["--engine", "fleet", "--fleet.port", "TAKEN", "--checkpoint.store", "STORE"], ["another port"]),
-        (["--engine", "fleet", "--fleet.host", "192.0.2.1"], ["'192.0.2.1'", "give fleet.host an address of this mac"]),
+        (
+            ["--engine", "fleet", "--fleet.host", "192.0.2.1"],
+            ["'192.0.2.1'", "set fleet.host to an address of this mac"],
+        ),
         (["--model.dim", "1000000"], ["would take", "GB are free", "choose a smaller model"]),
         (
             ["--engine", "fleet", "--model.dim", "1000000", "--fleet.spares", "0"],
@@ -498,13 +507,13 @@ def test_a_run_with_a_trace_beside_its_recipe_can_be_resumed(home: Path, capfd: 
         ),
         ('compress = "econtrol:top1%"\nkind = "noloco"', ["estimate of every member", "use ef14"]),
         ('compress = "ef21:top1%"\nkind = "diloco"', ["estimate of every member", "use ef14"]),
-        ('compress = "8bits"\n[routing]\nmixed = true', ["routing.mixed = true", "leave one of them out"]),
-        ("options.bits = 8\n[routing]\nmixed = true", ["routing.mixed = true", "leave one of them out"]),
+        ('compress = "8bits"\n[routing]\nmixed = true', ["routing.mixed = true", "remove one of them"]),
+        ("options.bits = 8\n[routing]\nmixed = true", ["routing.mixed = true", "remove one of them"]),
         (
             'compress = "rand0.0001%"',
-            ["exchange.compress.keep = 1e-06", "9,632 numbers of stage 0", "give 0.00011 or more"],
+            ["exchange.compress.keep = 1e-06", "9,632 numbers of stage 0", "set it to 0.00011 or more"],
         ),
-        ('compress = "8bits"\nkind = "local"', ["'local' has no messages to compress", "leave it out"]),
+        ('compress = "8bits"\nkind = "local"', ["'local' has no messages to compress", "remove it"]),
     ],
 )
 def test_invalid_compression_is_refused(

@@ -26,7 +26,7 @@ from planaria.models.sampling import Sampling
 from planaria.runtime.api import chat
 from planaria.runtime.api.chat import Chat, converse
 from planaria.runtime.api.completer import Completer
-from planaria.swarm.audit.measurement import prompt
+from planaria.swarm.audit.measurement import encode_chat
 from planaria.swarm.policy.policies import open_policy
 
 CHATML = (
@@ -172,7 +172,7 @@ def test_every_kind_of_model_answers(home: Path, monkeypatch: pytest.MonkeyPatch
         assert answers(home / "runs" / source) == found
     assert answers(home / "runs/lora") == answers(home / "runs/lora/model") != found
     served = open_policy(str(home / "runs/lora/model"))
-    ids, completer = prompt(served, "What is a fox?"), Completer(home / "runs/lora")
+    ids, completer = encode_chat(served, "What is a fox?"), Completer(home / "runs/lora")
     torch.testing.assert_close(served.logits(torch.tensor([ids])), completer.logits(torch.tensor([ids])))
 
 
@@ -189,7 +189,7 @@ def test_a_message_is_rendered_as_by_the_server(home: Path, capsys: pytest.Captu
     policy = open_policy(str(home / "runs/llama/model"))
     template = template_of(home / "runs/llama/model")
     assert model.template is not None and template is not None and model.template.text == template.text
-    ids = prompt(policy, "What is a <|im_end|>?")
+    ids = encode_chat(policy, "What is a <|im_end|>?")
     expected = "".join(texts(model.generate(ids, Sampling(6)), model.tokenizer.decode))
     assert ask(Chat(model, Sampling(6), lambda _: None), "What is a <|im_end|>?") == expected
     assert policy.end in Chat(model, Sampling(6), lambda _: None)._stops

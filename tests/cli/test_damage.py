@@ -91,7 +91,7 @@ def test_a_change_by_hand_is_named_and_can_be_accepted(run: Path) -> None:
     assert f"planaria run check {run} --accept" in result.err
     result = carry_out(["run", "check", str(run), "--accept"])
     assert (result.code, result.out) == (0, f"{config}: accepted in its current state\n")
-    assert carry_out(["run", "check", str(run), "--accept"]).out == f"{run}: nothing had changed\n"
+    assert carry_out(["run", "check", str(run), "--accept"]).out == f"{run}: nothing changed\n"
     assert carry_out(generate).code == 0
 
 

@@ -308,7 +308,7 @@ def test_an_ensemble_is_evaluated_on_a_given_text_or_on_its_test_texts(
     _, code, *_ = lines
     assert code[1] == together and code[3] == min(single, key=float)
     shutil.rmtree(copied / "test")
-    with pytest.raises(UserError, match="has no test texts; name a text with --text FILE"):
+    with pytest.raises(UserError, match="has no test texts; pass --text FILE"):
         cli.run(words)
 
 
@@ -461,7 +461,7 @@ def test_experts_are_added_and_removed(copied: Path, made: Path, capsys: pytest.
         cli.run(["experts", "edit", str(copied), "--remove", name])
     with pytest.raises(UserError, match="only expert"):
         cli.run(["experts", "edit", str(copied), "--remove", "back"])
-    with pytest.raises(UserError, match="there is no expert 'bakc' here; did you mean 'back'"):
+    with pytest.raises(UserError, match="unknown expert 'bakc' here; did you mean 'back'"):
         cli.run(["experts", "edit", str(copied), "--remove", "bakc"])
 
 
@@ -502,13 +502,13 @@ def test_a_damaged_file_is_named(copied: Path) -> None:
     ("old", "new", "complaint"),
     [
         ("[experts.domains]", "[experts.domain]", "experts.domain: unknown key; did you mean 'domains'"),
-        ("steps = [4, 6, 8]", "steps = [4, 6]", "give as many of each, an odd number"),
+        ("steps = [4, 6, 8]", "steps = [4, 6]", "use equally many, an odd number"),
         ("steps = [4, 6, 8]", "steps = [4, 6, 20]", "more compute"),
-        ("cp*.py", "nothing*.py", "no file has such a name"),
+        ("cp*.py", "nothing*.py", "no file matches"),
         ("probe = {{ steps = 8 }}", 'probe = {{ steps = 8, by = ["hand"] }}', "domains.tables.hand is missing"),
         ('engine = "inline"', 'engine = "simulate"', "a simulation trains no models"),
         ("[experts]", '[chaos]\ntrace = "nowhere.json"\n\n[experts]', "nowhere.json cannot be read"),
-        ("asyncio =", "code =", "is one of experts.domains too"),
+        ("asyncio =", "code =", "is also in experts.domains"),
         ("vocab = 257", "vocab = 100", "model.vocab"),
         ("most = 60000", "most = 20000", "are too few to learn from"),
         (""", begins = "^ *'[^' ]+': \"""", "", r"topics: none of its 1 documents .*topics\.begins"),

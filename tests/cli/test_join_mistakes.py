@@ -20,14 +20,14 @@ import torch
 from command_line import exit_code, refused
 from planaria import __version__
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.base import Joined, Workplace
-from planaria.runtime.fleet.control_connections import Switchboard
-from planaria.runtime.fleet.joinable_fleet import JoinedMachines, JoinInfo
+from planaria.runtime.fleet.control_connections import ControlListener
+from planaria.runtime.fleet.joinable_fleet import JoinedMachines, RunInvitation
 from planaria.runtime.fleet.joined_machine import Ending, RunMembership
-from planaria.runtime.fleet.joining import Goodbye, RunAddress, publish_run_address
+from planaria.runtime.fleet.joining import ConnectionClosing, RunAddress, publish_run_address
 from planaria.runtime.fleet.process_pool import ProcessPool
 from planaria.runtime.fleet.remote import HostReportQueue, RemoteFleet
+from planaria.runtime.preparation import run_folders
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker.setup import SETUP, Setup
 
@@ -49,8 +49,8 @@ def guests(run: Path, request: pytest.FixtureRequest) -> Iterator[JoinedMachines
     setup = SETUP.dump_json(Setup(config, run, run / "nowhere", "127.0.0.1", new_key())).decode()
     made: list[JoinedMachines] = []
 
-    def guests(queue: HostReportQueue, board: Switchboard) -> JoinedMachines:
-        made.append(JoinedMachines(queue, board, JoinInfo(setup, 1, "", {}), 4.0))
+    def guests(queue: HostReportQueue, board: ControlListener) -> JoinedMachines:
+        made.append(JoinedMachines(queue, board, RunInvitation(setup, 1, "", {}), 4.0))
         return made[0]
 
     fleet = RemoteFleet("127.0.0.1", 0, new_key(), 1.0, 4, guests)
@@ -93,7 +93,7 @@ def test_a_damaged_address_file_or_key_is_refused_without_showing_it(
 
 def test_an_unreachable_controller_is_refused(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     publish_run_address(run, f"127.0.0.1:{closed_port()}", new_key())
-    with run_folders.locked_for_training(run):
+    with run_folders.lock_for_training(run):
         err = mistake(capfd, run)
     assert "the controller does not answer (Connection refused)" in err and "fleet.host" in err
     err = mistake(capfd, run)
@@ -118,7 +118,7 @@ def test_a_late_controller_is_reached_and_a_wrong_key_is_not_retried(
 
     def begin() -> None:
         setup = SETUP.dump_json(Setup(run_folders.config_of(run), run, run, "127.0.0.1", new_key())).decode()
-        guests = partial(JoinedMachines, info=JoinInfo(setup, 1, "", {}), silence_s=4.0)
+        guests = partial(JoinedMachines, info=RunInvitation(setup, 1, "", {}), silence_s=4.0)
         fleets.append(RemoteFleet("127.0.0.1", port, new_key(), 1.0, 4, guests))
 
     timer = Timer(0.7, begin)
@@ -169,7 +169,7 @@ def test_a_machine_without_a_gpu_is_refused_by_a_run_on_gpus(
 @pytest.mark.parametrize(
     ("flag", "named"),
     [
-        ("--workers=0", "--workers 0: give 1 to 256"),
+        ("--workers=0", "--workers 0: use 1 to 256"),
         ("--workers=1000", "1000"),
         ("--patience=-1", "'--patience': -1: not a duration"),
     ],
@@ -198,7 +198,7 @@ def test_a_rejected_machine_exits_with_an_error(
         def close(self) -> None:
             self._membership.end()
 
-    monkeypatch.setattr("planaria.runtime.engine.join._MachineService", Service)
+    monkeypatch.setattr("planaria.runtime.engine.machine_service._MachineService", Service)
     assert exit_code("join", run) == 1
     assert capfd.readouterr().err == f"planaria: {run}: the run dismissed this machine: its disk is full\n"
 
@@ -215,7 +215,7 @@ def test_a_signal_interrupts_the_preparations(
         time.sleep(600)
         raise AssertionError("not interrupted")
 
-    monkeypatch.setattr("planaria.runtime.engine.join.local_workplace", fetching)
+    monkeypatch.setattr("planaria.runtime.engine.machine_service.local_workplace", fetching)
     assert exit_code("join", run) == 0
     assert capfd.readouterr().out.endswith("starting workers\nleft\n")
     assert time.monotonic() - began < 300
@@ -230,7 +230,8 @@ def test_relative_paths_are_resolved_once_for_all_attempts(
     (tmp_path / "key").chmod(0o600)
     (elsewhere := tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("planaria.runtime.engine.join.local_workplace", lambda *_: Workplace(print, elsewhere))  # type: ignore[arg-type]
+    service = "planaria.runtime.engine.machine_service"
+    monkeypatch.setattr(f"{service}.local_workplace", lambda *_: Workplace(print, elsewhere))  # type: ignore[arg-type]
     monkeypatch.setattr(ProcessPool, "warm_up", lambda pool: None)
     setup = SETUP.dump_json(Setup(run_folders.config_of(run), run, run, "127.0.0.1", key)).decode()
 
@@ -238,14 +239,18 @@ def test_relative_paths_are_resolved_once_for_all_attempts(
         for again in (True, False):
             made = list[JoinedMachines]()
 
-            def guests(queue: HostReportQueue, board: Switchboard, made: list[JoinedMachines] = made) -> JoinedMachines:
-                made.append(JoinedMachines(queue, board, JoinInfo(setup, 1, "", {}), 60.0))
+            def guests(
+                queue: HostReportQueue, board: ControlListener, made: list[JoinedMachines] = made
+            ) -> JoinedMachines:
+                made.append(JoinedMachines(queue, board, RunInvitation(setup, 1, "", {}), 60.0))
                 return made[0]
 
             fleet = RemoteFleet("127.0.0.1", port, key, 1.0, 4, guests)
             while not any(isinstance(notice, Joined) for notice in fleet.poll(0.1)):
                 pass
-            made[0].goodbye = Goodbye(reason="the run is " + ("about to begin" if again else "over"), again=again)
+            made[0].closing = ConnectionClosing(
+                reason="the run is " + ("about to begin" if again else "over"), again=again
+            )
             fleet.close(patience_s=0.0)
 
     thread = Thread(target=controllers, daemon=True)

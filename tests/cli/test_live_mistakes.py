@@ -26,23 +26,23 @@ def run(folder: Path) -> Path:
 def test_folders_that_are_not_runs_are_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "no such folder" in complaint(capfd, "watch", str(tmp_path / "nowhere"))
     assert "not a run (no config.json)" in complaint(capfd, "watch", str(tmp_path))
-    for name, what in run_source.OTHERS.items():
+    for name, what in run_source.PAGELESS_FOLDERS.items():
         folder = tmp_path / f"with {name}"
         (folder / name).mkdir(parents=True)
         assert f"but {what}, which has no page" in complaint(capfd, "watch", str(folder))
     good = str(run(tmp_path / "good"))
     assert "shows at most 8 runs, not 9" in complaint(capfd, "watch", *[good] * 9)
-    assert "given twice" in complaint(capfd, "watch", good, f"{good}/../good")
+    assert "listed twice" in complaint(capfd, "watch", good, f"{good}/../good")
 
 
 def test_runs_are_named_by_the_shortest_distinct_path() -> None:
-    assert watch.names_of([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
-    assert watch.names_of([Path("/x/run"), Path("/y/run")]) == ["/x/run", "/y/run"]
+    assert watch.display_names([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
+    assert watch.display_names([Path("/x/run"), Path("/y/run")]) == ["/x/run", "/y/run"]
 
 
 @pytest.mark.parametrize("at", ["8080", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", ":80"])
 def test_an_invalid_address_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path, at: str) -> None:
-    assert "write HOST:PORT" in complaint(capfd, "watch", str(run(tmp_path / "run")), "--at", at)
+    assert "use HOST:PORT" in complaint(capfd, "watch", str(run(tmp_path / "run")), "--at", at)
 
 
 def test_an_unavailable_address_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

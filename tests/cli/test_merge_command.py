@@ -19,7 +19,7 @@ from planaria.lab.experts import manifest
 from planaria.lab.experts.fused import Fused
 from planaria.models.huggingface import export_model, import_model
 from planaria.models.llama_stages import Llama
-from planaria.runtime.engine.weight_sources import open_model
+from planaria.runtime.preparation.weight_sources import open_model
 
 THREE = ("digits", "lower", "upper")
 TOKENS = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(0))
@@ -167,7 +167,7 @@ def test_experts_that_cannot_be_merged_are_refused(made: Path, tmp_path: Path) -
     changed(parameters=5)
     refused("experts of unequal size")
     changed(parent="other/model")
-    refused("do not say which one model they branched off; give it with --safe MODEL")
+    refused("parent of its experts is unknown; pass --safe MODEL")
     changed(domain="law")
     refused(r"expert 'lower-expert': its domain 'law' has no text, .*domains/law\.jsonl")
     (run / "domains" / "law.jsonl").write_text('{"text": "short"}\n')
@@ -229,16 +229,16 @@ def test_invalid_options_are_refused(how: str, words: list[str], complaint: str,
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("RUN", "give --add MODEL, --remove NAME or --merge HOW"),
+        ("RUN", "pass --add MODEL, --remove NAME or --merge HOW"),
         ("RUN --text x", "--text x requires --add"),
         ("RUN --as x", "--as x requires --add"),
-        ("RUN --add x --remove y", "--add and --remove: give one"),
+        ("RUN --add x --remove y", "--add and --remove: pass one"),
         ("RUN --remove x --to y", "--to y is for a merged model"),
-        ("RUN --add x --merge sum --to y", "--add and --merge: give one"),
+        ("RUN --add x --merge sum --to y", "--add and --merge: pass one"),
         ("RUN --remove x --lambda 1", "--lambda 1.0 requires --merge HOW"),
-        ("RUN --merge sum", "--merge sum: give --to FOLDER"),
-        ("MERGED --merge sum --to y", "is one model already; --merge is for an ensemble"),
-        ("MERGED --remove x", "is a merged model, which is not changed in place; give --to FOLDER"),
+        ("RUN --merge sum", "--merge sum: pass --to FOLDER"),
+        ("MERGED --merge sum --to y", "is already one model; --merge is for an ensemble"),
+        ("MERGED --remove x", "is a merged model, which is not changed in place; pass --to FOLDER"),
         ("MERGED --add x --to y", "--add x: no text"),
         ("RUN/digits/model --remove x --to y", "is not a model of `planaria experts edit --merge dume`"),
     ],
@@ -260,7 +260,7 @@ def test_an_invalid_addition_is_refused(made: Path, tmp_path: Path) -> None:
             edit(folder, tmp_path / "out", "--add", model, *words)
         assert not (tmp_path / "out").exists()
 
-    refused("has an expert 'lower-expert' already", expert, words=("--as", "lower-expert", "--text", source))
+    refused("already has an expert 'lower-expert'", expert, words=("--as", "lower-expert", "--text", source))
     refused("there is no such folder", tmp_path / "nowhere")
     export_model(Llama(SHAPE, seed=9), tmp_path / "stranger", made / "ensemble" / manifest.TOKENIZER, 256)
     refused("that is not its parent", tmp_path / "stranger")
@@ -291,7 +291,7 @@ def test_commands_for_plain_models_refuse_a_merged_one(made: Path, tmp_path: Pat
         cli.run(["train", "demo", "--train.start", merged, "--dry-run", "--out", str(tmp_path)])
     with pytest.raises(UserError, match=r"no run of a swarm|peer"):
         cli.run(["export", merged, "--peer", "p0", "--to", str(tmp_path / "out")])
-    with pytest.raises(UserError, match="knows no test texts; name a text"):
+    with pytest.raises(UserError, match="has no test texts; pass"):
         cli.run(["eval", str(made / "ensemble" / "digits" / "model")])
     record = json.loads((made / "merged" / "fused.json").read_text())
     assert record["by"] == "dume" and record["run"] == str(made / "ensemble")

@@ -19,7 +19,7 @@ from planaria.models.family import Pipelined
 from planaria.models.huggingface import export_model
 from planaria.models.llama_stages import Llama
 from planaria.runtime.api.completer import complete
-from planaria.runtime.engine.stage_omission import evaluations, omissions
+from planaria.runtime.api.stage_omission import evaluations, omissions
 
 SHAPE = ModelConfig(vocab=257, dim=16, layers=4, heads=2, hidden=24, context=16, init_std=0.3)
 
@@ -67,7 +67,7 @@ def test_generating_past_the_context_is_announced(exported: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--tokens", "999999999"), "tokens = 999999999; give 1 to 1,000,000"),
+        (("--tokens", "999999999"), "tokens = 999999999; use 1 to 1,000,000"),
         (("--tokens", "0"), "tokens = 0"),
         (("--temperature", "-.5"), "temperature = -0.5 must be finite and at least 0"),
         (("--temperature", "inf"), "temperature = inf"),

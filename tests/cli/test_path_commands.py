@@ -84,9 +84,9 @@ def test_invalid_schedules_and_topologies_are_refused(home: Path, capsys: pytest
     def mistake(*words: str) -> str:
         return refused(capsys, *words)
 
-    assert "routing.schedule: not given" in mistake("plan", "recipe.toml", "--update")
+    assert "routing.schedule is not set" in mistake("plan", "recipe.toml", "--update")
     known = ("plan", "recipe.toml", "--update", "--routing.schedule", "plan.json")
-    assert "--moves -1: give 0 or more" in mistake(*known, "--moves", "-1")
+    assert "--moves -1: use 0 or more" in mistake(*known, "--moves", "-1")
     assert "--moves 2 requires --update" in mistake("plan", "recipe.toml", "--moves", "2")
     assert "--budget 9s: limits a search" in mistake(*known, "--budget", "9s")
     assert "pipeline.microbatches" in mistake(*known, "--pipeline.microbatches", "6")

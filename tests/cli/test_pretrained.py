@@ -20,19 +20,19 @@ from planaria import cli
 from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig, ModelConfig
-from planaria.config.shipped import shipped
+from planaria.config.shipped import shipped_recipes
 from planaria.data.tokenizer import load_tokenizer
 from planaria.models.huggingface import export_model
 from planaria.models.llama_stages import Llama
 from planaria.runtime.api import training
-from planaria.runtime.api.configuration import configure
+from planaria.runtime.api.configure import configure
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.stage_file import require_stage, stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.prepare import prepare
-from planaria.runtime.engine.run_folders import config_of
-from planaria.runtime.engine.starting_weights import branch_off
-from planaria.runtime.engine.weight_sources import open_model, open_weights
+from planaria.runtime.preparation.prepare import prepare
+from planaria.runtime.preparation.run_folders import config_of
+from planaria.runtime.preparation.starting_weights import branch_off
+from planaria.runtime.preparation.weight_sources import open_model, open_weights
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 
 MODEL = ModelConfig(
@@ -155,7 +155,7 @@ def test_damaged_files_beside_the_weights_are_refused(instruct: Path, tmp_path: 
 
 def test_a_recipe_for_pretrained_weights_warns_without_them(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each shipped recipe for pretrained weights that names none is marked as one."""
-    texts = {path: path.read_text() for path in shipped().values()}
+    texts = {path: path.read_text() for path in shipped_recipes().values()}
     asking = [path for path, text in texts.items() if "--train.start" in text and "\nstart = " not in text]
     assert {path.stem for path in asking} >= {"smollm2", "smollm2_sft"}
     for path in asking:
@@ -169,8 +169,8 @@ def test_a_recipe_for_pretrained_weights_warns_without_them(home: Path, capsys: 
     config = configure(home / "child.toml", settings={"train.pretrained": True, "model.layers": 5})
     notes: list[str] = []
     prepare(config, notes.append, warn=notes.append)
-    assert "random ones; give weights with --train.start" in notes[0], "before the text is tokenised"
-    assert sum("random ones; give weights with --train.start" in note for note in prepare(config).notes) == 1
+    assert "random ones; use weights with --train.start" in notes[0], "before the text is tokenised"
+    assert sum("random ones; use weights with --train.start" in note for note in prepare(config).notes) == 1
 
 
 def test_a_context_beyond_the_weights_warns(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,9 +322,9 @@ def test_an_invalid_folder_is_refused(
     [
         (
             ["--model.rope_theta", "1e4"],
-            "its model has rope_theta = 50000.0, the recipe 10000.0; leave model",
+            "its model has rope_theta = 50000.0, the recipe 10000.0; remove model",
         ),
-        (["--model.norm_eps", "1e-6"], "its model has norm_eps = 0.0001, the recipe 1e-06; leave model.norm_eps out"),
+        (["--model.norm_eps", "1e-6"], "its model has norm_eps = 0.0001, the recipe 1e-06; remove model.norm_eps"),
         (["--model.kv_heads", "4"], "its model has kv_heads = 2, the recipe 4"),
         (["--model.tied", "true"], "its model has tied = False, the recipe True"),
         (["--model.layers", "4"], "its model has layers = 5, the recipe 4"),
@@ -353,7 +353,7 @@ def test_weights_without_a_tokenizer_need_one(home: Path, tmp_path: Path) -> Non
     [
         ("m.bin", b"PK\x03\x04 and so on", "a pickle is not read"),
         ("m.pt", b"\x80\x02}q", "a pickle is not read"),
-        ("m.safetensors", bytes(40), "not a known file of weights; give a GGUF file, or the folder"),
+        ("m.safetensors", bytes(40), "not a known file of weights; use a GGUF file, or the folder"),
         ("m.bin", bytes(40), "m.bin: .*greater than 0"),
         ("m.gguf", b"GGUF", "truncated or damaged GGUF file"),
         ("m.gguf", b"", "truncated or damaged GGUF file"),
@@ -369,7 +369,7 @@ def test_an_invalid_weights_file_is_refused(
 
 def test_a_folder_of_gguf_files_is_refused_with_a_suggestion(home: Path, tmp_path: Path) -> None:
     (tmp_path / "m.gguf").touch()
-    with pytest.raises(UserError, match=r"no config.json is there; give the file .*m.gguf"):
+    with pytest.raises(UserError, match=r"no config.json is there; use the file .*m.gguf"):
         train(home, tmp_path)
 
 

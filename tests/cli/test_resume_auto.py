@@ -14,7 +14,7 @@ from planaria import cli
 from planaria.control.log.logs import ID
 from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine import run_folders
+from planaria.runtime.preparation import run_folders
 
 RECIPE = """
 name = "mine"
@@ -120,7 +120,7 @@ def test_a_run_in_training_is_not_replaced(recipe: Path, capsys: pytest.CaptureF
     run = train(recipe, "one", *store_of(recipe))
     train(recipe, "two", *store_of(recipe), "--train.steps", "8")
     words = ["train", str(recipe), "--resume", "auto", "--out", str(recipe.parent / "one"), *store_of(recipe)]
-    with run_folders.locked_for_training(run.folder):
+    with run_folders.lock_for_training(run.folder):
         assert "is being trained right now" in refused(capsys, *words)
     assert [path.name for path in run.folder.parent.iterdir()] == ["mine"]
 

@@ -14,7 +14,7 @@ from planaria.control.facts.events import StageReady
 from planaria.control.log.logs import read_run
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.weight_sources import open_model
+from planaria.runtime.preparation.weight_sources import open_model
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again and again\n" * 200
 RECIPE = """
@@ -108,7 +108,7 @@ def test_replicas_start_equal_and_average_every_gradient(home: Path) -> None:
     ("flags", "complaint"),
     [
         (["--train.start", "nowhere"], "train.start = .nowhere.: no such run"),
-        (["--model.hidden", "48"], "its model has hidden = 64, the recipe 48; leave model.hidden out, or set it"),
+        (["--model.hidden", "48"], "its model has hidden = 64, the recipe 48; remove model.hidden, or set it"),
         (["--data.tokenizer", "bpe"], "its tokenizer is not data.tokenizer = 'bpe'"),
     ],
 )

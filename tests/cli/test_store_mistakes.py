@@ -26,5 +26,5 @@ def test_a_store_is_refused(
 ) -> None:
     (tmp_path / "r.toml").write_text(recipe)
     line = refused(capfd, *command.split(), tmp_path / "r.toml", "--quiet", "--out", tmp_path / "runs")
-    assert place in line and "leave it out" in line
+    assert place in line and "remove it" in line
     assert not (tmp_path / "runs").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from command_line import refused
-from planaria.cli.commands import topology
+from planaria.cli.commands import network
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def started(*_: object) -> None:
         pytest.fail("nodes were started")
 
-    monkeypatch.setattr(topology, "survey", started)
+    monkeypatch.setattr(network, "survey", started)
     (tmp_path / "recipe.toml").write_text("[pipeline]\nstages = 2\n")
     (tmp_path / "one.toml").write_text('matrix = "twelve_cities"\n[[nodes]]\nsite = "Iowa"\n')
     (tmp_path / "many.toml").write_text('matrix = "twelve_cities"\n[[nodes]]\nsite = "Iowa"\ncount = 129\n')
@@ -29,8 +29,8 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--nodes", "1000000000000"], "--nodes 1000000000000: 2 to 128 nodes can be measured"),
         (["--network.topology", "one.toml"], "network.topology: 1 nodes: 2 to 128"),
         (["--network.topology", "many.toml"], "network.topology: 129 nodes: 2 to 128"),
-        (["--network.topology", "one.toml", "--nodes", "3"], "--nodes 3: network.topology names the nodes already"),
-        (["--network.topology", "none.toml"], "none.toml: there is no such topology"),
+        (["--network.topology", "one.toml", "--nodes", "3"], "--nodes 3: network.topology already lists the nodes"),
+        (["--network.topology", "none.toml"], "none.toml: no such topology"),
         (["--network.emulat", "true"], "did you mean '--network.emulate'?"),
         (["--to", "recipe.toml"], "recipe.toml is not a folder"),
         (["--to", "recipe.toml/deeper"], "recipe.toml is not a folder"),
@@ -45,11 +45,11 @@ def test_invalid_options_are_refused(
 
 
 def test_a_subcommand_is_required(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "network: give one of its commands: " in refused(capsys, "network")
+    assert "network: use one of its commands: " in refused(capsys, "network")
 
 
 def test_no_file_is_replaced_if_one_cannot_be_written(tmp_path: Path) -> None:
-    topology.write(tmp_path, {"a": "old", "b": "old"})
+    network.write(tmp_path, {"a": "old", "b": "old"})
     with pytest.raises(FileNotFoundError):
-        topology.write(tmp_path, {"a": "new", "no folder/b": "new"})
+        network.write(tmp_path, {"a": "new", "no folder/b": "new"})
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"a": "old", "b": "old"}

@@ -19,7 +19,7 @@ from planaria.models.transformers.decoder import PLACE
 from planaria.models.transformers.recipe_section import model_section
 from planaria.models.transformers.shrinking import LAYERS, shrink_config
 from planaria.models.transformers.skeleton import read_config
-from planaria.runtime.engine.weight_sources import open_weights, with_inherited_settings
+from planaria.runtime.preparation.weight_sources import open_weights, with_inherited_settings
 
 transformers = pytest.importorskip("transformers")
 RECIPE = """
@@ -124,7 +124,7 @@ def test_a_recipe_with_a_llamas_own_sizes_trains_adapters(tmp_path: Path, monkey
     expected = peft.PeftModel.from_pretrained(base, tmp_path / "runs/adapted/model").state_dict()
     assert len(adapters) == sum("lora_" in name for name in expected)
     assert all(one.abs().sum() > 0 for one in adapters.values()), "every layer was trained"
-    with pytest.raises(UserError, match=r"config.json determines model.heads \(.*\); leave them out"):
+    with pytest.raises(UserError, match=r"config.json determines model.heads \(.*\); remove them"):
         train(tmp_path, "bad", 1e-2, *flags, "--model.heads=2")
 
 
@@ -145,7 +145,7 @@ def test_a_run_from_scratch_takes_sizes_from_a_config_json(tmp_path: Path, monke
     [
         (["--model.heads", "4"], "config.json determines model.heads"),
         (["--recovery.strategy", "checkfree"], "kinds of layers (A and B); they are alike with pipeline.stages = 2"),
-        (["--model.lora.rank", "4", "--model.lora.targets", "q"], "'q' is no matrix of this model's"),
+        (["--model.lora.rank", "4", "--model.lora.targets", "q"], "'q' is not a linear layer of this model"),
         (["--model.lora.rank", "4", "--recovery.strategy", "checkfree"], "up to a change of basis"),
         (["--model.lora.alpha", "8"], "has no effect without model.lora.rank"),
         (["--model.family", "llama"], "architecture ['Gemma2ForCausalLM'] is not supported"),
@@ -229,14 +229,14 @@ def test_options_are_given_beside_starting_weights(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     given(tmp_path, "qwen3")
     assert train(tmp_path, "eager", 1e-3, "--train.steps", "1", "--model.options.attention", "eager") == 0
-    with pytest.raises(UserError, match=r"leave model.options.config out"):
+    with pytest.raises(UserError, match=r"remove model.options.config"):
         train(tmp_path, "bad", 1e-3, "--model.options.config", "./given/config.json")
 
 
 def test_swapped_routes_need_stages_that_are_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given(tmp_path, "gemma2")
-    with pytest.raises(UserError, match=r"routing.kind = 'swapped': .* \(A and B\)"):
+    with pytest.raises(UserError, match=r"routing.kind = 'swapped' swaps .* \(A and B\)"):
         train(tmp_path, "bad", 1e-3, "--pipeline.stages", "4", "--routing.kind", "swapped")
 
 

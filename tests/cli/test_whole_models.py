@@ -35,7 +35,7 @@ from planaria.models.transformers.whole import assemble
 from planaria.runtime.api.completer import Completer, complete
 from planaria.runtime.checkpoint.loading import weights_of
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.weight_sources import open_weights
+from planaria.runtime.preparation.weight_sources import open_weights
 
 transformers = pytest.importorskip("transformers")
 LORA = ("--model.lora.rank", "4")
@@ -206,7 +206,7 @@ def test_training_continues_with_the_adapters_of_a_run(home: Path, source: str) 
         )
     )
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    with pytest.raises(UserError, match=r"its adapters have rank = 4; leave model.lora.rank out"):
+    with pytest.raises(UserError, match=r"its adapters have rank = 4; remove model.lora.rank"):
         train(home, "bad", 0.1, *words, "--model.lora.rank", "8")
 
 

@@ -14,7 +14,7 @@ from planaria.control.facts import events as e
 from planaria.control.facts.events import ReplicaPosition
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.exchange.robust.combining import combine
 
 Ledger = dict[int, list[int]]
@@ -187,7 +187,7 @@ class Truth:
         replica = before.replicas[decision.replica]
         there, lost = set(replica.stateful.stages), set(replica.arrangement.stages)
         others = [set(r.stateful.stages) for n, r in before.live.items() if n != decision.replica]
-        if not exchange(self.started.exchange).synchronised:
+        if not make_exchange(self.started.exchange).synchronised:
             assert not any(lost - there <= other for other in others), "a replica gives up beside one that could help"
 
     def _judge_finish(self, finish: d.Finish, before: RunState) -> None:
@@ -201,7 +201,7 @@ class Truth:
 
     def check_weighed(self, order: d.Settle, me: ReplicaWorker) -> None:
         """The weights of updates must follow from whole vectors, of which each node has only a part."""
-        rule = exchange(self.started.exchange)
+        rule = make_exchange(self.started.exchange)
         weighing = rule.weighing
         if rule.decoupled:
             assert all([*weights] == order.contributors for weights in order.counted.values())
@@ -216,12 +216,12 @@ class Truth:
         expected = combine(of.rule, whole, mix, order.round).coefficients
         assert expected is not None and order.counted.keys() == set(members)
         assert order.counted[me.replica] == pytest.approx(dict(zip(members, expected.tolist(), strict=True)), abs=1e-9)
-        if exchange(self.started.exchange).synchronised:
+        if make_exchange(self.started.exchange).synchronised:
             assert all(of == order.counted[me.replica] for of in order.counted.values()), "members would diverge"
 
     def check_synchronised(self, run: RunState, workers: Mapping[str, ReplicaWorker]) -> None:
         """With a synchronised exchange, the same rounds give the same outer state."""
-        if run.over or not exchange(self.started.exchange).synchronised:
+        if run.over or not make_exchange(self.started.exchange).synchronised:
             return
         outer: dict[tuple[int, int], tuple[object, ...]] = {}
         for replica in run.live.values():

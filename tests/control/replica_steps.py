@@ -35,33 +35,33 @@ def simulate(replicas: int, kind: str = "noloco", stages: int = 1, **changed: An
     return SimulatedReplicas(started(replicas, stages, exchange, **changed))
 
 
-def work_until(made: SimulatedReplicas, done: Callable[[RunState], bool], without: Collection[int] = ()) -> None:
+def work_until(simulation: SimulatedReplicas, done: Callable[[RunState], bool], without: Collection[int] = ()) -> None:
     """Run all replicas but ``without`` and deliver updates until ``done``; no wait times out."""
     for turn in range(3000):
-        if done(made.run):
+        if done(simulation.run):
             return
-        stopped = {w for n in without for w in made.run.replicas[n].holders.values()}
-        if pending := [w for w in made.pending() if w not in stopped]:
-            made.work(pending[turn % len(pending)])
+        stopped = {w for n in without for w in simulation.run.replicas[n].holders.values()}
+        if pending := [w for w in simulation.pending() if w not in stopped]:
+            simulation.work(pending[turn % len(pending)])
         else:
-            mail = [n for n, (_, _, worker) in enumerate(made.mail) if worker not in stopped]
-            assert mail, f"no worker has anything to do: {made.run}"
-            made.deliver(mail[0])
+            mail = [n for n, (_, _, worker) in enumerate(simulation.mail) if worker not in stopped]
+            assert mail, f"no worker has anything to do: {simulation.run}"
+            simulation.deliver(mail[0])
     raise AssertionError("never")
 
 
-def facts(made: SimulatedReplicas, kind: type[F]) -> list[F]:
+def facts(simulation: SimulatedReplicas, kind: type[F]) -> list[F]:
     """Return the events or decisions of this kind."""
-    return [fact for fact in made.history if isinstance(fact, kind)]
+    return [fact for fact in simulation.history if isinstance(fact, kind)]
 
 
-def finished(made: SimulatedReplicas) -> bool:
+def finished(simulation: SimulatedReplicas) -> bool:
     """Run to the end; return whether the run finished."""
-    made.behave()
-    return made.ending == d.Finish(outcome="finished")
+    simulation.behave()
+    return simulation.ending == d.Finish(outcome="finished")
 
 
-def relink(made: SimulatedReplicas, replica: int) -> None:
+def relink(simulation: SimulatedReplicas, replica: int) -> None:
     """Break an edge of a replica and let its grace expire."""
-    made.break_edge(made.run.replicas[replica].holders[made.started.nodes_by_replica[replica][0]], 0)
-    made.expire_grace(replica)
+    simulation.break_edge(simulation.run.replicas[replica].holders[simulation.started.nodes_by_replica[replica][0]], 0)
+    simulation.expire_grace(replica)

@@ -22,7 +22,7 @@ from planaria.control.state.replica import ReplicaState
 from planaria.control.state.rollback import first_origin
 from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
-from planaria.recovery import recovery
+from planaria.recovery import make_chain
 from planaria.recovery.chain import ChainPlan
 from planaria.recovery.retention import SnapshotRetention
 
@@ -34,10 +34,10 @@ class SimulatedFleet(Simulation):
 
     def __init__(self, started: e.RunStarted) -> None:
         self.stage_of = started.stage_of
-        retaining = recovery(started.recovery, started.stages).retaining
+        retaining = make_chain(started.recovery, started.stages).retaining
         self.by, rule = retaining or ("", SnapshotRetention(0))
         self.every, self.slices = rule.every, rule.slices
-        self.asked: list[d.Replan] = []
+        self.replans: list[d.Replan] = []
         self.machines: dict[str, tuple[int, float]] = {}
         """worker → memory and seconds per layer that it reports when it joins"""
         self.alive: dict[str, FleetWorker] = {}
@@ -141,7 +141,7 @@ class SimulatedFleet(Simulation):
 
     def find_plan(self) -> None:
         """Let the planner answer its oldest request."""
-        nodes = self.asked.pop(0).nodes
+        nodes = self.replans.pop(0).nodes
         self.happened(e.Replanned(nodes=nodes, routes=detours(self.started, nodes), step_s=1.0, seconds=0.1))
 
     def measure(self, slow: Mapping[int, float], times: int = 3) -> None:
@@ -162,7 +162,7 @@ class SimulatedFleet(Simulation):
         for _ in range(most):
             if self.pending():
                 self.work(self.pending()[0])
-            elif self.asked:
+            elif self.replans:
                 self.find_plan()
             elif save_awaiting_retry(self.run) is not None:
                 self.retry_save()
@@ -238,7 +238,7 @@ class SimulatedFleet(Simulation):
                 for worker in self.run.replicas[decision.replica].waiting:
                     self.alive[worker].orders.append(decision)
             case d.Replan():
-                self.asked.append(decision)
+                self.replans.append(decision)
             case d.Seal() if self.is_full():
                 self.report_seal_failed(decision)
                 assert self.run.durable == self.before.durable, "a checkpoint that was not sealed counts as durable"
@@ -250,7 +250,7 @@ class SimulatedFleet(Simulation):
                 assert not any(p.writing for p in self.alive.values()), "files are removed while a worker writes"
             case d.Finish():
                 self.alive.clear()
-                self.asked.clear()
+                self.replans.clear()
 
     # ---- checks
 
@@ -385,7 +385,7 @@ class SimulatedFleet(Simulation):
         """
         skipped = any(isinstance(fact, d.Form) and fact.outcome == "skipping" for fact in self.history)
         assert skipped or before.staleness == self.staleness
-        chain, remember = recovery(self.started.recovery, self.started.stages), None
+        chain, remember = make_chain(self.started.recovery, self.started.stages), None
         if before.memory is not None:
             for node in before.memory.nodes - before.origins.keys():
                 assert self.alive[before.holders[node]].retains == before.memory.step, "not all remember the same step"

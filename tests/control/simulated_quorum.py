@@ -86,7 +86,7 @@ class Client:
     def _ask(self, requested: Round) -> Answers:
         self.round, self.answers, self.waiting = next(self.network.numbers), Answers(), requested
         for at in self.network.holders:
-            request = quorum.addressed(requested.request, self.roster.get(at, ""))
+            request = quorum.with_folder_id(requested.request, self.roster.get(at, ""))
             self.network.messages.append(Message(self, self.round, at, request))
         self.network.scheduler.switch()
         return self.answers
@@ -159,7 +159,7 @@ class Network:
     def _fail(self) -> None:
         at = self.random.choice([*self.holders])
         holder = self.holders[at]
-        if not holder.up or self.random.random() < 0.6:  # the second: it crashes and returns at once
+        if not holder.up or self.random.random() < 0.6:  # the second: it crashes and returns immediately
             holder.restart()
         elif self.random.random() < 0.1 and self.emptied < (self.size - 1) // 2 and self.may_empty:
             self.emptied += 1

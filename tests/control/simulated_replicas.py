@@ -16,7 +16,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.rounds import round_wait_key
 from planaria.control.state.run import RunState
-from planaria.control.wait_deadlines import stop_blockers
+from planaria.control.stop_reasons import stop_blockers
 
 Mail = tuple[str, int, str]
 """an update in transit: link, sending replica, receiving worker"""

@@ -15,7 +15,7 @@ from planaria.control.decide import decide
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.state.run import RunState
-from planaria.control.wait_deadlines import stop_blockers
+from planaria.control.stop_reasons import stop_blockers
 
 DISK = "/disk"
 """suffix of a worker's name: its thread that writes checkpoints"""

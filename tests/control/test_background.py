@@ -14,7 +14,7 @@ from planaria.control.apply import apply
 from planaria.control.checkpoint_decisions import CheckpointCadence
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.wait_deadlines import WorkerDeadlines
+from planaria.control.worker_deadlines import WorkerDeadlines
 from planaria.recovery.checkpoint import best_steps
 
 
@@ -22,173 +22,180 @@ def behind(**changed: object) -> SimulatedFleet:
     return fleet(save_every=2, save_in_background=True, **changed)
 
 
-def train_on(made: SimulatedFleet, phase: str, step: int) -> None:
+def train_on(simulation: SimulatedFleet, phase: str, step: int) -> None:
     """Run workers, but no writing threads, until the phase of this step."""
     for turn in range(1000):
-        if (made.state.phase, made.state.step) == (phase, step):
+        if (simulation.state.phase, simulation.state.step) == (phase, step):
             return
-        busy = [worker for worker in made.pending() if not worker.endswith(DISK)]
-        made.work(busy[turn % len(busy)])
+        busy = [worker for worker in simulation.pending() if not worker.endswith(DISK)]
+        simulation.work(busy[turn % len(busy)])
     raise AssertionError(f"never in {phase} at step {step}")
 
 
-def saves(made: SimulatedFleet) -> list[tuple[int, bool]]:
-    return [(fact.step, fact.background) for fact in made.history if isinstance(fact, d.Save)]
+def saves(simulation: SimulatedFleet) -> list[tuple[int, bool]]:
+    return [(fact.step, fact.background) for fact in simulation.history if isinstance(fact, d.Save)]
 
 
 def test_training_continues_and_the_next_save_waits_for_the_current_one() -> None:
-    made = behind(steps=8)
-    train_on(made, "run", 5)
-    assert saves(made) == [(2, True)] and seals(made) == []
+    simulation = behind(steps=8)
+    train_on(simulation, "run", 5)
+    assert saves(simulation) == [(2, True)] and seals(simulation) == []
     for stage in range(STAGES + 1):
-        made.work(made.state.holders[stage] + DISK)
-    assert seals(made) == [2] and made.run.durable.step == 2
-    made.behave()
-    assert saves(made)[1] == (6, True), "when the step under way is committed"
-    assert saves(made)[-1] == (8, False) and seals(made) == [step for step, _ in saves(made)]
-    assert made.ending == d.Finish(outcome="finished")
+        simulation.work(simulation.state.holders[stage] + DISK)
+    assert seals(simulation) == [2] and simulation.run.durable.step == 2
+    simulation.behave()
+    assert saves(simulation)[1] == (6, True), "when the step under way is committed"
+    assert saves(simulation)[-1] == (8, False) and seals(simulation) == [step for step, _ in saves(simulation)]
+    assert simulation.ending == d.Finish(outcome="finished")
 
 
 def test_a_seal_records_the_saved_step_and_not_the_current_one() -> None:
-    made = behind(steps=8)
-    train_on(made, "run", 5)
+    simulation = behind(steps=8)
+    train_on(simulation, "run", 5)
     for stage in range(STAGES + 1):
-        made.work(made.state.holders[stage] + DISK)
-    (seal,) = [fact for fact in made.history if isinstance(fact, d.Seal)]
+        simulation.work(simulation.state.holders[stage] + DISK)
+    (seal,) = [fact for fact in simulation.history if isinstance(fact, d.Seal)]
     assert (seal.step, seal.first_block, seal.blocks_ahead) == (2, 2, [])
-    assert made.run.durable.positions[0].step == 2
+    assert simulation.run.durable.positions[0].step == 2
 
 
 @pytest.mark.parametrize("strategy", ["checkfree", "checkfree, checkpoint"])
 def test_a_worker_dying_while_it_writes_invalidates_that_checkpoint(strategy: str) -> None:
-    made = behind(steps=8, recovery={"strategy": strategy})
-    train_on(made, "run", 4)
-    made.lose_node(2)
-    assert made.run.saving < 0 and made.run.writing
-    train_on(made, "run", 5)
-    assert saves(made) == [(2, True)], "the others still write, and get no second file to write"
-    made.behave()
-    assert 2 not in seals(made) and made.ending == d.Finish(outcome="finished")
+    simulation = behind(steps=8, recovery={"strategy": strategy})
+    train_on(simulation, "run", 4)
+    simulation.lose_node(2)
+    assert simulation.run.saving < 0 and simulation.run.writing
+    train_on(simulation, "run", 5)
+    assert saves(simulation) == [(2, True)], "the others still write, and get no second file to write"
+    simulation.behave()
+    assert 2 not in seals(simulation) and simulation.ending == d.Finish(outcome="finished")
 
 
 def test_a_rollback_waits_for_a_checkpoint_that_lacks_only_files() -> None:
-    made = behind(steps=8, recovery={"strategy": "checkpoint"})
-    work_until(made, "save", 4)
-    train_on(made, "run", 6)
-    made.work(made.state.holders[2] + DISK)
-    made.lose_node(2)
-    forms = len([fact for fact in made.history if isinstance(fact, d.Form)])
-    assert seals(made) == [2] and forms == 1, "no rollback is ordered yet"
+    simulation = behind(steps=8, recovery={"strategy": "checkpoint"})
+    work_until(simulation, "save", 4)
+    train_on(simulation, "run", 6)
+    simulation.work(simulation.state.holders[2] + DISK)
+    simulation.lose_node(2)
+    forms = len([fact for fact in simulation.history if isinstance(fact, d.Form)])
+    assert seals(simulation) == [2] and forms == 1, "no rollback is ordered yet"
     for stage in (0, 1, 3, 4):
-        made.work(made.state.holders[stage] + DISK)
-    assert seals(made) == [2, 4] and (last(made, d.Form).outcome, last(made, d.Form).step) == ("rolled back", 4)
-    made.behave()
-    assert made.ending == d.Finish(outcome="finished")
+        simulation.work(simulation.state.holders[stage] + DISK)
+    assert seals(simulation) == [2, 4] and (last(simulation, d.Form).outcome, last(simulation, d.Form).step) == (
+        "rolled back",
+        4,
+    )
+    simulation.behave()
+    assert simulation.ending == d.Finish(outcome="finished")
 
 
 def test_a_rollback_does_not_wait_for_a_checkpoint_that_cannot_complete() -> None:
-    made = behind(steps=8, recovery={"strategy": "checkpoint"})
-    work_until(made, "save", 4)
-    train_on(made, "run", 6)
-    made.lose_node(2)
-    assert (last(made, d.Form).outcome, last(made, d.Form).step) == ("rolled back", 2)
-    made.behave()
-    assert seals(made) == [2, 8] and made.ending == d.Finish(outcome="finished")
+    simulation = behind(steps=8, recovery={"strategy": "checkpoint"})
+    work_until(simulation, "save", 4)
+    train_on(simulation, "run", 6)
+    simulation.lose_node(2)
+    assert (last(simulation, d.Form).outcome, last(simulation, d.Form).step) == ("rolled back", 2)
+    simulation.behave()
+    assert seals(simulation) == [2, 8] and simulation.ending == d.Finish(outcome="finished")
 
 
 def test_an_unrecoverable_loss_waits_for_the_checkpoint_to_resume_from() -> None:
-    made = behind(steps=8, recovery={"strategy": "checkfree"})
-    train_on(made, "run", 4)
-    made.work(made.state.holders[1] + DISK)
-    made.lose_node(1)
-    assert made.cannot is None
+    simulation = behind(steps=8, recovery={"strategy": "checkfree"})
+    train_on(simulation, "run", 4)
+    simulation.work(simulation.state.holders[1] + DISK)
+    simulation.lose_node(1)
+    assert simulation.cannot is None
     for stage in (0, 2, 3, 4):
-        made.work(made.state.holders[stage] + DISK)
-    assert made.cannot is not None and made.run.durable.step == 2
-    made.behave()
-    assert seals(made) == [2, 4], "and what is left is saved as well"
+        simulation.work(simulation.state.holders[stage] + DISK)
+    assert simulation.cannot is not None and simulation.run.durable.step == 2
+    simulation.behave()
+    assert seals(simulation) == [2, 4], "and what is left is saved as well"
 
 
 def test_a_failed_write_invalidates_that_checkpoint() -> None:
-    made = behind(steps=8)
-    train_on(made, "run", 3)
-    made.full = 1
-    made.work(made.state.holders[3] + DISK)
-    assert made.run.unsaved is not None and d.Discard(step=2) not in made.history, "the others write yet"
+    simulation = behind(steps=8)
+    train_on(simulation, "run", 3)
+    simulation.full = 1
+    simulation.work(simulation.state.holders[3] + DISK)
+    assert simulation.run.unsaved is not None and d.Discard(step=2) not in simulation.history, "the others write yet"
     for stage in (0, 1, 2, 4):
-        made.work(made.state.holders[stage] + DISK)
-    assert d.Discard(step=2) in made.history
-    made.behave()
-    assert seals(made)[0] == 4 and made.ending == d.Finish(outcome="finished")
+        simulation.work(simulation.state.holders[stage] + DISK)
+    assert d.Discard(step=2) in simulation.history
+    simulation.behave()
+    assert seals(simulation)[0] == 4 and simulation.ending == d.Finish(outcome="finished")
 
 
 def test_a_stop_saves_the_current_step() -> None:
-    made = behind(steps=8)
-    train_on(made, "run", 3)
-    made.stop()
-    made.behave()
-    assert saves(made) == [(2, True), (4, False)] and seals(made) == [2, 4]
-    assert made.ending == d.Finish(outcome="stopped", reason="someone asked")
+    simulation = behind(steps=8)
+    train_on(simulation, "run", 3)
+    simulation.stop()
+    simulation.behave()
+    assert saves(simulation) == [(2, True), (4, False)] and seals(simulation) == [2, 4]
+    assert simulation.ending == d.Finish(outcome="stopped", reason="someone asked")
 
 
 def test_reports_of_an_earlier_file_are_ignored() -> None:
-    made = behind(steps=8)
-    work_until(made, "save", 4)
-    train_on(made, "run", 5)
-    earlier = [fact for fact in made.history if isinstance(fact, e.StageSaved) and fact.step == 2]
-    assert len(made.run.writing) == STAGES + 1 == len(earlier)
+    simulation = behind(steps=8)
+    work_until(simulation, "save", 4)
+    train_on(simulation, "run", 5)
+    earlier = [fact for fact in simulation.history if isinstance(fact, e.StageSaved) and fact.step == 2]
+    assert len(simulation.run.writing) == STAGES + 1 == len(earlier)
     for fact in earlier:
-        assert apply(fact, made.run) == made.run
+        assert apply(fact, simulation.run) == simulation.run
 
 
 def test_a_worker_of_a_leaving_machine_is_released_once_its_file_is_written() -> None:
     """Its stage trains elsewhere, but its file is still being written."""
-    made = simulate(1, "local", stages=1, save_every=2, save_in_background=True, steps=8, spares=1)
+    simulation = simulate(1, "local", stages=1, save_every=2, save_in_background=True, steps=8, spares=1)
 
     def training(run: object) -> bool:
-        return made.run.replicas[0].step == 3 and bool(made.run.spares)
+        return simulation.run.replicas[0].step == 3 and bool(simulation.run.spares)
 
     for turn in range(500):
-        if training(made.run):
+        if training(simulation.run):
             break
-        busy = [worker for worker in made.pending() if not worker.endswith(DISK)]
-        made.work(busy[turn % len(busy)])
-    leaver = made.run.holders[0]
-    made.happened(e.WorkerLeaving(worker=leaver, incarnation=1, detail="drained"))
+        busy = [worker for worker in simulation.pending() if not worker.endswith(DISK)]
+        simulation.work(busy[turn % len(busy)])
+    leaver = simulation.run.holders[0]
+    simulation.happened(e.WorkerLeaving(worker=leaver, incarnation=1, detail="drained"))
     for turn in range(500):
-        busy = [worker for worker in made.pending() if not worker.endswith(DISK)]
-        if not busy or made.run.replicas[0].step == 5:
+        busy = [worker for worker in simulation.pending() if not worker.endswith(DISK)]
+        if not busy or simulation.run.replicas[0].step == 5:
             break
-        made.work(busy[turn % len(busy)])
-    assert leaver in made.run.writing and made.run.holders[0] != leaver
-    assert not facts(made, d.Release)
-    made.work(leaver + DISK)
-    made.work(made.run.holders[1] + DISK)
-    assert [seal.step for seal in facts(made, d.Seal)] == [2]
-    assert facts(made, d.Release) == [d.Release(worker=leaver)]
+        simulation.work(busy[turn % len(busy)])
+    assert leaver in simulation.run.writing and simulation.run.holders[0] != leaver
+    assert not facts(simulation, d.Release)
+    simulation.work(leaver + DISK)
+    simulation.work(simulation.run.holders[1] + DISK)
+    assert [seal.step for seal in facts(simulation, d.Seal)] == [2]
+    assert facts(simulation, d.Release) == [d.Release(worker=leaver)]
 
 
 def test_a_rolled_back_replica_voids_the_checkpoint_in_progress() -> None:
     """Both lose a stage when only one has been saved: the checkpoint is void."""
-    made = simulate(
+    simulation = simulate(
         2, "local", stages=1, save_every=2, save_in_background=True, steps=10, recovery={"strategy": "checkpoint"}
     )
-    herd_until(made, lambda run: all(replica.step for replica in run.replicas.values()) and bool(run.spares))
+    herd_until(simulation, lambda run: all(replica.step for replica in run.replicas.values()) and bool(run.spares))
     herd_until(
-        made, lambda run: run.replicas[0].saved == run.saving > 0 and run.replicas[0].phase == "run", without=[1]
+        simulation, lambda run: run.replicas[0].saved == run.saving > 0 and run.replicas[0].phase == "run", without=[1]
     )
-    for worker in sorted(made.run.writing):
-        made.work(worker + DISK)
-    assert made.run.saving > 0 and made.run.replicas[1].saved != made.run.saving and not made.run.writing
-    made.lose(
+    for worker in sorted(simulation.run.writing):
+        simulation.work(worker + DISK)
+    assert (
+        simulation.run.saving > 0
+        and simulation.run.replicas[1].saved != simulation.run.saving
+        and not simulation.run.writing
+    )
+    simulation.lose(
         *(
-            made.run.holders[node]
-            for node in made.started.nodes_by_replica[0][1:] + made.started.nodes_by_replica[1][1:]
+            simulation.run.holders[node]
+            for node in simulation.started.nodes_by_replica[0][1:] + simulation.started.nodes_by_replica[1][1:]
         )
     )
-    herd_until(made, lambda run: any(f.outcome == "rolled back" for f in facts(made, d.Form)))
-    assert made.run.saving < 0
-    assert finished(made)
+    herd_until(simulation, lambda run: any(f.outcome == "rolled back" for f in facts(simulation, d.Form)))
+    assert simulation.run.saving < 0
+    assert finished(simulation)
 
 
 def test_the_save_interval_depends_on_pauses_and_exceeds_the_writing_time() -> None:

@@ -100,28 +100,28 @@ def test_no_round_closes_after_the_last_or_with_a_broken_edge() -> None:
 
 def test_lateness_is_measured_from_the_fastest_replica() -> None:
     clock, run = Stragglers(), working(MSGC)
-    clock.note(10.0, run)
+    clock.update(10.0, run)
     assert clock.due == []
     run = sent(run, 1)
-    clock.note(12.0, run)  # the fastest took 2 s, and late is who takes twice as long
+    clock.update(12.0, run)  # the fastest took 2 s, and late is who takes twice as long
     assert clock.due == [14.0]
-    clock.note(13.0, sent(run, 0))
+    clock.update(13.0, sent(run, 0))
     assert clock.due == [14.0]
-    assert list(clock.expired(13.9, lambda: run)) == []
-    assert list(clock.expired(14.0, lambda: run)) == [
+    assert list(clock.late_rounds(13.9, lambda: run)) == []
+    assert list(clock.late_rounds(14.0, lambda: run)) == [
         RoundLate(replica=0, generation=1, step=3, round=0, fastest_s=2.0)
     ]
-    assert list(clock.expired(15.0, lambda: run)) == [], "reported once"
+    assert list(clock.late_rounds(15.0, lambda: run)) == [], "reported once"
 
 
 def test_the_clock_restarts_with_every_round() -> None:
     clock, run = Stragglers(), sent(working(MSGC), 1)
-    clock.note(10.0, run)
+    clock.update(10.0, run)
     assert clock.due == [10.0 + MIN_S], "less than a report's latency is no delay"
     run = apply(CloseRound(generation=1, step=3, round=0, counted=[0, 1, 2, 3]), run)
-    assert list(clock.expired(11.0, lambda: run)) == [], "that round is over"
-    clock.note(11.0, run)
+    assert list(clock.late_rounds(11.0, lambda: run)) == [], "that round is over"
+    clock.update(11.0, run)
     assert clock.due == []
     idle = replace(run.replicas[0], phase="idle")
-    clock.note(12.0, replace(run, replicas=run.replicas.with_replica(idle)))
+    clock.update(12.0, replace(run, replicas=run.replicas.with_replica(idle)))
     assert clock.due == []

@@ -22,8 +22,8 @@ from planaria.control.checkpoint_decisions import LAST_TRIES
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.replay import replay
+from planaria.control.run_deadlines import SAVE_RETRY_S, RoundWait, RunDeadlines
 from planaria.control.state.run import RunState
-from planaria.control.wait_deadlines import SAVE_RETRY_S, RoundWait, RoundWaits
 from planaria.exchange.coded.coded_facts import ResultsSent
 from planaria.faults.trace import Fault
 from planaria.runtime.checkpoint.stage_file import stage_file
@@ -350,10 +350,10 @@ def test_a_full_disk_ends_the_run_with_a_reason(scene: Scene, monkeypatch: pytes
 
 def test_a_wait_that_follows_a_timeout_has_its_own_timeout(scene: Scene) -> None:
     """Two waits time out at once. The first makes both replicas meet; from then on they wait for updates."""
-    made = simulate(3, "diloco", steps=6)
-    work_until(made, lambda run: len(made.impatient()) == 2, without=[2])
-    controller = Controller(CONFIG, made.started, scene.fleet, scene.folder, scene.log, NoChaos())
-    controller.state = made.run
+    simulation = simulate(3, "diloco", steps=6)
+    work_until(simulation, lambda run: len(simulation.impatient()) == 2, without=[2])
+    controller = Controller(CONFIG, simulation.started, scene.fleet, scene.folder, scene.log, NoChaos())
+    controller.state = simulation.run
     now = scene.clock.now
     controller._waits.round_waits = {number: RoundWait((number, 0, False), now, now) for number in (0, 1)}
     controller._report_expired_waits(now)
@@ -365,20 +365,20 @@ def test_a_wait_that_follows_a_timeout_has_its_own_timeout(scene: Scene) -> None
 def test_a_replica_with_enough_updates_waits_for_the_rest_as_long_again(scene: Scene) -> None:
     """Of four replicas one may be Byzantine and is silent: two other updates suffice."""
     for kind, hurries in (("monna", True), ("diloco", False)):
-        made, waits = simulate(4, kind, steps=6), RoundWaits(CONFIG)
-        work_until(made, lambda run: all(r.open_round and r.phase == "idle" for r in run.live.values()))
-        while made.pending():
-            made.work(made.pending()[0])
-        silent = made.run.replicas[3].number
-        waits.note(100.0, reconsider_all(made.run))
-        while loud := [n for n, (_, source, _) in enumerate(made.mail) if source != silent]:
-            made.deliver(loud[0])
-        waits.note(101.5, reconsider_all(made.run))
+        simulation, waits = simulate(4, kind, steps=6), RunDeadlines(CONFIG)
+        work_until(simulation, lambda run: all(r.open_round and r.phase == "idle" for r in run.live.values()))
+        while simulation.pending():
+            simulation.work(simulation.pending()[0])
+        silent = simulation.run.replicas[3].number
+        waits.update(100.0, reconsider_all(simulation.run))
+        while loud := [n for n, (_, source, _) in enumerate(simulation.mail) if source != silent]:
+            simulation.deliver(loud[0])
+        waits.update(101.5, reconsider_all(simulation.run))
         assert waits.round_waits[0].until == (103.0 if hurries else 100.0 + CONFIG.exchange.patience_s)
-        waits.note(102.0, reconsider_all(made.run))
+        waits.update(102.0, reconsider_all(simulation.run))
         assert waits.round_waits[0].until == (103.0 if hurries else 100.0 + CONFIG.exchange.patience_s), (
             "it never grows"
         )
         if hurries:
-            made.happened(next(waits.expired(103.0, lambda run=made.run: run)))
-            assert facts(made, d.Settle)[0].members == [0, 1, 2]
+            simulation.happened(next(waits.expired(103.0, lambda run=simulation.run: run)))
+            assert facts(simulation, d.Settle)[0].members == [0, 1, 2]

@@ -13,9 +13,9 @@ from planaria.control.state.data_position import BlockAllocation, BlockSet
 blocks = st.sets(st.integers(0, 30))
 
 
-def next_for(made: BlockAllocation, replica: int, present: Collection[int], patience: int) -> int | None:
+def next_for(allocation: BlockAllocation, replica: int, present: Collection[int], patience: int) -> int | None:
     """Return the block that a replica takes while ``present`` ones are live."""
-    return made.next_for(replica, set(range(made.lanes)) - set(present), patience)
+    return allocation.next_for(replica, set(range(allocation.lanes)) - set(present), patience)
 
 
 def used(members: set[int]) -> BlockSet:
@@ -27,12 +27,12 @@ def used(members: set[int]) -> BlockSet:
 
 @given(blocks, blocks)
 def test_used_blocks_behave_like_a_set_of_numbers(members: set[int], gone: set[int]) -> None:
-    made = used(members)
-    assert {block for block in range(40) if block in made} == members
-    assert len(made) == len(members)
-    assert made.floor not in made
-    assert all(block > made.floor for block in made.beyond), "one set has one form"
-    less = made.without(gone & members)
+    allocation = used(members)
+    assert {block for block in range(40) if block in allocation} == members
+    assert len(allocation) == len(members)
+    assert allocation.floor not in allocation
+    assert all(block > allocation.floor for block in allocation.beyond), "one set has one form"
+    less = allocation.without(gone & members)
     assert {block for block in range(40) if block in less} == members - gone
     assert less == used(members - gone)
     for floor in range(3):
@@ -48,7 +48,7 @@ ACTIONS = ["step", "step", "step", "drop", "save", "seal", "give up", "roll back
 def test_every_block_is_used_exactly_once_as_replicas_come_and_go(
     lanes: int, total: int, actions: list[tuple[str, int]]
 ) -> None:
-    made = BlockAllocation(lanes, total)
+    allocation = BlockAllocation(lanes, total)
     present = set(range(lanes))
     books: dict[int, list[int]] = {r: [] for r in present}
     durable: dict[int, int] = dict.fromkeys(present, 0)
@@ -60,73 +60,73 @@ def test_every_block_is_used_exactly_once_as_replicas_come_and_go(
             present.add(r)
         elif r not in present:
             continue
-        elif action == "step" and (block := next_for(made, r, present, 2)) is not None:
+        elif action == "step" and (block := next_for(allocation, r, present, 2)) is not None:
             assert all(block not in book for book in books.values()) and block < total
-            assert all(other == r or taken != block for other, taken in made.in_progress.items())
-            made = made.take(r, block).commit(r)
+            assert all(other == r or taken != block for other, taken in allocation.in_progress.items())
+            allocation = allocation.take(r, block).commit(r)
             books[r].append(block)
-        elif action == "drop" and (block := next_for(made, r, present, 2)) is not None:
-            made = made.take(r, block)
-            assert next_for(made, r, present, 2) == block, "a dropped step keeps its samples"
+        elif action == "drop" and (block := next_for(allocation, r, present, 2)) is not None:
+            allocation = allocation.take(r, block)
+            assert next_for(allocation, r, present, 2) == block, "a dropped step keeps its samples"
         elif action == "save":
-            made, saved[r] = made.save(r), len(books[r])
+            allocation, saved[r] = allocation.save(r), len(books[r])
         elif action == "seal":
             durable |= saved
-            made, saved = made.seal(), {}
+            allocation, saved = allocation.seal(), {}
         elif action == "give up":
-            made, saved = made.give_up_save(), {}
+            allocation, saved = allocation.give_up_save(), {}
         elif action == "roll back":
-            made, saved = made.roll_back(r).give_up_save(), {}
+            allocation, saved = allocation.roll_back(r).give_up_save(), {}
             books[r] = books[r][: durable[r]]
         elif action == "leave" and len(present) > 1:
             present.discard(r)
             saved.pop(r, None)
-            made = made.remove_replica(r)
-        _agrees(made, books, saved)
+            allocation = allocation.remove_replica(r)
+        _agrees(allocation, books, saved)
 
-    while not made.done:
-        turn = [(r, block) for r in sorted(present) if (block := next_for(made, r, present, 2)) is not None]
+    while not allocation.done:
+        turn = [(r, block) for r in sorted(present) if (block := next_for(allocation, r, present, 2)) is not None]
         assert turn, "no replica takes the remaining samples"
         r, block = turn[0]
-        made = made.take(r, block).commit(r)
+        allocation = allocation.take(r, block).commit(r)
         books[r].append(block)
     assert sorted(block for book in books.values() for block in book) == list(range(total))
-    assert all(next_for(made, r, present, 2) is None for r in present)
+    assert all(next_for(allocation, r, present, 2) is None for r in present)
 
 
-def _agrees(made: BlockAllocation, books: dict[int, list[int]], saved: dict[int, int]) -> None:
+def _agrees(allocation: BlockAllocation, books: dict[int, list[int]], saved: dict[int, int]) -> None:
     every = sorted(block for book in books.values() for block in book)
-    assert [block for block in range(made.total) if block in made.used] == every
+    assert [block for block in range(allocation.total) if block in allocation.used] == every
     then = sorted(block for r, book in books.items() for block in book[: saved.get(r)])
-    assert [block for block in range(made.total) if block in made.saved] == then
+    assert [block for block in range(allocation.total) if block in allocation.saved] == then
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.randoms())
 def test_without_faults_assignments_do_not_depend_on_timing(lanes: int, steps: int, order: Any) -> None:
     """Every replica keeps to its own lane unless another lags too far behind."""
-    made, took = BlockAllocation(lanes, lanes * steps), dict.fromkeys(range(lanes), 0)
-    while not made.done:
+    allocation, took = BlockAllocation(lanes, lanes * steps), dict.fromkeys(range(lanes), 0)
+    while not allocation.done:
         r = order.choice([r for r in range(lanes) if took[r] < steps])
-        block = next_for(made, r, range(lanes), steps)
+        block = next_for(allocation, r, range(lanes), steps)
         assert block == r + lanes * took[r]
-        made, took[r] = made.take(r, block).commit(r), took[r] + 1
+        allocation, took[r] = allocation.take(r, block).commit(r), took[r] + 1
 
 
 def test_a_finished_replica_helps_the_slowest_but_leaves_its_last_blocks() -> None:
-    made = BlockAllocation(2, 12)
+    allocation = BlockAllocation(2, 12)
     for _ in range(6):
-        block = next_for(made, 0, {0, 1}, 3)
+        block = next_for(allocation, 0, {0, 1}, 3)
         assert block is not None
-        made = made.take(0, block).commit(0)
-    assert next_for(made, 0, {0, 1}, 3) == 1
-    made = made.take(0, 1).commit(0)
-    made = made.take(1, 3)
-    assert next_for(made, 0, {0, 1}, 3) == 5
-    assert next_for(made, 0, {0, 1}, 4) is None
-    assert next_for(made, 0, {0}, 4) == 5, "no other replica will"
+        allocation = allocation.take(0, block).commit(0)
+    assert next_for(allocation, 0, {0, 1}, 3) == 1
+    allocation = allocation.take(0, 1).commit(0)
+    allocation = allocation.take(1, 3)
+    assert next_for(allocation, 0, {0, 1}, 3) == 5
+    assert next_for(allocation, 0, {0, 1}, 4) is None
+    assert next_for(allocation, 0, {0}, 4) == 5, "no other replica will"
 
 
 def test_blocks_beyond_the_total_do_not_count_as_used() -> None:
-    made = BlockAllocation(2, 4, used({0, 1, 2, 5}))
-    assert not made.done
-    assert next_for(made, 1, {0, 1}, 9) == 3
+    allocation = BlockAllocation(2, 4, used({0, 1, 2, 5}))
+    assert not allocation.done
+    assert next_for(allocation, 1, {0, 1}, 9) == 3

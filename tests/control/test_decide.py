@@ -15,7 +15,7 @@ from planaria.control.facts import events as e
 from planaria.control.replay import replay
 from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
-from planaria.control.wait_deadlines import stop_blockers, underlying_error
+from planaria.control.stop_reasons import stop_blockers, underlying_error
 
 STAGES = 4
 
@@ -28,22 +28,22 @@ def fleet(**changed: object) -> SimulatedFleet:
     return SimulatedFleet(e.RunStarted.model_validate(plain | changed))
 
 
-def work_until(made: SimulatedFleet, phase: str, step: int) -> None:
+def work_until(simulation: SimulatedFleet, phase: str, step: int) -> None:
     """Let workers work until the controller waits for reports of ``phase`` at ``step``."""
     for turn in range(1000):
-        if (made.state.phase, made.state.step) == (phase, step):
+        if (simulation.state.phase, simulation.state.step) == (phase, step):
             return
-        made.work(made.pending()[turn % len(made.pending())])
+        simulation.work(simulation.pending()[turn % len(simulation.pending())])
     raise AssertionError(f"never in {phase} at step {step}")
 
 
-def last(made: SimulatedFleet, kind: type[d.Form]) -> d.Form:
-    return next(fact for fact in reversed(made.history) if isinstance(fact, kind))
+def last(simulation: SimulatedFleet, kind: type[d.Form]) -> d.Form:
+    return next(fact for fact in reversed(simulation.history) if isinstance(fact, kind))
 
 
-def decision_kinds(made: SimulatedFleet) -> list[str]:
+def decision_kinds(simulation: SimulatedFleet) -> list[str]:
     """Decisions by name; consecutive ones of the same name once."""
-    names = [fact.kind for fact in made.history if isinstance(fact, d.Fact) and not isinstance(fact, EVENTS)]  # type: ignore[attr-defined]
+    names = [fact.kind for fact in simulation.history if isinstance(fact, d.Fact) and not isinstance(fact, EVENTS)]  # type: ignore[attr-defined]
     return [name for n, name in enumerate(names) if not n or names[n - 1] != name]
 
 
@@ -51,128 +51,138 @@ EVENTS = e.Event.__args__[0].__args__  # type: ignore[attr-defined]
 
 
 def test_a_run_without_faults_makes_the_expected_decisions() -> None:
-    made = fleet(steps=2, eval_every=1, save_every=1)
-    made.behave()
+    simulation = fleet(steps=2, eval_every=1, save_every=1)
+    simulation.behave()
     step = ["run_step", "commit", "run_step", "save", "seal"]  # the second order to run is the validation
-    assert decision_kinds(made) == ["spawn", "form", "run_step", "commit", "run_step", "save", "seal", *step, "finish"]
-    assert made.ending == d.Finish(outcome="finished")
-    assert sum(isinstance(fact, d.Spawn) for fact in made.history) == STAGES + 2
+    assert decision_kinds(simulation) == [
+        "spawn",
+        "form",
+        "run_step",
+        "commit",
+        "run_step",
+        "save",
+        "seal",
+        *step,
+        "finish",
+    ]
+    assert simulation.ending == d.Finish(outcome="finished")
+    assert sum(isinstance(fact, d.Spawn) for fact in simulation.history) == STAGES + 2
 
 
 def test_a_middle_stage_is_rebuilt_by_the_spare_and_only_its_edges_are_new() -> None:
-    made = fleet()
-    work_until(made, "run", 2)
-    before, victim = last(made, d.Form), made.state.holders[2]
-    spare = made.run.with_status("spare")[0]
-    made.lose(victim)
-    form = last(made, d.Form)
+    simulation = fleet()
+    work_until(simulation, "run", 2)
+    before, victim = last(simulation, d.Form), simulation.state.holders[2]
+    spare = simulation.run.with_status("spare")[0]
+    simulation.lose(victim)
+    form = last(simulation, d.Form)
     assert (form.generation, form.step, form.outcome) == (before.generation + 1, 2, "recovered")
     assert form.members[2] == d.Member(node=2, stage=2, worker=spare, source=d.Rebuild(by="checkfree", donors=[1, 3]))
     assert [m.source for m in form.members if m.stage != 2] == [d.Keep()] * STAGES
     old, new = ({(n.low, n.high): n.id for n in f.links} for f in (before, form))
     assert {pair for pair in old if old[pair] != new[pair]} == {(1, 2), (2, 3)}
-    made.behave()
-    assert made.ending == d.Finish(outcome="finished")
+    simulation.behave()
+    assert simulation.ending == d.Finish(outcome="finished")
 
 
 def test_a_used_spare_is_replaced_once_the_run_commits_again() -> None:
-    made = fleet()
-    work_until(made, "run", 2)
-    made.lose(made.state.holders[2])
-    work_until(made, "run", 2)
-    assert not made.run.with_status("starting"), "a new worker would slow down the others while they catch up"
-    work_until(made, "run", 3)
-    assert made.run.with_status("starting")
+    simulation = fleet()
+    work_until(simulation, "run", 2)
+    simulation.lose(simulation.state.holders[2])
+    work_until(simulation, "run", 2)
+    assert not simulation.run.with_status("starting"), "a new worker would slow down the others while they catch up"
+    work_until(simulation, "run", 3)
+    assert simulation.run.with_status("starting")
 
 
 def test_without_a_spare_a_worker_is_started_first() -> None:
-    made = fleet(spares=0)
-    work_until(made, "run", 1)
-    victim = made.state.holders[3]
-    made.lose(victim)
-    assert made.history[-1] == d.Spawn(worker=victim, incarnation=2)
-    made.work(victim)
-    assert last(made, d.Form).members[3].source == d.Rebuild(by="checkfree", donors=[2, 4])
+    simulation = fleet(spares=0)
+    work_until(simulation, "run", 1)
+    victim = simulation.state.holders[3]
+    simulation.lose(victim)
+    assert simulation.history[-1] == d.Spawn(worker=victim, incarnation=2)
+    simulation.work(victim)
+    assert last(simulation, d.Form).members[3].source == d.Rebuild(by="checkfree", donors=[2, 4])
 
 
 def test_a_death_during_the_commit_does_not_undo_it() -> None:
-    made = fleet()
-    work_until(made, "commit", 1)
-    made.lose(made.state.holders[2])
-    work_until(made, "link", 2)
-    assert last(made, d.Form).step == 2
-    assert last(made, d.Form).members[2].source == d.Rebuild(by="checkfree", donors=[1, 3])
+    simulation = fleet()
+    work_until(simulation, "commit", 1)
+    simulation.lose(simulation.state.holders[2])
+    work_until(simulation, "link", 2)
+    assert last(simulation, d.Form).step == 2
+    assert last(simulation, d.Form).members[2].source == d.Rebuild(by="checkfree", donors=[1, 3])
 
 
 def test_a_donor_that_dies_while_sending_makes_both_unrecoverable() -> None:
-    made = fleet()
-    work_until(made, "run", 1)
-    made.lose(made.state.holders[2])
-    made.lose(made.state.holders[3])
-    assert made.cannot is not None
-    assert made.cannot.lost == [2, 3]
-    assert "adjacent" in made.cannot.reason
+    simulation = fleet()
+    work_until(simulation, "run", 1)
+    simulation.lose(simulation.state.holders[2])
+    simulation.lose(simulation.state.holders[3])
+    assert simulation.cannot is not None
+    assert simulation.cannot.lost == [2, 3]
+    assert "adjacent" in simulation.cannot.reason
 
 
 def test_an_unrecoverable_loss_ends_the_run_with_the_survivors_saved() -> None:
-    made = fleet()
-    work_until(made, "run", 3)
-    made.lose(made.state.holders[1])
-    made.behave()
-    assert decision_kinds(made)[-4:] == ["unrecoverable", "save", "seal", "finish"]
-    seal = next(fact for fact in made.history if isinstance(fact, d.Seal))
+    simulation = fleet()
+    work_until(simulation, "run", 3)
+    simulation.lose(simulation.state.holders[1])
+    simulation.behave()
+    assert decision_kinds(simulation)[-4:] == ["unrecoverable", "save", "seal", "finish"]
+    seal = next(fact for fact in simulation.history if isinstance(fact, d.Seal))
     assert seal == d.Seal(step=3, folder="step-00000003.partial", stages=[0, 2, 3, 4], partial=True, first_block=3)
-    assert made.ending is not None
-    assert made.ending.outcome == "cannot"
-    assert "first block stage" in made.ending.reason
+    assert simulation.ending is not None
+    assert simulation.ending.outcome == "cannot"
+    assert "first block stage" in simulation.ending.reason
 
 
 def test_a_stage_that_dies_before_its_first_state_starts_from_the_seed() -> None:
-    made = fleet()
-    work_until(made, "link", 0)
-    made.lose(made.state.holders[1])
-    work_until(made, "link", 0)
-    assert last(made, d.Form).members[1].source == d.Fresh()
-    made.behave()
-    assert made.ending == d.Finish(outcome="finished")
+    simulation = fleet()
+    work_until(simulation, "link", 0)
+    simulation.lose(simulation.state.holders[1])
+    work_until(simulation, "link", 0)
+    assert last(simulation, d.Form).members[1].source == d.Fresh()
+    simulation.behave()
+    assert simulation.ending == d.Finish(outcome="finished")
 
 
 def test_a_broken_edge_is_replaced_if_no_worker_died() -> None:
-    made = fleet()
-    work_until(made, "run", 1)
-    before = last(made, d.Form)
-    made.break_edge((1, 2))
-    assert last(made, d.Form) == before, "a death notice of one of its ends may follow"
-    made.expire_grace()
-    form = last(made, d.Form)
+    simulation = fleet()
+    work_until(simulation, "run", 1)
+    before = last(simulation, d.Form)
+    simulation.break_edge((1, 2))
+    assert last(simulation, d.Form) == before, "a death notice of one of its ends may follow"
+    simulation.expire_grace()
+    form = last(simulation, d.Form)
     assert (form.outcome, form.step) == ("relinked", 1)
     assert [n.low for n in form.links if n not in before.links] == [1]
     assert {m.source for m in form.members} == {d.Keep()}
 
 
 def test_an_edge_that_breaks_during_the_commit_waits_for_its_end() -> None:
-    made = fleet()
-    work_until(made, "commit", 1)
-    made.break_edge((1, 2))
-    made.expire_grace()
-    assert made.state.phase == "commit"
-    work_until(made, "link", 2)
-    assert last(made, d.Form).outcome == "relinked"
+    simulation = fleet()
+    work_until(simulation, "commit", 1)
+    simulation.break_edge((1, 2))
+    simulation.expire_grace()
+    assert simulation.state.phase == "commit"
+    work_until(simulation, "link", 2)
+    assert last(simulation, d.Form).outcome == "relinked"
 
 
 def test_a_stop_waits_for_a_complete_step_and_saves_it() -> None:
-    made = fleet(eval_every=1)
-    work_until(made, "run", 2)
-    made.stop()
-    made.behave()
-    assert [fact for fact in made.history if isinstance(fact, d.Seal)] == [
+    simulation = fleet(eval_every=1)
+    work_until(simulation, "run", 2)
+    simulation.stop()
+    simulation.behave()
+    assert [fact for fact in simulation.history if isinstance(fact, d.Seal)] == [
         d.Seal(step=3, folder="step-00000003", stages=[0, 1, 2, 3, 4], first_block=3)
     ]
-    assert made.ending == d.Finish(outcome="stopped", reason="someone asked")
+    assert simulation.ending == d.Finish(outcome="stopped", reason="someone asked")
 
 
-def saves(made: SimulatedFleet) -> list[int]:
-    return [fact.step for fact in made.history if isinstance(fact, d.Save)]
+def saves(simulation: SimulatedFleet) -> list[int]:
+    return [fact.step for fact in simulation.history if isinstance(fact, d.Save)]
 
 
 UNREACHABLE = {"detail": "w1 (stage 1): Network is unreachable", "cause": "Network"}
@@ -181,230 +191,237 @@ UNREACHABLE = {"detail": "w1 (stage 1): Network is unreachable", "cause": "Netwo
 
 def test_a_stop_saves_what_workers_hold_before_broken_edges_are_replaced() -> None:
     """No worker answers: the step does not end and no edge opens, but the run is saved."""
-    made = fleet()
-    work_until(made, "run", 3)
-    made.break_edge((1, 2), generation=made.state.generation, **UNREACHABLE)
-    made.expire_grace()
-    assert made.state.phase == "link"
-    made.stop(prompt=True)
-    assert saves(made) == [3] and made.state.phase == "save"
-    made.behave()
-    assert seals(made) == [3]
+    simulation = fleet()
+    work_until(simulation, "run", 3)
+    simulation.break_edge((1, 2), generation=simulation.state.generation, **UNREACHABLE)
+    simulation.expire_grace()
+    assert simulation.state.phase == "link"
+    simulation.stop(prompt=True)
+    assert saves(simulation) == [3] and simulation.state.phase == "save"
+    simulation.behave()
+    assert seals(simulation) == [3]
     why = "w1 (stage 1): Network is unreachable"
-    assert made.ending == d.Finish(outcome="stopped", reason="someone asked", detail=why)
+    assert simulation.ending == d.Finish(outcome="stopped", reason="someone asked", detail=why)
 
 
 def test_a_stop_drops_a_step_that_does_not_end() -> None:
-    made = fleet()
-    work_until(made, "run", 3)
-    made.stop(prompt=True)
-    assert not saves(made), "the stop waits for a step that ends soon"
+    simulation = fleet()
+    work_until(simulation, "run", 3)
+    simulation.stop(prompt=True)
+    assert not saves(simulation), "the stop waits for a step that ends soon"
     late = "step 3 was dropped: no result from stages 0, 1, 2, 3, 4"
-    assert stop_blockers(made.run) == late
-    made.expire_stop()
-    assert saves(made) == [3]
-    made.behave()
-    assert seals(made) == [3] and made.ending == d.Finish(outcome="stopped", reason="someone asked", detail=late)
-    assert replay(made.history).problems == []
+    assert stop_blockers(simulation.run) == late
+    simulation.expire_stop()
+    assert saves(simulation) == [3]
+    simulation.behave()
+    assert seals(simulation) == [3] and simulation.ending == d.Finish(
+        outcome="stopped", reason="someone asked", detail=late
+    )
+    assert replay(simulation.history).problems == []
 
 
 def test_a_stop_at_the_newest_checkpoint_is_immediate() -> None:
     """Before the first step, workers may take minutes to start; nothing would be lost."""
-    made = fleet()
-    made.stop(prompt=True)
-    assert made.ending == d.Finish(outcome="stopped", reason="someone asked")
-    made = fleet(save_every=2)
-    work_until(made, "run", 2)
-    made.stop(prompt=True)
-    assert seals(made) == [2] and made.ending == d.Finish(outcome="stopped", reason="someone asked")
+    simulation = fleet()
+    simulation.stop(prompt=True)
+    assert simulation.ending == d.Finish(outcome="stopped", reason="someone asked")
+    simulation = fleet(save_every=2)
+    work_until(simulation, "run", 2)
+    simulation.stop(prompt=True)
+    assert seals(simulation) == [2] and simulation.ending == d.Finish(outcome="stopped", reason="someone asked")
 
 
 def test_a_stop_after_the_last_step_changes_nothing() -> None:
-    made = fleet()
-    work_until(made, "save", 6)
-    made.stop(prompt=True)
-    made.behave()
-    assert seals(made) == [6] and made.ending == d.Finish(outcome="finished")
+    simulation = fleet()
+    work_until(simulation, "save", 6)
+    simulation.stop(prompt=True)
+    simulation.behave()
+    assert seals(simulation) == [6] and simulation.ending == d.Finish(outcome="finished")
 
 
 def test_a_stop_waits_for_a_lost_stage_no_longer_than_for_a_step() -> None:
-    made = fleet(spares=0)
-    work_until(made, "run", 3)
-    made.lose(made.state.holders[2])
-    made.stop(prompt=True)
-    made.expire_stop()
-    made.behave()
-    assert made.ending is not None and made.ending.outcome == "cannot"
-    assert made.ending.reason.endswith("no worker had the state of stages 2")
-    (seal,) = (fact for fact in made.history if isinstance(fact, d.Seal))
+    simulation = fleet(spares=0)
+    work_until(simulation, "run", 3)
+    simulation.lose(simulation.state.holders[2])
+    simulation.stop(prompt=True)
+    simulation.expire_stop()
+    simulation.behave()
+    assert simulation.ending is not None and simulation.ending.outcome == "cannot"
+    assert simulation.ending.reason.endswith("no worker had the state of stages 2")
+    (seal,) = (fact for fact in simulation.history if isinstance(fact, d.Seal))
     assert (seal.partial, seal.stages) == (True, [0, 1, 3, 4])
 
 
 def test_after_too_many_generations_the_underlying_error_is_named() -> None:
-    made = fleet()
-    work_until(made, "run", 1)
-    while made.cannot is None:
-        made.break_edge((1, 2), generation=made.state.generation, **UNREACHABLE)
-        made.expire_grace()
-    first, _, error = made.cannot.reason.partition("; ")
+    simulation = fleet()
+    work_until(simulation, "run", 1)
+    while simulation.cannot is None:
+        simulation.break_edge((1, 2), generation=simulation.state.generation, **UNREACHABLE)
+        simulation.expire_grace()
+    first, _, error = simulation.cannot.reason.partition("; ")
     assert first == f"{MAX_ATTEMPTS} generations in a row did not get step 1 committed"
     assert error == "the last error: w1 (stage 1): Network is unreachable"
 
 
 def test_the_underlying_error_comes_from_workers_or_a_probe() -> None:
-    made = fleet()
-    work_until(made, "run", 1)
-    known = {name: replace(worker, at="10.0.0.1:7") for name, worker in made.run.workers.items()}
-    run = replace(made.run, roster=made.run.roster.with_workers(known))
+    simulation = fleet()
+    work_until(simulation, "run", 1)
+    known = {name: replace(worker, at="10.0.0.1:7") for name, worker in simulation.run.workers.items()}
+    run = replace(simulation.run, roster=simulation.run.roster.with_workers(known))
     refused = "{}: Connection refused".format
     assert underlying_error(run, {"w1": "no route"}, refused) == "worker w1: no route"
     assert underlying_error(run, {}, refused) == "10.0.0.1:7: Connection refused"
     assert underlying_error(run, {}, lambda at: "") == ""
-    broken = e.EdgeBroken(worker="w1", node=1, peer=2, generation=made.state.generation, **UNREACHABLE)
+    broken = e.EdgeBroken(worker="w1", node=1, peer=2, generation=simulation.state.generation, **UNREACHABLE)
     assert underlying_error(apply(broken, run), {}, refused) == "w1 (stage 1): Network is unreachable"
 
 
 def test_a_worker_that_fails_ends_the_run_at_once() -> None:
-    made = fleet()
-    work_until(made, "run", 2)
-    made.happened(e.WorkerFailed(worker="w1", stage=1, generation=made.state.generation, detail="out of memory"))
-    assert made.ending == d.Finish(outcome="failed", reason="worker w1 (stage 1): out of memory")
+    simulation = fleet()
+    work_until(simulation, "run", 2)
+    simulation.happened(
+        e.WorkerFailed(worker="w1", stage=1, generation=simulation.state.generation, detail="out of memory")
+    )
+    assert simulation.ending == d.Finish(outcome="failed", reason="worker w1 (stage 1): out of memory")
 
 
-def seals(made: SimulatedFleet) -> list[int]:
-    return [fact.step for fact in made.history if isinstance(fact, d.Seal)]
+def seals(simulation: SimulatedFleet) -> list[int]:
+    return [fact.step for fact in simulation.history if isinstance(fact, d.Seal)]
 
 
 def test_a_failed_save_is_discarded_and_the_next_is_made_when_due() -> None:
-    made = fleet(save_every=2)
-    work_until(made, "save", 2)
-    made.full = 1
-    made.behave()
-    assert seals(made) == [4, 6] and made.ending == d.Finish(outcome="finished")
-    failed = next(n for n, fact in enumerate(made.history) if isinstance(fact, e.SaveFailed))
-    assert made.history.index(d.Discard(step=2)) > failed
-    assert [fact.step for fact in made.history if isinstance(fact, d.Commit)] == list(range(6)), "no step is undone"
+    simulation = fleet(save_every=2)
+    work_until(simulation, "save", 2)
+    simulation.full = 1
+    simulation.behave()
+    assert seals(simulation) == [4, 6] and simulation.ending == d.Finish(outcome="finished")
+    failed = next(n for n, fact in enumerate(simulation.history) if isinstance(fact, e.SaveFailed))
+    assert simulation.history.index(d.Discard(step=2)) > failed
+    assert [fact.step for fact in simulation.history if isinstance(fact, d.Commit)] == list(range(6)), (
+        "no step is undone"
+    )
 
 
 def test_a_checkpoint_that_cannot_be_sealed_does_not_count() -> None:
-    made = fleet(save_every=2, recovery={"strategy": "checkpoint"})
-    work_until(made, "save", 4)
-    made.room, made.full = STAGES + 1, 1  # no room for the manifest
-    while d.Discard(step=4) not in made.history:
-        made.work(made.pending()[0])
-    assert (made.run.saved, made.run.durable.step, seals(made)) == (2, 2, [2, 4])
-    made.lose(made.state.holders[2])
-    assert (last(made, d.Form).outcome, last(made, d.Form).step) == ("rolled back", 2)
-    made.behave()
-    assert seals(made) == [2, 4, 4, 6] and made.ending == d.Finish(outcome="finished")
+    simulation = fleet(save_every=2, recovery={"strategy": "checkpoint"})
+    work_until(simulation, "save", 4)
+    simulation.room, simulation.full = STAGES + 1, 1  # no room for the manifest
+    while d.Discard(step=4) not in simulation.history:
+        simulation.work(simulation.pending()[0])
+    assert (simulation.run.saved, simulation.run.durable.step, seals(simulation)) == (2, 2, [2, 4])
+    simulation.lose(simulation.state.holders[2])
+    assert (last(simulation, d.Form).outcome, last(simulation, d.Form).step) == ("rolled back", 2)
+    simulation.behave()
+    assert seals(simulation) == [2, 4, 4, 6] and simulation.ending == d.Finish(outcome="finished")
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_run_whose_last_save_keeps_failing_has_failed(stopped: bool) -> None:
-    made = fleet(save_every=4)
-    work_until(made, "run", 5)
+    simulation = fleet(save_every=4)
+    work_until(simulation, "run", 5)
     if stopped:
-        made.stop()
-    made.full = 1000
-    made.behave()
-    assert made.ending is not None and made.ending.outcome == "failed"
-    assert made.ending.reason == "the last save failed 3 times: disk full; the newest checkpoint is step-00000004"
-    assert sum(isinstance(fact, e.RetryDue) for fact in made.history) == LAST_TRIES - 1
+        simulation.stop()
+    simulation.full = 1000
+    simulation.behave()
+    assert simulation.ending is not None and simulation.ending.outcome == "failed"
+    assert simulation.ending.reason == "the last save failed 3 times: disk full; the newest checkpoint is step-00000004"
+    assert sum(isinstance(fact, e.RetryDue) for fact in simulation.history) == LAST_TRIES - 1
 
 
 def test_a_last_save_is_retried() -> None:
-    made = fleet()
-    work_until(made, "save", 6)
-    made.full = 1
-    made.behave()
-    assert seals(made) == [6] and made.ending == d.Finish(outcome="finished")
+    simulation = fleet()
+    work_until(simulation, "save", 6)
+    simulation.full = 1
+    simulation.behave()
+    assert seals(simulation) == [6] and simulation.ending == d.Finish(outcome="finished")
 
 
 def test_survivors_that_cannot_be_saved_are_reported() -> None:
-    made = fleet()
-    work_until(made, "run", 3)
-    made.full = 1000
-    made.lose(made.state.holders[1])
-    made.behave()
-    assert made.ending is not None and made.ending.outcome == "cannot"
-    assert "the last checkpoint could not be saved: the last save failed 3 times: disk full" in made.ending.reason
+    simulation = fleet()
+    work_until(simulation, "run", 3)
+    simulation.full = 1000
+    simulation.lose(simulation.state.holders[1])
+    simulation.behave()
+    assert simulation.ending is not None and simulation.ending.outcome == "cannot"
+    assert "the last checkpoint could not be saved: the last save failed 3 times: disk full" in simulation.ending.reason
 
 
 def test_failing_starts_are_limited() -> None:
-    made = fleet()
+    simulation = fleet()
     for _ in range(MAX_FAILED_STARTS):
-        made.lose(made.pending()[0])
-    assert made.ending is not None
-    assert made.ending.outcome == "failed"
+        simulation.lose(simulation.pending()[0])
+    assert simulation.ending is not None
+    assert simulation.ending.outcome == "failed"
 
 
 def test_a_run_continues_without_spares_that_fail_to_start() -> None:
-    made = fleet()
-    work_until(made, "run", 2)
-    made.lose(made.run.with_status("spare")[0])
+    simulation = fleet()
+    work_until(simulation, "run", 2)
+    simulation.lose(simulation.run.with_status("spare")[0])
     for _ in range(MAX_FAILED_STARTS):
-        made.lose(made.run.with_status("starting")[0])
-    assert not made.run.with_status("starting")
-    made.behave()
-    assert made.ending == d.Finish(outcome="finished")
+        simulation.lose(simulation.run.with_status("starting")[0])
+    assert not simulation.run.with_status("starting")
+    simulation.behave()
+    assert simulation.ending == d.Finish(outcome="finished")
 
 
 def test_a_stage_for_which_no_worker_starts_ends_the_run_with_the_others_saved() -> None:
-    made = fleet(spares=0)
-    work_until(made, "run", 3)
-    made.lose(made.state.holders[2])
+    simulation = fleet(spares=0)
+    work_until(simulation, "run", 3)
+    simulation.lose(simulation.state.holders[2])
     for _ in range(MAX_FAILED_STARTS):
-        made.lose(made.run.with_status("starting")[0])
-    made.behave()
+        simulation.lose(simulation.run.with_status("starting")[0])
+    simulation.behave()
     assert (
-        d.Seal(step=3, folder="step-00000003.partial", stages=[0, 1, 3, 4], partial=True, first_block=3) in made.history
+        d.Seal(step=3, folder="step-00000003.partial", stages=[0, 1, 3, 4], partial=True, first_block=3)
+        in simulation.history
     )
-    assert made.ending is not None
-    assert made.ending.outcome == "cannot"
-    assert "died before they were ready" in made.ending.reason
+    assert simulation.ending is not None
+    assert simulation.ending.outcome == "cannot"
+    assert "died before they were ready" in simulation.ending.reason
 
 
 @pytest.mark.slow
 def test_a_step_that_never_commits_ends_the_run_saved() -> None:
-    made = fleet()
-    work_until(made, "run", 1)
-    while made.state.attempts < MAX_ATTEMPTS:
-        work_until(made, "run", 1)
-        made.break_edge((1, 2))
-        made.expire_grace()
-    made.behave()
-    assert [fact.stages for fact in made.history if isinstance(fact, d.Seal)] == [[0, 1, 2, 3, 4]]
-    assert made.ending == d.Finish(
+    simulation = fleet()
+    work_until(simulation, "run", 1)
+    while simulation.state.attempts < MAX_ATTEMPTS:
+        work_until(simulation, "run", 1)
+        simulation.break_edge((1, 2))
+        simulation.expire_grace()
+    simulation.behave()
+    assert [fact.stages for fact in simulation.history if isinstance(fact, d.Seal)] == [[0, 1, 2, 3, 4]]
+    assert simulation.ending == d.Finish(
         outcome="cannot", reason=f"{MAX_ATTEMPTS} generations in a row did not get step 1 committed"
     )
 
 
 @pytest.mark.parametrize("stage", range(STAGES + 1))
 def test_a_stage_that_dies_before_the_first_commit_starts_again_from_the_seed(stage: int) -> None:
-    made = fleet()
-    work_until(made, "run", 0)
-    made.lose(made.state.holders[stage])
-    made.behave()
-    again = [fact for fact in made.history if isinstance(fact, d.Form)][1]
+    simulation = fleet()
+    work_until(simulation, "run", 0)
+    simulation.lose(simulation.state.holders[stage])
+    simulation.behave()
+    again = [fact for fact in simulation.history if isinstance(fact, d.Form)][1]
     assert [m.stage for m in again.members if m.source == d.Fresh()] == [stage]
-    assert made.ending == d.Finish(outcome="finished")
+    assert simulation.ending == d.Finish(outcome="finished")
 
 
-@pytest.mark.parametrize("said", ["worker_joined", "stage_ready"])
-def test_informational_facts_change_nothing(said: str) -> None:
-    made = fleet()
-    work_until(made, "run", 1)
+@pytest.mark.parametrize("message", ["worker_joined", "stage_ready"])
+def test_informational_facts_change_nothing(message: str) -> None:
+    simulation = fleet()
+    work_until(simulation, "run", 1)
     for fact in (
-        e.ZombieIgnored(worker="w1", incarnation=1, said=said),
+        e.ZombieIgnored(worker="w1", incarnation=1, said=message),
         e.FaultInjected(worker="w1", node=1, signal="SIGKILL", step=1, moment="any"),
     ):
-        assert apply(fact, made.state) == made.state
+        assert apply(fact, simulation.state) == simulation.state
 
 
 def test_replay_names_deviations() -> None:
-    made = fleet(steps=1)
-    made.behave()
-    whole = made.history
+    simulation = fleet(steps=1)
+    simulation.behave()
+    whole = simulation.history
     assert not replay(whole).problems
     assert not replay(whole[:-1]).problems  # the controller died before it logged the last decision
     place = next(n for n, fact in enumerate(whole) if isinstance(fact, d.Commit))
@@ -419,12 +436,12 @@ def test_replay_names_deviations() -> None:
 
 def test_a_resumed_run_starts_from_its_files() -> None:
     load = {0: "new", 1: "new", 3: "new", 4: "new"}
-    made = fleet(first_step=3, first_generation=5, load=load)
-    work_until(made, "link", 3)
-    form = last(made, d.Form)
+    simulation = fleet(first_step=3, first_generation=5, load=load)
+    work_until(simulation, "link", 3)
+    form = last(simulation, d.Form)
     assert (form.generation, form.step) == (6, 3)
     assert [m.source for m in form.members] == [d.Load(folder=load[s]) if s in load else d.Fresh() for s in range(5)]
-    state = RunState.start(made.started)
+    state = RunState.start(simulation.started)
     assert (state.durable.folder, decide(state)) == ("", d.Spawn(worker="w0", incarnation=1))
 
 
@@ -437,45 +454,45 @@ SHARED = {
 
 def test_nodes_of_a_stage_start_from_the_same_state() -> None:
     """After a rollback, a node that has loaded dies while another loads: both must get the checkpoint's stage."""
-    made = fleet(**SHARED, spares=3, save_every=2, recovery={"strategy": "checkfree, checkpoint"})
-    work_until(made, "run", 3)
-    made.lose_node(1)
-    made.lose_node(2)
-    work_until(made, "link", 2)
-    assert last(made, d.Form).outcome == "rolled back"
-    loaded = made.state.holders[3]
-    while loaded in made.pending():
-        made.work(loaded)
-    made.lose(loaded)
-    work_until(made, "link", 2)
-    sources = {m.node: m.source for m in last(made, d.Form).members}
+    simulation = fleet(**SHARED, spares=3, save_every=2, recovery={"strategy": "checkfree, checkpoint"})
+    work_until(simulation, "run", 3)
+    simulation.lose_node(1)
+    simulation.lose_node(2)
+    work_until(simulation, "link", 2)
+    assert last(simulation, d.Form).outcome == "rolled back"
+    loaded = simulation.state.holders[3]
+    while loaded in simulation.pending():
+        simulation.work(loaded)
+    simulation.lose(loaded)
+    work_until(simulation, "link", 2)
+    sources = {m.node: m.source for m in last(simulation, d.Form).members}
     assert sources[3] == sources[4] == d.Load(folder="step-00000002")
-    made.behave()
-    assert made.ending == d.Finish(outcome="finished")
+    simulation.behave()
+    assert simulation.ending == d.Finish(outcome="finished")
 
 
 @pytest.mark.parametrize("step", [0, 2])
 def test_permanently_lost_nodes_are_planned_around(step: int) -> None:
-    made = fleet(**SHARED, spares=0, replace=False, recovery={"meanwhile": "skip"})
-    work_until(made, "run", step)
-    made.lose_node(2)
-    made.behave()
-    assert made.ending == d.Finish(outcome="finished")
-    assert [m.node for m in last(made, d.Form).members] == [0, 1, 3, 4, 5, 6]
+    simulation = fleet(**SHARED, spares=0, replace=False, recovery={"meanwhile": "skip"})
+    work_until(simulation, "run", step)
+    simulation.lose_node(2)
+    simulation.behave()
+    assert simulation.ending == d.Finish(outcome="finished")
+    assert [m.node for m in last(simulation, d.Form).members] == [0, 1, 3, 4, 5, 6]
 
 
 def test_a_run_that_cannot_continue_names_the_stages_without_a_worker() -> None:
-    made = fleet(**SHARED, spares=0, replace=False)
-    work_until(made, "run", 2)
-    made.lose_node(5)
-    made.lose_node(2)
-    made.behave()
-    assert made.cannot is not None and made.cannot.lost == [3]
+    simulation = fleet(**SHARED, spares=0, replace=False)
+    work_until(simulation, "run", 2)
+    simulation.lose_node(5)
+    simulation.lose_node(2)
+    simulation.behave()
+    assert simulation.cannot is not None and simulation.cannot.lost == [3]
 
 
 @pytest.mark.parametrize("bits", [32, 8])
 def test_replicas_with_error_feedback_are_all_saved(bits: int) -> None:
-    made = fleet(
+    simulation = fleet(
         stages=1,
         save_every=1,
         arrangement=[[0, 2, 4], [1, 3, 5]],
@@ -483,11 +500,11 @@ def test_replicas_with_error_feedback_are_all_saved(bits: int) -> None:
         extra_edges=[(0, 2), (0, 4), (2, 4), (1, 3), (1, 5), (3, 5)],
         exchange={"replicas": 3, "options": {"bits": bits}},
     )
-    work_until(made, "save", 1)
-    saved = next(fact for fact in made.history if isinstance(fact, d.Save))
+    work_until(simulation, "save", 1)
+    saved = next(fact for fact in simulation.history if isinstance(fact, d.Save))
     assert saved.whole == ([] if bits == 32 else [0, 1]), "one file of each stage"
     assert saved.compared == [2, 3, 4, 5], "the others report the digest of their weights"
-    assert made.state.waiting == {made.state.holders[node] for node in range(6)}
-    made.behave()
-    assert made.ending == d.Finish(outcome="finished")
-    assert replay(made.history).problems == []
+    assert simulation.state.waiting == {simulation.state.holders[node] for node in range(6)}
+    simulation.behave()
+    assert simulation.ending == d.Finish(outcome="finished")
+    assert replay(simulation.history).problems == []

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.control.diagnosis import find_slow_parts
 from planaria.control.facts.measurements import EVERY, EdgeTravelTimes, PassDurations, WorkerMeasurements
-from planaria.control.slow_parts import SlowPart, remaining_share
+from planaria.control.slowness.decisions import find_slow_parts, remaining_share
+from planaria.control.slowness.slow_part import SlowPart
 from planaria.control.state.gauges import DirectedPair, Gauges
 
 STAGES = 5
@@ -56,7 +56,7 @@ def measured(
                     skew = clocks.get(target, 0.0) - clocks.get(source, 0.0)
                     high = way * (2 + noise.expovariate(0.5)) + lost.get((source, target), 0.0)
                     flows[source] = EdgeTravelTimes(frames=16, low_s=way + skew, high_s=high + skew)
-            gauges = gauges.measured(
+            gauges = gauges.with_measurements(
                 WorkerMeasurements(
                     worker=f"w{node}", node=node, stage=node, generation=1, step=EVERY * (report + 1) - 1, steps=EVERY,
                     seconds=EVERY * 0.5, waited={}, flows=flows,
@@ -91,11 +91,11 @@ def test_a_slow_worker_and_a_slow_link_are_distinguished(
 @pytest.mark.parametrize("node", range(STAGES))
 def test_a_node_with_slow_edges_in_one_direction_is_a_slow_sender_or_receiver(node: int) -> None:
     sent = {pair: 0.05 for pair in ring() if pair[0] == node}
-    heard = {pair: 0.05 for pair in ring() if pair[1] == node}
+    incoming = {pair: 0.05 for pair in ring() if pair[1] == node}
 
     assert found(measured(12, later=sent)) == set(), "slow from the first, so no change"
     assert found(measured(3, later=sent, first=ONSET, gauges=measured(ONSET))) == {("slow sender", (node,))}
-    assert found(measured(3, later=heard, first=ONSET, gauges=measured(ONSET))) == {("slow receiver", (node,))}
+    assert found(measured(3, later=incoming, first=ONSET, gauges=measured(ONSET))) == {("slow receiver", (node,))}
 
 
 @given(seed=st.integers(0, 1 << 30), skew=st.lists(st.floats(-3, 3), min_size=STAGES, max_size=STAGES))
@@ -174,7 +174,7 @@ def test_an_edge_that_breaks_or_stalls_repeatedly_is_flaky() -> None:
     gauges = measured(ONSET)
     stalling = measured(3, lost={(1, 2): 0.3}, first=ONSET, gauges=gauges)
     for broken in range(4):
-        gauges = measured(1, first=ONSET + broken, gauges=gauges.broken(2, 1, broken).broken(1, 2, broken))
+        gauges = measured(1, first=ONSET + broken, gauges=gauges.with_break(2, 1, broken).with_break(1, 2, broken))
 
     assert found(gauges) == {("flaky link", (1, 2))}, "both ends report each break"
     assert found(stalling) == {("flaky link", (1, 2))}

@@ -14,30 +14,30 @@ from planaria.control.apply import apply
 from planaria.control.apply_base import mark_undecided
 from planaria.control.decide import decide
 from planaria.control.facts import decisions as d
-from planaria.runtime.engine.unused_settings import unused
+from planaria.runtime.preparation.unused_settings import unused
 
 
 def misled(byzantine_member: int, accuser: int | None = None, **changed: Any) -> SimulatedReplicas:
     """Run to the end; all receivers, or only ``accuser``, reject the updates of ``byzantine_member``."""
-    made = simulate(changed.pop("replicas", 4), **changed)
+    simulation = simulate(changed.pop("replicas", 4), **changed)
     for turn in range(3000):
-        if made.run.over:
-            return made
-        if pending := made.pending():
-            made.work(pending[turn % len(pending)])
-        elif made.mail:
-            _, source, worker = made.mail[0]
+        if simulation.run.over:
+            return simulation
+        if pending := simulation.pending():
+            simulation.work(pending[turn % len(pending)])
+        elif simulation.mail:
+            _, source, worker = simulation.mail[0]
             wrong = (
-                source == byzantine_member and accuser in (None, made.alive[worker].replica)
-                if worker in made.alive
+                source == byzantine_member and accuser in (None, simulation.alive[worker].replica)
+                if worker in simulation.alive
                 else False
             )
-            made.deliver(0, "wrong" if wrong and not facts(made, d.ExcludeMember) else "arrives")
-        elif impatient := made.impatient():
-            made.lose_patience(impatient[0])
+            simulation.deliver(0, "wrong" if wrong and not facts(simulation, d.ExcludeMember) else "arrives")
+        elif impatient := simulation.impatient():
+            simulation.lose_patience(impatient[0])
         else:
             break
-    raise AssertionError(f"no progress: {made.run}")
+    raise AssertionError(f"no progress: {simulation.run}")
 
 
 def test_strikes_must_exceed_one_and_need_an_exchange_that_rejects() -> None:
@@ -57,34 +57,34 @@ def test_strikes_must_exceed_one_and_need_an_exchange_that_rejects() -> None:
 @pytest.mark.parametrize("kind", ["noloco", "diloco", "monna", "streaming_diloco"])
 def test_a_replica_with_repeated_invalid_updates_is_excluded(kind: str) -> None:
     options = {"every": 1, "fragments": 1} if kind == "streaming_diloco" else {"every": 1}
-    made = misled(1, kind=kind, exchange={"options": options, "strikes": 2}, steps=40, spares=2)
-    (away,) = facts(made, d.ExcludeMember)
+    simulation = misled(1, kind=kind, exchange={"options": options, "strikes": 2}, steps=40, spares=2)
+    (away,) = facts(simulation, d.ExcludeMember)
     assert (away.member, away.strikes) == (1, 2) and len(away.workers) == 2
-    assert made.ending == d.Finish(outcome="finished")
-    assert made.run.live.keys() == {0, 1, 2, 3}, "other workers replace them"
-    assert not {*away.workers} & {*made.run.holders.values()} or any(
-        made.run.workers[worker].incarnation > 1 for worker in away.workers
+    assert simulation.ending == d.Finish(outcome="finished")
+    assert simulation.run.live.keys() == {0, 1, 2, 3}, "other workers replace them"
+    assert not {*away.workers} & {*simulation.run.holders.values()} or any(
+        simulation.run.workers[worker].incarnation > 1 for worker in away.workers
     )
 
 
 def test_a_single_accuser_excludes_no_replica() -> None:
-    made = misled(1, accuser=2, kind="diloco", exchange={"options": {"every": 1}, "strikes": 2}, steps=20)
-    assert not facts(made, d.ExcludeMember)
+    simulation = misled(1, accuser=2, kind="diloco", exchange={"options": {"every": 1}, "strikes": 2}, steps=20)
+    assert not facts(simulation, d.ExcludeMember)
 
 
 @pytest.mark.parametrize(("strikes", "replicas"), [(0, 4), (2, 2)])
 def test_no_replica_is_excluded_without_strikes_or_a_majority(strikes: int, replicas: int) -> None:
     exchange = {"options": {"every": 1}, "strikes": strikes}
-    made = misled(1, kind="diloco", replicas=replicas, exchange=exchange, steps=12)
-    assert not facts(made, d.ExcludeMember)
+    simulation = misled(1, kind="diloco", replicas=replicas, exchange=exchange, steps=12)
+    assert not facts(simulation, d.ExcludeMember)
 
 
 @pytest.mark.slow
 def test_without_spares_the_replica_disbands_and_its_samples_are_used() -> None:
     exchange = {"options": {"every": 1}, "strikes": 2}
-    made = misled(1, kind="diloco", exchange=exchange, steps=20, spares=0, replace=False)
-    assert [fact.member for fact in facts(made, d.ExcludeMember)] == [1]
-    assert [fact.replica for fact in facts(made, d.Disband)] == [1] and made.run.allotment.done
+    simulation = misled(1, kind="diloco", exchange=exchange, steps=20, spares=0, replace=False)
+    assert [fact.member for fact in facts(simulation, d.ExcludeMember)] == [1]
+    assert [fact.replica for fact in facts(simulation, d.Disband)] == [1] and simulation.run.allotment.done
 
 
 @pytest.mark.slow_after(1)
@@ -92,17 +92,17 @@ def test_without_spares_the_replica_disbands_and_its_samples_are_used() -> None:
 def test_a_replica_that_the_robust_rule_needs_stays(replicas: int, gone: list[int]) -> None:
     robust = {"rule": "median", "byzantine": 2}
     exchange = {"options": {"every": 1}, "strikes": 2, "robust": robust}
-    made = misled(1, kind="diloco", replicas=replicas, exchange=exchange, steps=20, spares=0, replace=False)
-    assert [fact.member for fact in facts(made, d.ExcludeMember)] == gone
+    simulation = misled(1, kind="diloco", replicas=replicas, exchange=exchange, steps=20, spares=0, replace=False)
+    assert [fact.member for fact in facts(simulation, d.ExcludeMember)] == gone
 
 
 @pytest.mark.slow
 def test_excluded_workers_get_no_orders() -> None:
-    made = simulate(4, "diloco", exchange={"options": {"every": 1}, "strikes": 2}, steps=20, spares=2)
-    made.run = mark_undecided(made.run)
-    workers = sorted(made.run.replicas[1].holders.values())
-    run = apply(d.ExcludeMember(member=1, workers=workers, strikes=2, reason="told"), made.run)
+    simulation = simulate(4, "diloco", exchange={"options": {"every": 1}, "strikes": 2}, steps=20, spares=2)
+    simulation.run = mark_undecided(simulation.run)
+    workers = sorted(simulation.run.replicas[1].holders.values())
+    run = apply(d.ExcludeMember(member=1, workers=workers, strikes=2, reason="ordered"), simulation.run)
     while (decision := decide(run)) is not None:
         assert getattr(decision, "replica", None) != 1, decision
         run = apply(decision, run)
-    assert finished(made)
+    assert finished(simulation)

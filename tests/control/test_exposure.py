@@ -15,10 +15,12 @@ from planaria.control.worker_assignment import machine_loss_costs
 
 def spread(strategy: str, guests: int, **options: Any) -> RunState:
     """Return a run of four block stages, the first ``guests`` of them on one joined machine."""
-    made = OpenReplicas(started(1, 4, {"kind": "local"}, spares=0, recovery={"strategy": strategy, "options": options}))
-    work_until(made, lambda run: run.replicas[0].step > 0)
-    there = [made.run.replicas[0].holders[stage] for stage in range(1, 1 + guests)]
-    return set_workers(made.run, {worker: replace(made.run.workers[worker], host="g1") for worker in there})
+    simulation = OpenReplicas(
+        started(1, 4, {"kind": "local"}, spares=0, recovery={"strategy": strategy, "options": options})
+    )
+    work_until(simulation, lambda run: run.replicas[0].step > 0)
+    there = [simulation.run.replicas[0].holders[stage] for stage in range(1, 1 + guests)]
+    return set_workers(simulation.run, {worker: replace(simulation.run.workers[worker], host="g1") for worker in there})
 
 
 def test_a_machine_with_a_tolerable_number_of_stages_is_not_reported() -> None:
@@ -29,13 +31,13 @@ def test_a_machine_with_a_tolerable_number_of_stages_is_not_reported() -> None:
 def test_a_machine_with_too_many_stages_is_reported_with_the_cost_of_its_loss() -> None:
     found = machine_loss_costs(spread("snapshot", 2, tolerate=1))["g1"]
     assert found.startswith(
-        "machine g1 holds stages 1, 2: were it lost, the run could not continue (snapshot cannot, 2 of 5"
+        "machine g1 holds stages 1, 2; if it is lost, the run cannot continue (snapshot cannot rebuild it: 2 of 5"
     )
     behind = machine_loss_costs(spread("snapshot, checkpoint", 2, tolerate=1))["g1"]
-    assert behind == "machine g1 holds stages 1, 2: were it lost, all stages would roll back to the newest checkpoint"
+    assert behind == "machine g1 holds stages 1, 2; if it is lost, all stages roll back to the newest checkpoint"
 
 
 def test_exposure_depends_on_the_strategy() -> None:
-    assert "all stages would roll back" in machine_loss_costs(spread("redundant, checkpoint", 2, forward=False))["g1"]
+    assert "all stages roll back" in machine_loss_costs(spread("redundant, checkpoint", 2, forward=False))["g1"]
     assert machine_loss_costs(spread("echo, checkpoint", 2, distance=2)) == {}
     assert machine_loss_costs(spread("checkpoint", 3)) == {}, "each stage alone costs as much"

@@ -93,7 +93,7 @@ def test_old_flags_and_arguments_name_the_present_ones(capsys: pytest.CaptureFix
         configure("demo", settings={"fleet.own": 2})
     with pytest.raises(UserError, match="together is now adjacent_probability"):
         compare("recovery", together=0.3)
-    assert "write --fleet.missed_heartbeats" in refused(capsys, "train", "demo", "--fleet.missed", "9")
+    assert "use --fleet.missed_heartbeats" in refused(capsys, "train", "demo", "--fleet.missed", "9")
     assert "--failure-domain DOMAIN" in refused(capsys, "compare", "recovery", "--lost", "machine")
 
 

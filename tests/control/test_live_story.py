@@ -64,10 +64,10 @@ def test_the_page_shows_the_controllers_state(seed: int) -> None:
     history = troubled(seed).history
     assert isinstance(history[0], e.RunStarted)
     run, story, frames = RunState.start(history[0]), LogFold(config()), Frames()
-    frames.add(story.opening())
-    drawn = story.opening().change
+    frames.add(story.initial_frame())
+    drawn = story.initial_frame().change
     for t, fact in zip(count(100.0, 0.5), history, strict=False):
-        run, frame = apply(fact, run), story.take(t, fact)
+        run, frame = apply(fact, run), story.apply(t, fact)
         if frame is not None:
             frames.add(frame)
             drawn = apply_patch(drawn, json.loads(frame.text)["set"])
@@ -84,7 +84,7 @@ def test_the_histories_cover_all_states_of_workers() -> None:
     for seed in SEEDS:
         story = LogFold(config())
         for t, fact in zip(count(0.0), troubled(seed).history, strict=False):
-            story.take(t, fact)
+            story.apply(t, fact)
             seen |= {(info["status"],) for info in story.state.get("workers", {}).values()}
             seen |= {("node", info["state"]) for info in story.state.get("nodes", {}).values()}
             captions |= {story.state.get("caption", {}).get("tone", "calm")}
@@ -97,11 +97,11 @@ def test_a_late_report_of_a_broken_edge_does_not_affect_the_new_one() -> None:
     history = troubled(0).history
     story = LogFold(config())
     for t, fact in zip(count(0.0), history, strict=False):
-        story.take(t, fact)
+        story.apply(t, fact)
         if isinstance(fact, d.Form) and fact.links:
             low, high = fact.links[0].low, fact.links[0].high
             old = e.EdgeBroken(worker="w0", node=low, peer=high, generation=fact.generation - 1, detail="late")
-            story.take(t, old)
+            story.apply(t, old)
             assert story.state["links"][f"{low}-{high}"]["state"] in ("open", "opening")
             return
     raise AssertionError("no replica was formed")

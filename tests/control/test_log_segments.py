@@ -121,27 +121,27 @@ def test_a_kill_during_a_rotation_loses_and_repeats_nothing(
 
 def test_a_killed_writer_loses_no_written_line(tmp_path: Path) -> None:
     """A real process and a real SIGKILL."""
-    path, (heard, said) = tmp_path / "log.jsonl", os.pipe()
+    path, (reading_end, writing_end) = tmp_path / "log.jsonl", os.pipe()
     child = os.fork()
     if child == 0:
         try:
             log = RotatingLog(path, 2000)
             for number in range(10**9):
                 log.write(f"line {number}")
-                os.write(said, b".")
+                os.write(writing_end, b".")
         finally:
             os._exit(1)
-    os.close(said)
-    told = 0
-    while told < 5000:
-        told += len(os.read(heard, 4096))
+    os.close(writing_end)
+    written_lines = 0
+    while written_lines < 5000:
+        written_lines += len(os.read(reading_end, 4096))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    while more := os.read(heard, 65536):
-        told += len(more)
-    os.close(heard)
+    while more := os.read(reading_end, 65536):
+        written_lines += len(more)
+    os.close(reading_end)
     found = texts(path)
-    assert len(found) in (told, told + 1)
+    assert len(found) in (written_lines, written_lines + 1)
     assert found == [f"line {number}" for number in range(len(found))]
 
 
@@ -208,7 +208,7 @@ def test_an_endless_line_is_reported_without_reading_it(tmp_path: Path, monkeypa
     path = tmp_path / "log.jsonl"
     path.write_bytes(b"line\n")
     os.truncate(path, 1 << 36)
-    with pytest.raises(UserError, match=r"log\.jsonl:2: longer than 1 MB"):
+    with pytest.raises(UserError, match=r"log\.jsonl:2: over 1 MB"):
         texts(path)
 
 

@@ -77,8 +77,8 @@ def options_of(strategy: str) -> st.SearchStrategy[dict[str, int]]:
 
 def resumed_run(resumed: dict[str, Any], **fields: Any) -> e.RunStarted:
     """Return a resumed run; only runs with snapshots in memory resume from these."""
-    remembers = fields["recovery"]["options"].get("every") and fields["recovery"]["strategy"].startswith(REMEMBERING)
-    return started(**(fields | (resumed if remembers or "snapshot_step" not in resumed else {})))
+    keep_reports = fields["recovery"]["options"].get("every") and fields["recovery"]["strategy"].startswith(REMEMBERING)
+    return started(**(fields | (resumed if keep_reports or "snapshot_step" not in resumed else {})))
 
 
 FROM_MEMORY = {
@@ -190,7 +190,7 @@ class ControlMachine(FaultRules):
         node = sorted(state.handover_from)[pick % len(state.handover_from)]
         self.sim.lose_node(node) if new else self.sim.lose(state.handover_from[node])
 
-    @precondition(lambda self: self.sim.asked)
+    @precondition(lambda self: self.sim.replans)
     @rule()
     def a_plan_is_found(self) -> None:
         self.sim.find_plan()

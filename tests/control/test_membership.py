@@ -13,7 +13,7 @@ from planaria.control.apply import apply
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.state.run import RunState
-from planaria.report.membership import Membership
+from planaria.report.worker_assignments import Membership
 
 KINDS = [("noloco", 1), ("diloco", 2), ("local", None)]
 
@@ -89,7 +89,7 @@ def test_the_log_gives_the_controllers_assignments(seed: int) -> None:
     run, members = RunState.start(history[0]), Membership()
     for fact in history:
         before = dict(members.holders)
-        run, changed = apply(fact, run), members.take(fact)
+        run, changed = apply(fact, run), members.apply(fact)
         other = {node for node in before | members.holders if before.get(node) != members.holders.get(node)}
         assert set(changed) == other and len(changed) == len(other)
         if run.over:
@@ -98,8 +98,8 @@ def test_the_log_gives_the_controllers_assignments(seed: int) -> None:
 
 
 def test_the_histories_cover_all_relevant_facts() -> None:
-    told = {type(fact) for seed in range(40) for fact in troubled(seed).history}
-    assert told >= {
+    kinds = {type(fact) for seed in range(40) for fact in troubled(seed).history}
+    assert kinds >= {
         e.WorkerJoined,
         e.WorkerLost,
         d.Spawn,
@@ -118,7 +118,7 @@ def test_the_histories_cover_all_relevant_facts() -> None:
 def test_a_resumed_run_starts_without_workers() -> None:
     members = Membership()
     for fact in troubled(3).history:
-        members.take(fact)
+        members.apply(fact)
     again = started(
         2,
         1,
@@ -126,6 +126,6 @@ def test_a_resumed_run_starts_without_workers() -> None:
         positions={0: e.ReplicaPosition(step=5), 1: e.ReplicaPosition(step=3)},
     )
     left = set(members.holders)
-    assert set(members.take(again)) == left
+    assert set(members.apply(again)) == left
     assert not members.alive and not members.holders and not members.released and not members.machine_of
     assert (members.steps, members.own_step(0), members.own_step(1)) == ({0: 5, 1: 3}, 5, 3)

@@ -16,7 +16,7 @@ from planaria.common.errors import UserError
 from planaria.common.object_store import BadObject, StoreUnreachable
 from planaria.control.log import quorum
 from planaria.control.log.quorum import NONE, Answer, Ballot, Member, Round, Rounds, Slot, Vote
-from planaria.control.log.quorum_location import QuorumLocation, located
+from planaria.control.log.quorum_location import QuorumLocation, parse_quorum_location
 from planaria.control.log.quorum_store import QuorumStore
 
 EVENTS = 700
@@ -63,7 +63,7 @@ def _trust_one(holders: Sequence[str]) -> Rounds[quorum.Roster]:
 class BelievesOne(QuorumStore):
     """Takes the answer of a single holder for that of a majority."""
 
-    def _granted(self, answers: quorum.Answers) -> bool:
+    def _is_granted(self, answers: quorum.Answers) -> bool:
         return any(answer.ok for answer in answers.values())
 
 
@@ -163,7 +163,7 @@ class Direct:
                 roster = self.roster if roster is None else roster
                 ids = {at: roster.get(at, "") for at in self.network.holders}
                 answers = {
-                    at: holder.answer(quorum.addressed(requested.request, ids[at]))
+                    at: holder.answer(quorum.with_folder_id(requested.request, ids[at]))
                     for at, holder in self.network.holders.items()
                 }
                 requested = rounds.send({at: answer for at, answer in answers.items() if not answer.error})
@@ -231,18 +231,18 @@ def test_a_holder_serves_the_objects_of_a_log_only(name: str) -> None:
 
 
 def test_a_location_lists_its_holders() -> None:
-    assert located("quorum://a:1,b:2, c:3/run", "x") == QuorumLocation(HOLDERS, "run")
+    assert parse_quorum_location("quorum://a:1,b:2, c:3/run", "x") == QuorumLocation(HOLDERS, "run")
     trial = "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "localhost:4", "[::1]:5"
-    assert located(f"quorum://{','.join(trial)}/", "x") == QuorumLocation(trial, "")
+    assert parse_quorum_location(f"quorum://{','.join(trial)}/", "x") == QuorumLocation(trial, "")
 
 
 @pytest.mark.parametrize(
     ("holders", "line"),
     [
-        ("", "0 holders; give 3"),
-        ("a:1,b:2", "2 holders; give 3"),
-        ("a:1,b:2,c:3,d:4", "4 holders; give 3, of which one may be lost, or 5"),
-        ("a:1,b:2,c", "holder 'c' is not an address; give HOST:PORT"),
+        ("", "0 holders; use 3"),
+        ("a:1,b:2", "2 holders; use 3"),
+        ("a:1,b:2,c:3,d:4", "4 holders; use 3, of which one may be lost, or 5"),
+        ("a:1,b:2,c", "holder 'c' is not an address; use HOST:PORT"),
         ("a:1,b:2,c:70000", "holder 'c:70000' is not an address"),
         ("a:1,b:2,a:3", "a has two holders, which one loss would end; use another machine"),
         ("127.0.0.1:1,b:2,127.0.0.1:1", "127.0.0.1 has two holders"),
@@ -251,4 +251,4 @@ def test_a_location_lists_its_holders() -> None:
 )
 def test_holders_that_would_not_survive_a_loss_are_refused(holders: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
-        located(f"quorum://{holders}", "fleet.shared_log")
+        parse_quorum_location(f"quorum://{holders}", "fleet.shared_log")

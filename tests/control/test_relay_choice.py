@@ -13,7 +13,7 @@ from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.apply import apply
 from planaria.control.apply_base import freeze
 from planaria.control.facts.events import EdgeBroken, GraceExpired, RunStarted
-from planaria.control.formation import assign_relays
+from planaria.control.relays import assign_relays
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
 
@@ -91,9 +91,9 @@ def test_a_plan_lists_the_edges_of_each_relay() -> None:
     config = RunConfig.model_validate(
         {"engine": "fleet", "pipeline": {"stages": 4}, "fleet": {"key": "k", "relays": relays}}
     )
-    said = describe(config).splitlines()
-    (north,), (south,) = ([line for line in said if line.startswith(f"relay {name} ")] for name in relays)
+    lines = describe(config).splitlines()
+    (north,), (south,) = ([line for line in lines if line.startswith(f"relay {name} ")] for name in relays)
     edges = [north.split("edges ")[1].split(":")[0], south.split("edges ")[1].split(":")[0]]
     assert edges == ["none", "0–1, 0–4, 1–2, 2–3, 3–4"]
-    assert said[-1].startswith("lower bound over all choices of relays: ") and "(gap 0.0%)" in said[-1]
+    assert lines[-1].startswith("lower bound over all choices of relays: ") and "(gap 0.0%)" in lines[-1]
     assert "relay" not in describe(config.model_copy(update={"fleet": FleetConfig()}))

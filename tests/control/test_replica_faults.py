@@ -12,7 +12,7 @@ from open_replicas import OpenReplicas
 from replica_steps import started
 
 from planaria.control.facts import events as e
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 
 pytestmark = pytest.mark.timeout(600)  # many histories
 
@@ -58,7 +58,7 @@ def resumed(start: e.RunStarted, steps: list[int], whole: bool) -> e.RunStarted:
     replicas, steps = start.replicas, steps[: start.replicas]
     used = {r + replicas * k for r, count in enumerate(steps) for k in range(count)}
     floor = next(b for b in range(len(used) + 1) if b not in used)
-    every = exchange(start.exchange).interval or 99
+    every = make_exchange(start.exchange).interval or 99
     positions = {r: e.ReplicaPosition(step=n, rounds=n // every, inner=n % every) for r, n in enumerate(steps)}
     changed = {
         "first_step": len(used) // replicas,
@@ -221,9 +221,9 @@ class ReplicasMachine(FaultRules):
     def workers_of_a_guest_die_as_they_start(self, pick: int, times: int) -> None:
         hosts = sorted({worker.host for worker in self.sim.alive.values() if worker.host and not worker.joined})
         for _ in range(times):
-            born = [w for w in self.sim.workers_of(hosts[pick % len(hosts)]) if not self.sim.alive[w].joined]
-            if born:
-                self.sim.lose(born[0])
+            starting = [w for w in self.sim.workers_of(hosts[pick % len(hosts)]) if not self.sim.alive[w].joined]
+            if starting:
+                self.sim.lose(starting[0])
 
     @precondition(lambda self: self.sim.parting)
     @rule()

@@ -12,7 +12,7 @@ from test_machine import SHARED, started
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.facts.measurements import EdgeTravelTimes, PassDurations
-from planaria.control.slow_parts import MIN_S_BETWEEN_HANDOVERS
+from planaria.control.slowness.decisions import MIN_S_BETWEEN_HANDOVERS
 
 SLOW = 2
 """a stage"""
@@ -148,15 +148,15 @@ def report_flows(fleet: OpenFleet, reports: Iterable[int], slow: set[tuple[int, 
 
 def answer_plan(fleet: OpenFleet, before_s: float) -> None:
     """Let the planner answer with routes on which a step takes 1 s instead of ``before_s``."""
-    nodes = fleet.asked.pop(0).nodes
+    nodes = fleet.replans.pop(0).nodes
     routes = [[6, 1, 2, 3, 6], *fleet.started.routes[1:]]
     fleet.happened(e.Replanned(nodes=nodes, routes=routes, step_s=1.0, seconds=0.1, before_s=before_s))
 
 
 def test_a_slow_link_is_routed_around_if_that_pays_off() -> None:
     fleet = on_a_schedule_with_a_slow_link()
-    (asked,) = fleet.asked
-    assert [(link.source, link.target, link.seconds) for link in asked.links] == [(3, 4, 0.05)]
+    (replan,) = fleet.replans
+    assert [(link.source, link.target, link.seconds) for link in replan.links] == [(3, 4, 0.05)]
     assert fleet.state.phase == "replan"
 
     answer_plan(fleet, before_s=2.0)
@@ -166,7 +166,7 @@ def test_a_slow_link_is_routed_around_if_that_pays_off() -> None:
     assert isinstance(form, d.Form)
     assert form.routes[0] == [6, 1, 2, 3, 6]
     assert all(isinstance(member.source, d.Keep) for member in form.members)
-    assert not fleet.asked, "it is requested once"
+    assert not fleet.replans, "it is requested once"
 
 
 def test_a_plan_with_too_little_gain_is_rejected() -> None:
@@ -180,12 +180,12 @@ def test_a_plan_with_too_little_gain_is_rejected() -> None:
     report_flows(fleet, range(10, 13), {(3, 4), (4, 3)})
     act(fleet, 2)
 
-    (asked,) = fleet.asked
-    assert [(link.source, link.target) for link in asked.links] == [(3, 4), (4, 3)], "a second link is planned for too"
+    (replan,) = fleet.replans
+    assert [(link.source, link.target) for link in replan.links] == [(3, 4), (4, 3)], "a second link is planned for too"
 
 
 @pytest.mark.parametrize(
-    ("told", "blamed"),
+    ("reports", "blamed"),
     [
         ([(3, 2, 0.1), (4, 3, 0.0), (2, 3, 0.3)], [2, 3]),
         ([(0, 1, 0.0), (1, 2, 0.2), (2, 3, 0.3), (3, 2, 0.1)], [2, 3]),
@@ -195,13 +195,13 @@ def test_a_plan_with_too_little_gain_is_rejected() -> None:
     ],
 )
 def test_the_earliest_of_chained_waits_identifies_the_link(
-    told: list[tuple[int, int, float]], blamed: list[int] | None
+    reports: list[tuple[int, int, float]], blamed: list[int] | None
 ) -> None:
     """(node, peer, since); no link is blamed while a chain of waits ends at a node without a report."""
     fleet = OpenFleet(started(diagnose="report"))
     while fleet.state.phase != "run":
         act(fleet, 1)
-    for node, peer, since_s in told:
+    for node, peer, since_s in reports:
         fleet.break_edge((node, peer), detail="", waited_s=2.0, wait_began_s=since_s)
     fleet.expire_grace()
 

@@ -14,13 +14,13 @@ from planaria.control.log.state_file import PROGRESS_S, SHARE, StateWriter, desc
 def test_the_state_file_lists_the_holders(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no live run here"):
         read_state(tmp_path)
-    made = fleet()
-    work_until(made, "run", 1)
-    StateWriter(tmp_path / "state.json", time.monotonic).write(made.run)
+    simulation = fleet()
+    work_until(simulation, "run", 1)
+    StateWriter(tmp_path / "state.json", time.monotonic).write(simulation.run)
     read = read_state(tmp_path)
-    assert read == describe(made.run)
+    assert read == describe(simulation.run)
     assert {w.worker: w.stage for w in read.workers if w.stage is not None} == {
-        worker: stage for stage, worker in made.state.holders.items()
+        worker: stage for stage, worker in simulation.state.holders.items()
     }
     assert [file.name for file in tmp_path.iterdir()] == ["state.json"]
     (tmp_path / "state.json").write_text("{")
@@ -29,23 +29,23 @@ def test_the_state_file_lists_the_holders(tmp_path: Path) -> None:
 
 
 def test_a_new_generation_is_written_at_once_and_other_changes_later(tmp_path: Path) -> None:
-    made, clock = fleet(), count(100.0, 0.01)
+    simulation, clock = fleet(), count(100.0, 0.01)
     writer = StateWriter(tmp_path / "state.json", lambda: next(clock))
-    assert writer.due(made.run) < 0
-    writer.write(made.run)
+    assert writer.due(simulation.run) < 0
+    writer.write(simulation.run)
     ended = next(clock) - 0.01
-    assert writer.due(made.run) > 1e9, "nothing new"
-    made.work(made.pending()[0])
-    assert writer.due(made.run) == pytest.approx(ended + 0.01 / SHARE), "a worker has joined"
-    work_until(made, "link", 0)
-    assert writer.due(made.run) < 0, "a generation"
-    work_until(made, "run", 0)
-    writer.write(made.run)
+    assert writer.due(simulation.run) > 1e9, "nothing new"
+    simulation.work(simulation.pending()[0])
+    assert writer.due(simulation.run) == pytest.approx(ended + 0.01 / SHARE), "a worker has joined"
+    work_until(simulation, "link", 0)
+    assert writer.due(simulation.run) < 0, "a generation"
+    work_until(simulation, "run", 0)
+    writer.write(simulation.run)
     ended = next(clock) - 0.01
-    work_until(made, "commit", 0)
-    assert writer.due(made.run) == pytest.approx(ended + PROGRESS_S), "only steps"
-    made.lose_node(2)
-    writer.write(made.run)
-    made.stop()
-    made.behave()
-    assert writer.due(made.run) < 0, "the end"
+    work_until(simulation, "commit", 0)
+    assert writer.due(simulation.run) == pytest.approx(ended + PROGRESS_S), "only steps"
+    simulation.lose_node(2)
+    writer.write(simulation.run)
+    simulation.stop()
+    simulation.behave()
+    assert writer.due(simulation.run) < 0, "the end"

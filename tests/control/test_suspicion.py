@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.exchange.robust.equivocation import Exclusions
 from planaria.exchange.robust.suspicion import Suspicion
 
@@ -17,7 +17,7 @@ NOTHING = Suspicion()
 
 def after(strikes: int, *steps: dict[int, set[int]], byzantine: int = 1) -> Exclusions:
     robust = Options({"rule": "median", "byzantine": byzantine, "strikes": strikes})
-    made, suspicion = exchange(ExchangeConfig(replicas=5, robust=robust)), NOTHING
+    made, suspicion = make_exchange(ExchangeConfig(replicas=5, robust=robust)), NOTHING
     for step, refused in enumerate(steps):
         suspicion = suspicion.end_round(step, refused, made)
     return suspicion.exclusions(made)
@@ -48,7 +48,7 @@ class Steps(RuleBasedStateMachine):
         assume(self.n > 2)
         self.byzantine = frozenset(data.draw(st.permutations(range(self.n)))[:f])
         robust = Options({"rule": "median", "byzantine": f, "strikes": strikes})
-        self.rule = exchange(ExchangeConfig(replicas=self.n, robust=robust))
+        self.rule = make_exchange(ExchangeConfig(replicas=self.n, robust=robust))
         self.suspicion, self.proved, self.steps = NOTHING, dict.fromkeys(range(self.n), 0), 0
 
     @rule(data=st.data())
@@ -58,10 +58,10 @@ class Steps(RuleBasedStateMachine):
             byzantine_member: data.draw(st.sets(st.integers(0, self.n - 1))) for byzantine_member in self.byzantine
         }
         all_of = range(self.n)
-        heard = {m: {o: f"{m in flawed[o]}" if o in self.byzantine else f"{o}" for o in all_of} for m in all_of}
+        digests = {m: {o: f"{m in flawed[o]}" if o in self.byzantine else f"{o}" for o in all_of} for m in all_of}
         for byzantine_member in self.byzantine:
-            heard[byzantine_member] = {o: data.draw(st.sampled_from(["True", "False", f"{o}"])) for o in all_of}
-        while (found := self.suspicion.examine(heard, self.rule)).min_byzantine:
+            digests[byzantine_member] = {o: data.draw(st.sampled_from(["True", "False", f"{o}"])) for o in all_of}
+        while (found := self.suspicion.examine(digests, self.rule)).min_byzantine:
             self.suspicion = self.suspicion.with_findings(found.all)
         without = self.suspicion.exclusions(self.rule).left_out
         refused = {m: {o for o in self.byzantine if m in flawed[o]} | without.keys() for m in all_of}

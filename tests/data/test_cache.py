@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.common.cache import cache_folder, locked
+from planaria.common.cache import cache_folder, hold_lock
 
 
 def test_the_cache_folder_follows_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,11 +24,11 @@ def test_a_second_holder_reports_and_waits(tmp_path: Path) -> None:
     order, waiting = [], threading.Event()
 
     def second() -> None:
-        with locked(tmp_path / "lock", waiting.set):
+        with hold_lock(tmp_path / "lock", waiting.set):
             order.append("second")
 
     thread = threading.Thread(target=second)
-    with locked(tmp_path / "lock", lambda: order.append("must not wait")):
+    with hold_lock(tmp_path / "lock", lambda: order.append("must not wait")):
         thread.start()
         assert waiting.wait(10)
         order.append("first")

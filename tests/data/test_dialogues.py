@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
-from planaria.data.corpus import iter_documents, resolved
+from planaria.data.corpus import iter_documents, resolve_formats
 from planaria.data.dialogues import dialogues
 from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
@@ -243,7 +243,7 @@ def test_a_folder_may_have_json_files_without_dialogues(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").rename(folder / "records.jsonl")
     (folder / "a.json").write_text('{"version": 1}')
     (folder / "b.json").write_text("[1]")
-    data = resolved(data.model_copy(update={"source": str(folder)}))
+    data = resolve_formats(data.model_copy(update={"source": str(folder)}))
     assert data.format == "messages" and tokenise_corpus(data, 257, reports.append, 63).meta.documents == 1
     assert any(line.startswith("skipped a.json: no records with 'messages'") for line in reports)
     alone = data.model_copy(update={"source": str(folder / "a.json")})
@@ -275,7 +275,7 @@ def test_prompts_with_completions_need_no_template(tmp_path: Path) -> None:
     [
         ({"messages": []}, r"records\.jsonl:1: messages: an empty list"),
         ({"messages": "hello"}, r"messages: a value of type str, not a list"),
-        ({"messages": [{"content": "a"}]}, r"messages\[0\]: no object with 'role'"),
+        ({"messages": [{"content": "a"}]}, r"messages\[0\]: not an object with 'role'"),
         ({"messages": [{"role": "user", "content": [1]}]}, r"messages\[0\]: its content is not text"),
         ({"message": []}, r"records\.jsonl:1: no 'messages' \(did you mean 'message'\?\)"),
         ({"messages": turns(TALK), "chat_template_kwargs": 3}, r"chat_template_kwargs: a value of type int"),
@@ -291,13 +291,13 @@ def test_a_record_without_a_dialogue_is_refused(tmp_path: Path, record: dict[str
 
 def test_the_format_is_that_of_the_first_record(tmp_path: Path) -> None:
     def found(record: dict[str, Any]) -> DataConfig:
-        return resolved(source(tmp_path, [record], format="auto"))
+        return resolve_formats(source(tmp_path, [record], format="auto"))
 
     assert found({"messages": turns(TALK)}).format == "messages" and found({"messages": turns(TALK)}).document_mask
     assert found({"prompt": "a", "completion": "b"}).format == "prompt"
     assert found({"text": "a", "prompt": "a", "completion": "b"}).format == "auto"
     assert not found({"text": "a"}).document_mask
-    assert not resolved(source(tmp_path, [{"messages": turns(TALK)}], format="auto", pack=False)).document_mask
+    assert not resolve_formats(source(tmp_path, [{"messages": turns(TALK)}], format="auto", pack=False)).document_mask
     with pytest.raises(ValueError, match=r"document_mask = false.*set data\.pack = false"):
         source(tmp_path, [{"messages": turns(TALK)}], document_mask=False)
 
@@ -316,7 +316,7 @@ def test_rows_hold_whole_dialogues_and_count_their_targets(tmp_path: Path, pack:
             numbers = stream.documents(n, tokens)[0]
             text = "".join("$" if i == 256 else chr(i) for i in tokens[0].tolist())
             wanted = [chr(i) if i != 256 else "$" for i in targets[0].tolist() if i >= 0]
-            assert stream.learned(n, 1) == len(wanted)
+            assert stream.target_count(n, 1) == len(wanted)
             found = [part for part in text.split("<|user|>") if part]
             assert pack or len(found) == 1
             assert "".join(c for c in wanted if c == "a").count("a") == sum(part.count("a") for part in found) - sum(
@@ -337,7 +337,7 @@ def test_long_dialogues_are_cut_and_silent_ones_left_out(tmp_path: Path) -> None
         source(tmp_path, [long, silent, {"messages": turns([("user", "q")])}]), 257, reports.append, 63
     )
     assert dataset.meta.documents == 1
-    assert any("1 cut at 64 tokens (model.context + 1), 2 left out that have none" in line for line in reports)
+    assert any("1 cut at 64 tokens (model.context + 1), 2 skipped that have none" in line for line in reports)
     with pytest.raises(UserError, match=r"to learn within model\.context \+ 1 = 64 tokens, beyond which 1 have"):
         tokenise_corpus(source(tmp_path, [silent]), 257, context=63)
 

@@ -154,7 +154,7 @@ def test_the_librarys_exceptions_become_user_errors(tmp_path: Path) -> None:
 
     for error in (PanicException("index out of bounds\nat line 3"), Exception("WordLevel error: Missing [UNK]")):
         with (
-            pytest.raises(UserError, match=r"^t\.json: fails on a text \(.*\); give another tokenizer$"),
+            pytest.raises(UserError, match=r"^t\.json: fails on a text \(.*\); use another tokenizer$"),
             foreign_tokenizers.tokenizer_errors("t.json"),
         ):
             raise error

@@ -17,7 +17,7 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.huggingface import export_model
 from planaria.models.llama_stages import Llama
 from planaria.runtime.api import completer as completing
-from planaria.runtime.engine import run_folders
+from planaria.runtime.preparation import run_folders
 
 transformers = pytest.importorskip("transformers")
 TEXTS = ["ab cd", "  two\n\nlines é的", text(3, 300, runs=False)]

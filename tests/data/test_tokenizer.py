@@ -18,7 +18,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.data import tokenizer as module
 from planaria.data import windows
-from planaria.data.tokenizer import Tokenizer, load_tokenizer, pieces, spread_sample, train_bpe
+from planaria.data.tokenizer import Tokenizer, load_tokenizer, pieces, sample_evenly, train_bpe
 
 CORPUS = ["the cat sat on the mat, and the dog on the log\n" * 20, "été à la plage\n" * 20]
 characters = st.characters(exclude_categories=["Cs"])
@@ -104,7 +104,7 @@ def test_pieces_join_to_the_text(text: str) -> None:
 
 @given(st.lists(st.text("ab", max_size=30), max_size=60), st.integers(1, 200))
 def test_a_sample_is_every_2k_th_text_within_the_budget(texts: list[str], budget: int) -> None:
-    kept = spread_sample(texts, budget)
+    kept = sample_evenly(texts, budget)
     strides = (2**k for k in range(7))
     cut = [text[:budget] for text in texts]
     fitting = next((cut[::stride] for stride in strides if sum(map(len, cut[::stride])) <= budget), None)
@@ -154,7 +154,7 @@ def test_a_tokenizer_with_too_many_ids_is_refused(
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (None, "cannot be read .* give 'bpe', 'bytes' or the path"),
+        (None, "cannot be read .* use 'bpe', 'bytes' or the path"),
         ("{", "is not a tokenizer.json"),
         ('{"model": {"type": "BPE"}}', "is not a tokenizer.json"),
         (BPE.to_json().replace(module.END, "<|nothing|>"), "no document separator; add one of the tokens"),

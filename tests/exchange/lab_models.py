@@ -11,7 +11,7 @@ from torch import Tensor
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange
-from planaria.exchange.registry import EXCHANGES, exchange
+from planaria.exchange.registry import EXCHANGES, make_exchange
 
 SHAPES = {"layers.0.weight": torch.Size([5, 7]), "layers.1.weight": torch.Size([3, 50]), "norm.weight": torch.Size([])}
 COUNT = sum(shape.numel() for shape in SHAPES.values())
@@ -22,7 +22,7 @@ KINDS = sorted(EXCHANGES.shipped)
 
 def make(kind: str, **options: object) -> Exchange:
     """An exchange as a recipe would make it."""
-    return exchange(ExchangeConfig(kind=kind, options=Options({**GIVEN.get(kind, {}), **options})))
+    return make_exchange(ExchangeConfig(kind=kind, options=Options({**GIVEN.get(kind, {}), **options})))
 
 
 def fitting(kind: str, **options: object) -> Exchange:

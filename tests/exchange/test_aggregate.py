@@ -17,14 +17,14 @@ from planaria.config.schema import ExchangeConfig
 from planaria.exchange.aggregate import (
     AGGREGATORS,
     Aggregator,
-    clipped_senders,
+    clipped_mean_over_senders,
     equal_weights,
     mean,
     mean_over_senders,
     rda,
 )
 from planaria.exchange.base import Weights
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.integers(0, 99))
@@ -130,7 +130,7 @@ def test_rda_does_not_depend_on_the_number_of_threads() -> None:
     assert distance(*found) == 0
 
 
-SENDERS = pytest.mark.parametrize("rule", [mean_over_senders, clipped_senders])
+SENDERS = pytest.mark.parametrize("rule", [mean_over_senders, clipped_mean_over_senders])
 
 
 @SENDERS
@@ -173,7 +173,7 @@ def test_senders_divide_by_the_weights_of_those_that_sent(shares: list[int], see
 def test_senders_match_a_manual_example(rows: list[list[float]], expected: list[float], clipped: list[float]) -> None:
     values = vectors(*rows)
     assert mean_over_senders(values, equal_weights(values))["w"].tolist() == pytest.approx(expected, rel=1e-6)
-    assert clipped_senders(values, equal_weights(values))["w"].tolist() == pytest.approx(clipped, rel=1e-6)
+    assert clipped_mean_over_senders(values, equal_weights(values))["w"].tolist() == pytest.approx(clipped, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["senders", "clipped_senders"])
@@ -223,15 +223,15 @@ def test_every_exchange_uses_its_recipes_aggregator(kind: str, bits: int, monkey
 
 def test_an_aggregator_beside_a_robust_rule_is_refused() -> None:
     setting = {"kind": "diloco", "replicas": 3, "options": {"aggregator": "rda"}, "robust": "median"}
-    with pytest.raises(UserError, match=r"exchange\.robust replaces exchange\.options\.aggregator = 'rda'; leave one"):
-        exchange(ExchangeConfig.model_validate(setting))
+    with pytest.raises(UserError, match=r"exchange\.robust replaces exchange\.options\.aggregator = 'rda'; remove one"):
+        make_exchange(ExchangeConfig.model_validate(setting))
 
 
 @pytest.mark.parametrize("name", ["rda", "senders"])
 def test_estimates_need_the_mean(name: str) -> None:
     setting = {"options": {"aggregator": name}, "compress": "econtrol:top1%"}
-    with pytest.raises(UserError, match=rf"exchange\.options\.aggregator = '{name}': .* take 'mean', or ef14$"):
-        exchange(ExchangeConfig.model_validate(setting))
+    with pytest.raises(UserError, match=rf"exchange\.options\.aggregator = '{name}': .* use 'mean', or ef14$"):
+        make_exchange(ExchangeConfig.model_validate(setting))
 
 
 def test_an_unknown_aggregator_is_named_with_the_nearest() -> None:

@@ -18,15 +18,15 @@ from planaria.common.errors import UserError
 from planaria.exchange.coded.base import NOBODY, Late, Scheme, Uncoded
 from planaria.exchange.coded.gc import (
     GC,
-    MAX_ENLARGED,
+    MAX_AMPLIFICATION,
     CyclicCode,
     MixedCode,
     RepetitionCode,
     code,
-    encoding,
-    enlarges,
+    encoding_matrix,
+    rounding_amplification,
 )
-from planaria.exchange.coded.schemes import CodedSchedule, coded_of
+from planaria.exchange.coded.schemes import CodedSchedule, make_coded_schedule
 from planaria.exchange.coded.sgc import MSGC, SRSGC
 
 JOBS = 9
@@ -157,7 +157,7 @@ def test_any_n_minus_s_workers_give_the_sum(n: int, data: st.DataObject) -> None
 @pytest.mark.parametrize(("m", "s"), [(3, 1), (5, 2), (7, 3), (8, 4), (8, 5), (15, 7)])
 def test_a_cyclic_code_matches_its_construction(m: int, s: int) -> None:
     """Trigonometric polynomials of degree (m − s − 1)/2; for even m − s divided by one of them."""
-    matrix, angles = encoding(m, s), 2 * np.pi * np.arange(m) / m
+    matrix, angles = encoding_matrix(m, s), 2 * np.pi * np.arange(m) / m
     degrees = np.arange((m - s) % 2 / 2 - 0.5 + 1, (m - s) / 2, 1.0)
     waves = [wave(degree * angles) for degree in degrees for wave in (np.cos, np.sin)]
     waves += [np.ones(m)] if (m - s) % 2 else []
@@ -188,7 +188,7 @@ def test_rounding_errors_grow_no_more_than_stated(n: int, most: float) -> None:
         for late in itertools.combinations(range(n), s):
             parts = made.coefficients([worker for worker in range(n) if worker not in late])
             found = max(found, sum(abs(part) * sizes[worker] for worker, part in parts.items()) / n)
-        assert found == pytest.approx(enlarges(n, s), rel=1e-6)
+        assert found == pytest.approx(rounding_amplification(n, s), rel=1e-6)
         worst = max(worst, found)
     assert worst <= most
 
@@ -205,7 +205,7 @@ def test_a_code_that_does_not_divide_is_repeated_in_part() -> None:
         and not made.tolerates_losses(range(3, 11))
         and not made.tolerates_losses(range(8))
     )
-    assert all(enlarges(n, s) <= MAX_ENLARGED for n in range(3, 300) for s in range(1, min(n, 5)))
+    assert all(rounding_amplification(n, s) <= MAX_AMPLIFICATION for n in range(3, 300) for s in range(1, min(n, 5)))
 
 
 @pytest.mark.parametrize(("n", "s"), [(4, 1), (6, 1), (6, 2), (8, 3)])
@@ -283,39 +283,39 @@ def test_counting_mini_tasks_counts_them(which: tuple[int, Scheme], seed: int) -
     ("spec", "members", "complaint"),
     [
         ("mgsc", 8, r"exchange\.coded\.scheme = 'mgsc': no such choice; did you mean 'msgc'\?"),
-        ({"burst": 1}, 8, "give scheme, a name: gc, msgc, none, srsgc"),
+        ({"burst": 1}, 8, "set scheme to one of gc, msgc, none, srsgc"),
         ("gc", 2, r"'gc' needs exchange\.replicas = 3 or more, not 2"),
-        ({"scheme": "gc", "stragglers": 8}, 8, "stragglers = 8 leaves none of 8 replicas; give 7 or fewer"),
-        ({"scheme": "msgc", "stragglers": 9}, 8, "stragglers = 9 is more than all 8 replicas; give 8 or fewer"),
+        ({"scheme": "gc", "stragglers": 8}, 8, "stragglers = 8 leaves none of 8 replicas; use 7 or fewer"),
+        ({"scheme": "msgc", "stragglers": 9}, 8, "stragglers = 9 is more than all 8 replicas; use 8 or fewer"),
         ({"scheme": "srsgc", "stragglers": 9}, 8, "stragglers = 9 is more than all 8 replicas"),
-        ({"scheme": "msgc", "burst": 3, "window": 3}, 8, "burst = 3 is not below window = 3; give window = 4 or more"),
+        ({"scheme": "msgc", "burst": 3, "window": 3}, 8, "burst = 3 is not below window = 3; use window = 4 or more"),
         ({"scheme": "srsgc", "burst": 3, "window": 3}, 8, "burst = 3 is not below window = 3"),
-        ({"scheme": "srsgc", "burst": 2, "window": 4}, 8, "burst = 2 does not divide window − 1 = 3; give window = 5"),
+        ({"scheme": "srsgc", "burst": 2, "window": 4}, 8, "burst = 2 does not divide window − 1 = 3; use window = 5"),
         ({"scheme": "msgc", "window": 1}, 8, r"exchange\.coded\.window = 1"),
         ({"scheme": "msgc", "window": 65, "burst": 1}, 8, "at most 64: a job stays open for as many rounds"),
-        ({"scheme": "gc", "stragglers": 15}, 31, "stragglers = 15 needs a code for 31 replicas.*give 14, or other"),
-        ({"scheme": "msgc", "stragglers": 15}, 31, "stragglers = 15 needs a code for 31 replicas.*give 14, or other"),
-        ({"scheme": "srsgc", "burst": 1, "window": 2, "stragglers": 30}, 31, "stragglers = 30 needs.*give 28, or"),
+        ({"scheme": "gc", "stragglers": 15}, 31, "stragglers = 15 needs a code for 31 replicas.*use 14, or other"),
+        ({"scheme": "msgc", "stragglers": 15}, 31, "stragglers = 15 needs a code for 31 replicas.*use 14, or other"),
+        ({"scheme": "srsgc", "burst": 1, "window": 2, "stragglers": 30}, 31, "stragglers = 30 needs.*use 28, or"),
         ({"scheme": "gc", "window": 2}, 8, r"exchange\.coded\.window: no option of 'gc'"),
         ({"scheme": "gc", "stragglers": -1}, 8, r"exchange\.coded\.stragglers = -1"),
         ("gc", 1, r"'gc' needs exchange\.replicas = 3 or more, not 1"),
-        ({"scheme": "gc", "slow": float("nan")}, 8, r"exchange\.coded\.slow = nan: give a number above 1"),
-        ({"scheme": "gc", "jobs": 0}, 8, r"exchange\.coded\.jobs = 0: give a number of jobs a step from 1"),
-        ({"scheme": "gc", "slow": 1.0}, 8, r"exchange\.coded\.slow = 1\.0: give a number above 1"),
+        ({"scheme": "gc", "slow": float("nan")}, 8, r"exchange\.coded\.slow = nan: use a multiple above 1"),
+        ({"scheme": "gc", "jobs": 0}, 8, r"exchange\.coded\.jobs = 0: use 1 to 1024 jobs per step"),
+        ({"scheme": "gc", "slow": 1.0}, 8, r"exchange\.coded\.slow = 1\.0: use a multiple above 1"),
         ({"scheme": "gc", "slow": "2"}, 8, r"exchange\.coded\.slow = '2'"),
         ({"scheme": "msgc", "stragglers": "auto"}, 8, "stragglers = 'auto'.*let `planaria advise RECIPE --delays RUN`"),
     ],
 )
 def test_invalid_settings_are_refused_by_name(spec: object, members: int, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        coded_of(spec, members)
+        make_coded_schedule(spec, members)
 
 
 def test_a_setting_becomes_a_scheme_and_requires_enough_microbatches() -> None:
-    assert coded_of("none", 3) == CodedSchedule(Uncoded(), 1)
-    made = coded_of({"scheme": "msgc", "burst": 1, "window": 3, "stragglers": 2, "jobs": 4, "slow": 3}, 8)
+    assert make_coded_schedule("none", 3) == CodedSchedule(Uncoded(), 1)
+    made = make_coded_schedule({"scheme": "msgc", "burst": 1, "window": 3, "stragglers": 2, "jobs": 4, "slow": 3}, 8)
     assert made == CodedSchedule(MSGC(burst=1, window=3, stragglers=2), 4, 3.0)
-    made = coded_of({"scheme": "msgc", "jobs": 4}, 8)  # 24 chunks a job of 8 replicas
+    made = make_coded_schedule({"scheme": "msgc", "jobs": 4}, 8)  # 24 chunks a job of 8 replicas
     assert made.microbatch_divisor(8) == 12
     made.require(8, 24)
     with pytest.raises(UserError, match=r"8 replicas and jobs = 4 need pipeline\.microbatches.*of 12, not 25; use 36"):

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.exchange.coded.base import History, Scheme, Uncoded
-from planaria.exchange.coded.choose import candidate_schemes, choose, expected_seconds, reordered_profiles, slow_always
+from planaria.exchange.coded.choose import (
+    always_slow_workers,
+    candidate_schemes,
+    choose,
+    expected_seconds,
+    reordered_profiles,
+)
 from planaria.exchange.coded.gc import GC
 from planaria.exchange.coded.sgc import MSGC, SRSGC, bursty_throughout, is_arbitrary, is_bursty
 from planaria.exchange.coded.simulate import FinishTimes, close_round, replay, uncoded_seconds, windows
@@ -87,7 +93,7 @@ def test_a_worker_that_stays_slow_is_waited_for_if_needed() -> None:
     profile = even(4, 4, *((at, 1, 5.0) for at in range(4)))
     found = replay(MSGC(burst=1, window=2, stragglers=2), profile, 4)
     assert found.waits == 2 and [bool(late) for late in found.history] == [True, False] * 2 + [True]
-    times = FinishTimes(np.array([[1.0, 5.0, 1.0]]), 1 / 3, 2.4).at(0, np.full(3, 2 / 3))
+    times = FinishTimes(np.array([[1.0, 5.0, 1.0]]), 1 / 3, 2.4).finish_times(0, np.full(3, 2 / 3))
     assert times == pytest.approx([1.8, 9.0, 1.8])
 
 
@@ -115,9 +121,9 @@ def test_all_work_is_done_and_our_rule_waits_no_longer_than_the_published(seed: 
 
 
 def test_a_code_is_chosen_only_where_it_pays() -> None:
-    quiet = choose(even(20, 6), most_delay=2)
+    quiet = choose(even(20, 6), max_delay=2)
     assert quiet.best.name == "none" and "no code saves" in quiet.why
-    found = choose(lagging(40, 6, 1), most_delay=2)
+    found = choose(lagging(40, 6, 1), max_delay=2)
     none = next(update for update in found.candidates if update.name == "none")
     assert found.best is found.candidates[0] and found.best.seconds < 0.9 * none.seconds and "saves" in found.why
     each = [expected_seconds(found.best.scheme, profile) for profile in reordered_profiles(lagging(40, 6, 1))]
@@ -137,7 +143,7 @@ def test_short_probes_of_equal_workers_are_replayed_in_several_orders() -> None:
 
 
 def test_steps_with_one_barrier_and_microbatches_limit_the_choice() -> None:
-    assert choose(lagging(320, 6, 2), window=32, most_delay=1, microbatches=6).best.name == "none"
+    assert choose(lagging(320, 6, 2), window=32, max_delay=1, microbatches=6).best.name == "none"
     found = choose(lagging(30, 6, 1), microbatches=6)
     assert all(update.microbatches == 6 for update in found.candidates) and len(found.candidates) > 2
 
@@ -146,8 +152,8 @@ def test_a_machine_that_is_always_slow_gets_no_code() -> None:
     seconds = np.ones((30, 6))
     seconds[:, 4] = 5.0
     profile = FinishTimes(seconds, 1 / 6, 0.8 * 6)
-    found = choose(profile, most_delay=2)
-    assert slow_always(profile, 2.0) == found.always_slow == (4,)
+    found = choose(profile, max_delay=2)
+    assert always_slow_workers(profile, 2.0) == found.always_slow == (4,)
     assert found.best.name == "none" and "replicas 4 are slow in most rounds, so coding does not pay" in found.why
 
 

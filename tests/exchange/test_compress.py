@@ -15,8 +15,8 @@ from planaria.common.errors import UserError
 from planaria.exchange import weight_message
 from planaria.exchange.base import StageOuterState
 from planaria.exchange.compress import chunks
-from planaria.exchange.compress.base import Compressor, measured_delta
-from planaria.exchange.compress.compression import COMPRESSORS, compression_from
+from planaria.exchange.compress.base import Compressor, measure_delta
+from planaria.exchange.compress.compression import COMPRESSORS, make_compression
 from planaria.exchange.compress.dct import DCT, basis
 from planaria.exchange.compress.sparse import RandK, TopK
 from planaria.exchange.compress.topk2 import TopK2
@@ -48,7 +48,7 @@ COUNTS = [1, 7, 128, 129, 1000, chunks.CHUNK - 1, chunks.CHUNK, chunks.CHUNK + 3
 
 
 def made(spec: str) -> Compressor:
-    return compression_from(TABLES.get(spec, spec)).compressor
+    return make_compression(TABLES.get(spec, spec)).compressor
 
 
 def vector(count: int, seed: int = 0) -> Tensor:
@@ -78,21 +78,21 @@ def test_the_error_is_within_delta(spec: str, count: int, seed: int, scale: floa
     """For those without a guaranteed δ, check the direction alone."""
     codec, exact = made(spec), vector(count, seed) * scale
     if isinstance(codec, RandK):
-        found = sum(measured_delta(codec, exact, draw) for draw in range(60)) / 60
+        found = sum(measure_delta(codec, exact, draw) for draw in range(60)) / 60
         few = math.sqrt(count / codec.kept(count) / 60) * 3 * float(exact.abs().max() / exact.norm()) ** 2
         assert found >= codec.delta(count) - few - 0.01
     elif spec in ("sign", "2bits", "released"):
         assert float(codec.decode(codec.encode(exact), count) @ exact) >= 0
     else:
         rounding = 5e-3 if scale > 1e-9 or spec.startswith("top") else 1.0  # fp16 holds no numbers of 1e-12
-        assert measured_delta(codec, exact) >= codec.delta(count) - rounding
+        assert measure_delta(codec, exact) >= codec.delta(count) - rounding
 
 
 @pytest.mark.parametrize(("spec", "least", "most"), [("sign", 0.62, 0.65), ("2bits", 0.87, 0.885)])
 def test_delta_matches_a_normal_variable(spec: str, least: float, most: float) -> None:
     normal = torch.randn(200_000, generator=torch.Generator().manual_seed(3))
-    assert least < measured_delta(made(spec), normal) < most
-    assert made(spec).delta(200_000) == pytest.approx(measured_delta(made(spec), normal), abs=0.01)
+    assert least < measure_delta(made(spec), normal) < most
+    assert made(spec).delta(200_000) == pytest.approx(measure_delta(made(spec), normal), abs=0.01)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in ALL if spec != "released"])
@@ -100,7 +100,7 @@ def test_guaranteed_deltas_hold_for_sparse_vectors_too(spec: str) -> None:
     codec, spikes = made(spec), torch.zeros(16, 128)
     for large in range(1, 16):
         spikes[large, :large] = 1.0 + torch.arange(large)
-    worst = min(measured_delta(codec, row) for row in spikes) if not isinstance(codec, RandK) else 1.0
+    worst = min(measure_delta(codec, row) for row in spikes) if not isinstance(codec, RandK) else 1.0
     assert (worst >= codec.delta(128) - 5e-3) == codec.guaranteed
     assert 0.0 <= codec.reached(spikes[1]) <= codec.delta(128)
 
@@ -146,9 +146,9 @@ def test_invalid_messages_are_recognised(spec: str) -> None:
         renumbered = torch.cat([chunks.encode_count(999), like[chunks.COUNT_BYTES :]])
         assert "999" in codec.invalid_reason(renumbered, like)
     for worst in (math.nan, math.inf):
-        spoilt = torch.full((count,), worst) if isinstance(codec, RandK) else vector(count)
-        spoilt[int(spoilt.abs().argmax())] = worst
-        message = codec.encode(spoilt)
+        corrupt = torch.full((count,), worst) if isinstance(codec, RandK) else vector(count)
+        corrupt[int(corrupt.abs().argmax())] = worst
+        message = codec.encode(corrupt)
         clipped = spec in ("8bits", "4bits", "2bits") and worst == math.inf
         assert clipped or "finite" in codec.invalid_reason(message, like), worst
 
@@ -244,7 +244,7 @@ def test_released_levels_match_a_manual_example() -> None:
 )
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e30])
 def test_the_sender_subtracts_what_others_decode(chosen: dict[str, object], scale: float) -> None:
-    made = compression_from({"feedback": "decayed", **chosen})
+    made = make_compression({"feedback": "decayed", **chosen})
     exact = {"w": vector(6000) * scale, "b": vector(100, 1) * scale}
     update = made.update(StageOuterState(), exact)
     received = weight_message.unpack(update.blocking.clone(), exact, made.compressor)
@@ -253,7 +253,7 @@ def test_the_sender_subtracts_what_others_decode(chosen: dict[str, object], scal
 
 
 @pytest.mark.parametrize(
-    ("codec", "places", "equal", "outside", "numbers"),
+    ("codec", "indices", "equal", "outside", "numbers"),
     [
         *((TopK2(levels=levels), slice(8, 8 + 24), [0x00] * 24, [0xFF] * 24, slice(-2, None))
           for levels in ("symmetric", "released")),
@@ -263,7 +263,7 @@ def test_the_sender_subtracts_what_others_decode(chosen: dict[str, object], scal
     ids=["symmetric", "released", "dct"],
 )  # fmt: skip
 def test_hostile_messages_are_refused(
-    codec: Compressor, places: slice, equal: list[int], outside: list[int], numbers: slice
+    codec: Compressor, indices: slice, equal: list[int], outside: list[int], numbers: slice
 ) -> None:
     count = 1000
     like = codec.encode(vector(count))
@@ -274,9 +274,9 @@ def test_hostile_messages_are_refused(
         return message
 
     for invalid in (equal, outside):
-        assert "places" in codec.invalid_reason(changed(places, invalid), like)
+        assert "indices" in codec.invalid_reason(changed(indices, invalid), like)
     with pytest.raises(ValueError, match="outside its chunk"):
-        codec.decode(changed(places, outside), count)
+        codec.decode(changed(indices, outside), count)
     for hostile in ([0x80, 0x7F], [0xC0, 0x7F], [0x80, 0xFF]):  # inf, nan, -inf
         assert codec.invalid_reason(changed(slice(-2, None), hostile), like) == "not all of its numbers are finite"
     huge = changed(numbers, [0x7F, 0x7F] * (len(like[numbers]) // 2))
@@ -303,7 +303,7 @@ def test_symmetric_levels_keep_the_guaranteed_share(k: int, large: int, ratio: f
     exact = torch.ones(4096)
     exact[:large] = torch.logspace(0, math.log10(ratio), large)
     exact *= torch.randint(0, 2, (4096,), generator=generator) * 2 - 1
-    assert measured_delta(TopK2(k=k), exact) >= TopK2(k=k).delta(4096) * (1 - 1e-2)
+    assert measure_delta(TopK2(k=k), exact) >= TopK2(k=k).delta(4096) * (1 - 1e-2)
 
 
 # ---- top-k of coefficients in a basis of 64 numbers
@@ -325,7 +325,7 @@ def test_the_dct_matches_a_manual_example() -> None:
     assert torch.allclose(sent, torch.full((64,), 3.0), atol=1e-6)
     wave = torch.cos(math.pi / 64 * 5 * (torch.arange(64) + 0.5))
     assert torch.allclose(DCT(k=1, bits=32).decode(DCT(k=1, bits=32).encode(wave), 64), wave, atol=1e-6)
-    assert measured_delta(DCT(k=1, basis="identity"), wave) < 0.04
+    assert measure_delta(DCT(k=1, basis="identity"), wave) < 0.04
 
 
 def test_random_bases_follow_their_seed() -> None:
@@ -388,7 +388,7 @@ def test_a_dct_message_is_6_bits_and_a_value_for_each_coefficient(kind: str, bit
     ],
 )
 def test_compression_is_short_or_a_table(spec: object, kind: str, options: dict[str, float], feedback: str) -> None:
-    found = compression_from(spec)
+    found = make_compression(spec)
     assert type(found.compressor) is COMPRESSORS.find(kind) and type(found.feedback).__name__ == feedback
     assert {name: getattr(found.compressor, name) for name in options} == pytest.approx(options)
 
@@ -398,8 +398,8 @@ def test_compression_is_short_or_a_table(spec: object, kind: str, options: dict[
     [
         ("top0%", r"exchange\.compress\.keep = 0\.0: .*greater than 0"),
         ("top200%", r"exchange\.compress\.keep = 2\.0: .*less than or equal to 1"),
-        ("top1.2.3%", "'1.2.3' is no number of per cent"),
-        ("top 1 per cent", "write FEEDBACK:COMPRESSOR"),
+        ("top1.2.3%", "'1.2.3' is not a percentage"),
+        ("top 1 per cent", "use FEEDBACK:COMPRESSOR"),
         ("econtrl:top1%", r"exchange\.compress\.feedback = 'econtrl': no such choice; did you mean 'econtrol'\?"),
         ("ef14:signs", r"exchange\.compress\.kind = 'signs': no such choice; did you mean 'sign'\?"),
         ("3bits", r"exchange\.compress\.bits = 3"),
@@ -408,8 +408,8 @@ def test_compression_is_short_or_a_table(spec: object, kind: str, options: dict[
         ({"kind": "topk2", "levels": "even"}, r"^exchange\.compress\.levels = 'even': .*'symmetric' or 'released'$"),
         ({"kind": "dct", "k": 65}, r"^exchange\.compress\.k = 65: .*less than or equal to 64$"),
         ({"kind": "dct", "basis": "dst"}, r"^exchange\.compress\.basis = 'dst': .*'dct', 'identity' or 'random'$"),
-        ({"kind": "dct", "seed": 3}, r"^exchange\.compress: seed = 3: basis = 'dct' draws nothing; leave seed out$"),
-        ({"keep": 0.1}, "give kind, a name"),
+        ({"kind": "dct", "seed": 3}, r"^exchange\.compress: seed = 3: basis = 'dct' has no random draw; remove seed$"),
+        ({"keep": 0.1}, "set kind to one of"),
         (
             {"kind": "topk", "kep": 0.1},
             r"exchange\.compress\.kep: no option of 'topk' or 'ef14'; did you mean 'keep'\?",
@@ -420,6 +420,6 @@ def test_compression_is_short_or_a_table(spec: object, kind: str, options: dict[
 )
 def test_invalid_settings_are_refused_by_name(spec: object, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        compression_from(spec)
+        make_compression(spec)
     forced = {"kind": "topk", "feedback": "econtrol", "eta": 0.1, "force": True}
-    assert compression_from(forced).feedback.eta == 0.1, "above delta"
+    assert make_compression(forced).feedback.eta == 0.1, "above delta"

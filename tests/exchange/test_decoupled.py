@@ -13,7 +13,7 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, Update, UpdateWeights
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.exchange.streaming_diloco import fragments
 
 SMALL = {"every": 6, "fragments": 2}
@@ -113,7 +113,7 @@ def test_all_replicas_due_is_streaming_diloco() -> None:
 @pytest.mark.parametrize(
     ("options", "more", "message"),
     [
-        ({"mix": 0.5}, {}, "mix = 0.5: a decoupled replica takes the result of a round whole"),
+        ({"mix": 0.5}, {}, "mix = 0.5: a decoupled replica adopts the result of a round unmixed"),
         ({"delay": 0}, {}, "delay"),
         ({"delay": 3}, {}, "delay = 3: a fragment must be settled before the next is sent"),
         ({"min_due": 0}, {}, "min_due"),
@@ -123,4 +123,4 @@ def test_all_replicas_due_is_streaming_diloco() -> None:
 )
 def test_incompatible_options_are_refused(options: dict[str, object], more: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        exchange(ExchangeConfig(kind="decoupled", replicas=5, options={**SMALL, **options}, **more))
+        make_exchange(ExchangeConfig(kind="decoupled", replicas=5, options={**SMALL, **options}, **more))

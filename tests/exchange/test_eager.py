@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 
 
 def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -88,7 +88,7 @@ def test_a_newcomer_starts_without_a_drift_of_its_own() -> None:
     of = replicas(made, weights(0), 2)
     drift(of, 0)
     exchange_once(made, of, 0, seed=5)
-    copied = of[0].outer.copied(made.parts)
+    copied = of[0].outer.for_copy(made.parts)
     assert "last" not in copied.parts and copied.parts.keys() >= {"slow", "momentum"}
     sent = made.prefetched(copied)
     assert sent is not None and not sent.any() and len(sent) == sum(t.numel() for t in copied["slow"].values())
@@ -100,4 +100,4 @@ def test_a_newcomer_starts_without_a_drift_of_its_own() -> None:
 )
 def test_compressed_messages_are_refused(fields: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        exchange(ExchangeConfig.model_validate({"kind": "eager", "replicas": 2, **fields}))
+        make_exchange(ExchangeConfig.model_validate({"kind": "eager", "replicas": 2, **fields}))

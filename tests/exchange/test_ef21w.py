@@ -17,16 +17,16 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, StageOuterState
 from planaria.exchange.compress.base import Compressor
-from planaria.exchange.compress.compression import compression_from
+from planaria.exchange.compress.compression import make_compression
 from planaria.exchange.compress.estimates import MIN_SMOOTHNESS, estimate_smoothness, member_scales, member_weights
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 
 SMOOTH = [1.0, 3.0, 20.0]
 D = 40
 
 
 def made(compress: Any, replicas: int = len(SMOOTH)) -> Exchange:
-    return exchange(ExchangeConfig.model_validate({"replicas": replicas, "compress": compress}))
+    return make_exchange(ExchangeConfig.model_validate({"replicas": replicas, "compress": compress}))
 
 
 def given_ones(kind: str, **options: Any) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def test_weights_are_shares_of_the_sum() -> None:
 def test_steps_equal_the_algorithms(spec: tuple[str, dict[str, Any]]) -> None:
     kind, options = spec
     by = made(given_ones(kind, **options))
-    codec = compression_from({"kind": kind, **options}).compressor
+    codec = make_compression({"kind": kind, **options}).compressor
     gamma = new_rule(sum(SMOOTH) / 3, SMOOTH, min(0.1, codec.delta(D)))
     found, _ = descended(by, False, gamma, 40)
     for one, other in zip(found, written_out(codec, member_weights(SMOOTH), False, gamma, 40), strict=True):
@@ -108,7 +108,7 @@ def test_training_converges_with_the_step_size_of_its_rule() -> None:
 
 def test_weights_scale_messages_into_a_compressors_range() -> None:
     """fp16 holds numbers up to 65,504: a difference above that arrives over several steps, unless it is scaled."""
-    codec, by, plain = compression_from("16bits").compressor, made(given_ones("plain", bits=16)), made("ef21:16bits")
+    codec, by, plain = make_compression("16bits").compressor, made(given_ones("plain", bits=16)), made("ef21:16bits")
     large = {"x": torch.full((D,), 1e5)}
     begun = StageOuterState({part: {"x": torch.zeros(D)} for part in ("estimate", "mean_estimate")}, 1)
     scaled, unscaled = (each.for_sender(2).update(begun, large).kept["estimate"]["x"] for each in (by, plain))
@@ -129,9 +129,9 @@ def test_a_warm_up_finds_the_weights() -> None:
     )
     g = {"x": torch.randn(D)}
     message = by.for_sender(2).update(of[2].outer, g)
-    assert message.blocking is not None and message.blocking.nbytes == compression_from("top10%").compressor.bytes(D)
+    assert message.blocking is not None and message.blocking.nbytes == make_compression("top10%").compressor.bytes(D)
     ahead = (g["x"] - of[2].outer["estimate"]["x"]) / member_scales(estimate_smoothness(secants))[2]
-    assert torch.equal(message.blocking, compression_from("top10%").compressor.encode(ahead, of[2].outer.rounds))
+    assert torch.equal(message.blocking, make_compression("top10%").compressor.encode(ahead, of[2].outer.rounds))
     early, _ = descended(by, True, 0.02, 1 + warmup)
     exact, _ = descended(made("32bits"), True, 0.02, 1 + warmup)
     assert all(torch.allclose(one, other, rtol=1e-5) for one, other in zip(early, exact, strict=True))
@@ -141,9 +141,10 @@ def test_measurements_are_saved_and_copied() -> None:
     by = made({"kind": "topk", "keep": 0.1, "feedback": "ef21w", "warmup": 2})
     _, of = descended(by, True, 0.02, 5)
     outer = of[1].outer
-    for other in (StageOuterState.load(outer.state(), by.parts), outer.copied(by.parts), by.after_member_change(outer)):
+    loaded = StageOuterState.load(outer.state(), by.parts)
+    for other in (loaded, outer.for_copy(by.parts), by.after_member_change(outer)):
         assert (other.secants, other.measured) == (outer.secants, 2)
-    assert "secants" not in StageOuterState({}, 3).state(), "nothing is saved where nothing was measured"
+    assert "secants" not in StageOuterState({}, 3).state(), "nothing is saved where no step has been measured"
     with pytest.raises(ValueError, match="secants"):
         StageOuterState.load({**outer.state(), "secants": torch.zeros(2)}, by.parts)
 
@@ -166,10 +167,10 @@ def test_estimates_are_positive_and_within_a_thousandth_of_their_mean(secants: l
 
 def test_the_short_form_is_automatic_and_invalid_settings_are_refused() -> None:
     assert made("ef21w:top1%").compression.feedback.smoothness == "auto"
-    with pytest.raises(UserError, match=r"smoothness has 3 values for exchange\.replicas = 4; give one for each"):
+    with pytest.raises(UserError, match=r"smoothness has 3 values for exchange\.replicas = 4; set one for each"):
         made(given_ones("topk"), replicas=4)
     for wrong in ([], [1.0, -1.0, 1.0], [1.0, math.inf, 1.0], "same"):
         with pytest.raises(UserError, match=r"exchange\.compress\.smoothness"):
             made({**given_ones("topk"), "smoothness": wrong})
     with pytest.raises(UserError, match=r"estimate of every member"):
-        exchange(ExchangeConfig(replicas=3, kind="diloco", compress="ef21w:top1%"))
+        make_exchange(ExchangeConfig(replicas=3, kind="diloco", compress="ef21w:top1%"))

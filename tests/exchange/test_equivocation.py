@@ -11,9 +11,9 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Update
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.exchange.robust.equivocation import Exclusions, digest, find_equivocations, join_digests
-from planaria.exchange.robust.rules import robust_of
+from planaria.exchange.robust.rules import make_robust_aggregator
 from planaria.exchange.robust.suspicion import Suspicion
 
 TRUE = {member: f"of {member}" for member in range(9)}
@@ -74,9 +74,12 @@ def test_only_byzantine_members_are_convicted_and_each_dispute_has_one(scene) ->
             "the remaining members agree"
         )
     for rule in ("median", "multikrum", "nnm:trimmed_mean"):
-        needs = robust_of({**_spelled(rule), "byzantine": f}, 99).min_members()
+        needs = make_robust_aggregator({**_spelled(rule), "byzantine": f}, 99).min_members()
         if len(received) >= needs:
-            assert len(left) >= robust_of({**_spelled(rule), "byzantine": f - found.min_byzantine}, 99).min_members()
+            assert (
+                len(left)
+                >= make_robust_aggregator({**_spelled(rule), "byzantine": f - found.min_byzantine}, 99).min_members()
+            )
 
 
 def _spelled(rule: str) -> dict[str, object]:
@@ -102,7 +105,7 @@ def test_a_digest_covers_all_parts_with_types_and_sizes() -> None:
 
 def test_members_are_left_out_permanently_after_enough_strikes() -> None:
     rule, never, once = (
-        exchange(ExchangeConfig(replicas=5, robust=Options({"rule": "median", "strikes": n}))) for n in (2, 0, 1)
+        make_exchange(ExchangeConfig(replicas=5, robust=Options({"rule": "median", "strikes": n}))) for n in (2, 0, 1)
     )
     suspicion = Suspicion().with_findings([(2,)])
     assert suspicion.exclusions(rule).byzantine == (2,), "in the step under way"
@@ -118,5 +121,5 @@ def test_members_are_left_out_permanently_after_enough_strikes() -> None:
 
 @pytest.mark.parametrize("strikes", [-1, 1.5, True, "three"])
 def test_strikes_must_be_a_number_of_steps(strikes: object) -> None:
-    with pytest.raises(UserError, match=r"exchange\.robust\.strikes = .*: give a number of steps, 0 or more"):
-        robust_of({"rule": "median", "strikes": strikes}, 3)
+    with pytest.raises(UserError, match=r"exchange\.robust\.strikes = .*: use 0 or more steps"):
+        make_robust_aggregator({"rule": "median", "strikes": strikes}, 3)

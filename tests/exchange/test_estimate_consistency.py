@@ -60,7 +60,7 @@ class Life(RuleBasedStateMachine):
     """``exact``: the sum of all mean gradients; ``reached``: of all steps; ``dead``: of the dead's residuals, as shares
     of the mean."""
 
-    said = "econtrol:top10%"
+    setting = "econtrol:top10%"
 
     @initialize(replicas=st.integers(2, 4))
     def begin(self, replicas: int) -> None:
@@ -71,7 +71,7 @@ class Life(RuleBasedStateMachine):
         self.held = [self.stood(replicas, {}) for _ in range(replicas)]
 
     def config(self, replicas: int) -> RunConfig:
-        exchange = ExchangeConfig(replicas=replicas, compress=self.said)
+        exchange = ExchangeConfig(replicas=replicas, compress=self.setting)
         return RunConfig(model=MODEL, pipeline=PipelineConfig(stages=1), exchange=exchange)
 
     def stood(self, replicas: int, outer: dict[str, Tensor]) -> OuterState:
@@ -89,9 +89,9 @@ class Life(RuleBasedStateMachine):
 
     def exchanged(self, gradients: list[Gradient], settling: int) -> None:
         """Send all updates; let the first ``settling`` nodes settle."""
-        said = {place: held.update(own) for place, (held, own) in enumerate(zip(self.held, gradients, strict=True))}
+        updates = {place: held.update(own) for place, (held, own) in enumerate(zip(self.held, gradients, strict=True))}
         for place in range(settling):
-            self.held[place].settle(said, place, gradients[place])
+            self.held[place].settle(updates, place, gradients[place])
 
     @rule(seed=st.integers(0, 1000))
     def step(self, seed: int) -> None:
@@ -185,8 +185,10 @@ class Life(RuleBasedStateMachine):
 
 
 @pytest.mark.slow_after(2)
-@pytest.mark.parametrize("said", ["econtrol:top1%", "econtrol:rand20%", "econtrol:4bits", "ef21:top10%", "ef14:top10%"])
-def test_only_the_residuals_of_the_dead_are_lost(said: str) -> None:
-    named = type("Life", (Life,), {"said": said})
+@pytest.mark.parametrize(
+    "setting", ["econtrol:top1%", "econtrol:rand20%", "econtrol:4bits", "ef21:top10%", "ef14:top10%"]
+)
+def test_only_the_residuals_of_the_dead_are_lost(setting: str) -> None:
+    named = type("Life", (Life,), {"setting": setting})
     few = settings(max_examples=8, stateful_step_count=16, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(named, settings=few)

@@ -14,7 +14,7 @@ from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.config.section import meaning
 from planaria.exchange.allreduce import AllReduce, NoExchange
 from planaria.exchange.gossip import PairMean
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 
 
 def test_defaults_are_as_published() -> None:
@@ -40,7 +40,7 @@ def test_defaults_are_as_published() -> None:
             {"every": 5},
             r"^exchange\.options\.every: no option of 'allreduce'; known here: aggregator, bits",
         ),
-        ("local", {"bits": 8}, r"^exchange\.options\.bits: no option of 'local'; there are none; leave it out"),
+        ("local", {"bits": 8}, r"^exchange\.options\.bits: no option of 'local'; there are none; remove it"),
         ("noloco", {"fragments": 2}, r"^exchange\.options\.fragments: no option of 'noloco'"),
         ("noloco", {"group": 1}, r"^exchange\.options\.group = 1: .* greater than or equal to 2"),
         ("streaming_diloco", {"every": 8, "fragments": 16}, r"every = 8 does not divide .*fragments = 16"),
@@ -48,13 +48,13 @@ def test_defaults_are_as_published() -> None:
         (
             "gasloc",
             {"alpha": 0.5, "gamma": 0.5},
-            r"^exchange\.options\.beta: 'gasloc' has no default for it; give outer learning rate$",
+            r"^exchange\.options\.beta: 'gasloc' has no default for it; set outer learning rate$",
         ),
     ],
 )
 def test_a_mistake_is_one_line_with_its_fix(kind: str, options: dict[str, object], line: str) -> None:
     with pytest.raises(UserError, match=line) as caught:
-        exchange(ExchangeConfig(kind=kind, options=Options(options)))
+        make_exchange(ExchangeConfig(kind=kind, options=Options(options)))
     assert "\n" not in str(caught.value)
 
 
@@ -62,9 +62,7 @@ def test_a_mistake_is_one_line_with_its_fix(kind: str, options: dict[str, object
 def test_the_error_of_an_old_recipe_names_the_options_new_place(option: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(f'[exchange]\nkind = "noloco"\n{option} = 4\n')
-    with pytest.raises(
-        UserError, match=rf"exchange\.{option}: unknown key; .* written exchange\.options\.{option}(; or|$)"
-    ):
+    with pytest.raises(UserError, match=rf"exchange\.{option}: unknown key; .* as exchange\.options\.{option}(; or|$)"):
         recipe.load(file, {})
 
 
@@ -77,18 +75,18 @@ def test_every_kind_is_accepted_and_in_the_help(kind: str, tmp_path: Path) -> No
 
 
 def test_the_default_exchange_averages_gradients() -> None:
-    assert exchange(RunConfig().exchange) == AllReduce()
+    assert make_exchange(RunConfig().exchange) == AllReduce()
 
 
 @pytest.mark.usefixtures("allow_code")
 @pytest.mark.parametrize(
     ("interval", "overlap", "message"),
     [
-        ("-3", "0", r"interval is -3; give a number of steps, or None$"),
-        ("'soon'", "0", r"interval is 'soon'; give a number of steps"),
+        ("-3", "0", r"interval is -3; it must be a number of steps, or None$"),
+        ("'soon'", "0", r"interval is 'soon'; it must be a number of steps"),
         ("1 // 0", "0", r"Own failed: .*: ZeroDivisionError"),
-        ("4", "4", r"overlap is 4; give less than interval, 4$"),
-        ("None", "1", r"overlap is 1; give less than interval, None$"),
+        ("4", "4", r"overlap is 4; it must be below interval = 4$"),
+        ("None", "1", r"overlap is 1; it must be below interval = None$"),
     ],
 )
 def test_a_custom_exchanges_rounds_are_checked_before_a_run(
@@ -101,4 +99,4 @@ def test_a_custom_exchanges_rounds_are_checked_before_a_run(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match=message):
-        exchange(ExchangeConfig(replicas=2, kind=f"{name}:Own"))
+        make_exchange(ExchangeConfig(replicas=2, kind=f"{name}:Own"))

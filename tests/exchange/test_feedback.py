@@ -17,10 +17,10 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, StageOuterState
-from planaria.exchange.compress.base import measured_delta
-from planaria.exchange.compress.compression import compression_from
+from planaria.exchange.compress.base import measure_delta
+from planaria.exchange.compress.compression import make_compression
 from planaria.exchange.compress.feedback import DecayedErrorFeedback
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 
 FEEDBACKS = ["none", "ef14", "decayed", "ef21", "econtrol"]
 COMPRESSORS = ["top10%", "rand10%", "sign", "8bits", "4bits", "2bits"]
@@ -28,7 +28,7 @@ D = 60
 
 
 def compressed(spec: str | dict[str, object], kind: str = "allreduce") -> Exchange:
-    return exchange(ExchangeConfig.model_validate({"kind": kind, "compress": spec}))
+    return make_exchange(ExchangeConfig.model_validate({"kind": kind, "compress": spec}))
 
 
 def gradient(replica: int, step: int) -> dict[str, Tensor]:
@@ -97,7 +97,7 @@ def outer_with_residual(seed: int) -> StageOuterState:
 def test_sent_and_kept_values_add_up_to_the_decayed_error_and_the_gradient(
     spec: str, decay: float, seed: int, scale: float
 ) -> None:
-    plain = compression_from(spec)
+    plain = make_compression(spec)
     made = replace(plain, feedback=DecayedErrorFeedback(decay=decay))
     outer = outer_with_residual(seed)
     exact = {name: scale * tensor for name, tensor in gradient(0, seed).items()}
@@ -134,7 +134,7 @@ def _table(spec: str) -> dict[str, object]:
 def test_an_error_that_is_never_sent_stays_bounded_only_with_decay() -> None:
     """One coordinate is always the largest; the other has a constant gradient and is never sent."""
     for decay, expected in ((0.95, 20.0), (1.0, 200.0)):
-        made = replace(compression_from("top1%"), feedback=DecayedErrorFeedback(decay=decay))
+        made = replace(make_compression("top1%"), feedback=DecayedErrorFeedback(decay=decay))
         outer = StageOuterState()
         for _ in range(200):
             outer = outer.settled(**made.update(outer, {"w": torch.tensor([1e4, 1.0])}).kept)
@@ -192,7 +192,7 @@ def written_out(name: str, gradients: list[list[Tensor]], c: Callable[[Tensor], 
 
 @pytest.mark.parametrize("name", FEEDBACKS)
 def test_feedbacks_follow_the_formulas_of_their_papers(name: str) -> None:
-    made, spec = compressed(f"{name}:top10%"), compression_from("top10%").compressor
+    made, spec = compressed(f"{name}:top10%"), make_compression("top10%").compressor
     gradients = [[flat(gradient(member, step)).float() for member in range(3)] for step in range(30)]
     expected = written_out(name, gradients, lambda v: spec.decode(spec.encode(v), D), spec.delta(D) / 2)
     of = begun(made)
@@ -203,7 +203,7 @@ def test_feedbacks_follow_the_formulas_of_their_papers(name: str) -> None:
 
 @pytest.mark.parametrize("name", FEEDBACKS)
 def test_compression_errors_are_measured(name: str) -> None:
-    made, codec = compressed(f"{name}:top10%"), compression_from("top10%").compressor
+    made, codec = compressed(f"{name}:top10%"), make_compression("top10%").compressor
     of = begun(made, 2)
     for step in range(4):
         before, exact = of[0].outer, flat(gradient(0, step))
@@ -221,7 +221,7 @@ def test_compression_errors_are_measured(name: str) -> None:
             e, h = (flat(before[part]) if before[part] else torch.zeros(D) for part in ("residual", "estimate"))
             eta = {"ef14": 1.0, "decayed": 0.95, "econtrol": codec.delta(D) / 2}.get(name, 0.0)
             v = (eta * e + exact - h).float()
-            assert 1.0 - found.relative_error == pytest.approx(measured_delta(codec, v), rel=1e-5)
+            assert 1.0 - found.relative_error == pytest.approx(measure_delta(codec, v), rel=1e-5)
 
 
 def test_exact_and_non_finite_messages_are_not_measured() -> None:
@@ -247,7 +247,7 @@ def test_estimates_restart_after_a_member_was_replaced() -> None:
     for step in range(5):
         stepped(made, of, step)
     residual = flat(of[1].outer["residual"])
-    of[0].outer = of[1].outer.copied(made.parts)
+    of[0].outer = of[1].outer.for_copy(made.parts)
     assert set(of[0].outer.parts) == {"mean_estimate"}, "a copy has nothing of another's own"
     for replica in of.values():
         replica.outer = made.after_member_change(replica.outer)
@@ -308,7 +308,7 @@ def ill_conditioned(d: int = 20, n: int = 2) -> tuple[Tensor, Tensor]:
 def growth(options: dict[str, object], steps: int = 250, gamma: float = 0.3) -> float:
     """‖x − x*‖ over its start after gradient descent from 0 along the mean estimate; inf once it exceeds 100."""
     h, b = ill_conditioned()
-    by, outer = compression_from(options), [StageOuterState()] * len(h)
+    by, outer = make_compression(options), [StageOuterState()] * len(h)
     x, best = torch.zeros_like(b[0]), torch.linalg.solve(h.mean(0), b.mean(0))
     for step in range(steps):
         gradients = ((h @ x).squeeze(-1) - b).float()
@@ -333,7 +333,7 @@ def test_econtrol_is_stable_without_a_guaranteed_delta_unless_forced(options: di
 @pytest.mark.parametrize("spec", ["sign", "2bits"])
 def test_eta_follows_the_delta_of_the_message(spec: str) -> None:
     """η is half of the smaller δ of g − h and of e; e is sparse here, so its δ is near 1/d, or zero."""
-    made, codec = compressed(f"econtrol:{spec}"), compression_from(spec).compressor
+    made, codec = compressed(f"econtrol:{spec}"), make_compression(spec).compressor
     g, h, e = torch.randn(D), torch.randn(D), torch.zeros(D).index_fill_(0, torch.tensor(7), 100.0)
     outer = StageOuterState({"estimate": {"w": h}, "mean_estimate": {"w": h}, "residual": {"w": e}}, 1)
 
@@ -349,7 +349,7 @@ def test_eta_follows_the_delta_of_the_message(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["top10%", "rand10%", "8bits", "4bits"])
 def test_a_guaranteed_delta_is_not_measured(spec: str) -> None:
-    codec = compression_from(spec).compressor
+    codec = make_compression(spec).compressor
     assert codec.guaranteed and codec.reached(torch.zeros(D).index_fill_(0, torch.tensor(7), 1.0)) == codec.delta(D)
 
 

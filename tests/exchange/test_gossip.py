@@ -56,7 +56,7 @@ def test_groups_change_with_the_round_and_the_seed() -> None:
     drawn = [tuple(random_groups(round, range(32), 2, seed)) for round in range(20) for seed in range(5)]
     assert len(set(map(frozenset, drawn))) == len(drawn)
     assert random_groups(3, range(6), 2, 1) == [(0, 1), (2, 4), (3, 5)], "golden: the same on every platform"
-    with pytest.raises(ValueError, match=r"named twice: \[1, 1, 2\]"):
+    with pytest.raises(ValueError, match=r"listed twice: \[1, 1, 2\]"):
         random_groups(0, [1, 2, 1], 2, 0)
     with pytest.raises(ValueError, match="groups of 0"):
         random_groups(0, [1, 2], 0, 0)

@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.monna import MoNNA, nearest
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 
 
 def flat(of: dict[str, Tensor]) -> Tensor:
@@ -72,15 +72,15 @@ def test_one_step_of_sgd_is_the_published_half_step() -> None:
 
 
 @pytest.mark.parametrize("bits", [32, 8])
-@pytest.mark.parametrize("lie", [1e30, -1e3, float("nan"), float("inf")])
-def test_byzantine_members_have_no_influence_and_the_others_converge(lie: float, bits: int) -> None:
+@pytest.mark.parametrize("bad", [1e30, -1e3, float("nan"), float("inf")])
+def test_byzantine_members_have_no_influence_and_the_others_converge(bad: float, bits: int) -> None:
     made = MoNNA(byzantine=2, bits=bits)
     of = apart(made, 9, lambda member: weights(member, 0.1))
     honest = [i for i in of if i not in (0, 4)]
     before = {i: flat(of[i].fast) for i in honest}
     for round in range(3):
         for i in (0, 4):
-            of[i].fast = {name: torch.full(shape, lie) for name, shape in SHAPES.items()}
+            of[i].fast = {name: torch.full(shape, bad) for name, shape in SHAPES.items()}
             of[i].outer = made.start(of[i].fast)
         exchange_once(made, of, round, seed=1)
     after = torch.stack([flat(of[i].fast) for i in honest])
@@ -114,7 +114,7 @@ def test_a_copy_has_its_donors_model_without_its_momentum() -> None:
     of = apart(made, 4)
     drift(of, 1)
     exchange_once(made, of, 0, seed=0)
-    whole, copied = of[0].outer, of[0].outer.copied(made.parts)
+    whole, copied = of[0].outer, of[0].outer.for_copy(made.parts)
     assert distance(dict(whole["momentum"]), {k: torch.zeros(s) for k, s in SHAPES.items()}) > 0
     assert copied["slow"] is whole["slow"] and not copied["momentum"]
     replica = Replica(dict(of[0].fast), copied)
@@ -130,7 +130,7 @@ def test_a_copy_has_its_donors_model_without_its_momentum() -> None:
             {"replicas": 4, "options": {"byzantine": 2}},
             r"'monna': byzantine = 2 of exchange\.replicas = 4 needs 5 or more; l",
         ),
-        ({"replicas": 7, "robust": "median"}, r"exchange\.robust: 'monna' already selects neighbours; leave"),
+        ({"replicas": 7, "robust": "median"}, r"exchange\.robust: 'monna' already selects neighbours; remove"),
         ({"replicas": 7, "options": {"group": 3}}, r"exchange\.options\.group: no option of 'monna'"),
         ({"replicas": 7, "options": {"alpha": 1.0}}, r"exchange\.options\.alpha = 1"),
     ],
@@ -138,4 +138,4 @@ def test_a_copy_has_its_donors_model_without_its_momentum() -> None:
 def test_invalid_settings_are_refused(given_: dict[str, object], line: str) -> None:
     options = Options(given_.pop("options", {}))
     with pytest.raises(UserError, match=line):
-        exchange(ExchangeConfig(kind="monna", options=options, **given_))
+        make_exchange(ExchangeConfig(kind="monna", options=options, **given_))

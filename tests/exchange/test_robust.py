@@ -20,12 +20,12 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, StageOuterState
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.exchange.robust.base import GramRule, squared_distances
 from planaria.exchange.robust.combining import combine, low_weight_members, mixing_matrix, rival_coefficients
 from planaria.exchange.robust.coordinate import sorting_network, trimmed_mean
 from planaria.exchange.robust.products import inner_products, iter_chunks, products
-from planaria.exchange.robust.rules import RULES, robust_of
+from planaria.exchange.robust.rules import RULES, make_robust_aggregator
 
 ALL = sorted(RULES.shipped)
 N, F = 9, 2
@@ -380,7 +380,7 @@ def test_one_member_moves_the_last_value_by_no_more_than_tau(power: int) -> None
 
 def test_the_last_value_is_copied_and_saved() -> None:
     """All members share it; a copy and a loaded state continue with it; a new member starts from zero."""
-    made = exchange(ExchangeConfig(replicas=5, robust="clipping"))
+    made = make_exchange(ExchangeConfig(replicas=5, robust="clipping"))
     of = replicas(5, {2: -1e30})
     for _ in range(3):
         exchange_once(made, of, 0, 0)
@@ -388,16 +388,16 @@ def test_the_last_value_is_copied_and_saved() -> None:
             replica.fast = {"w": replica.fast["w"] + vectors(1, 15, member).float().view(5, 3)}
     last = [replica.outer["centre"]["w"] for replica in of.values()]
     assert all(torch.equal(each, last[0]) for each in last) and bool(last[0].any())
-    copy, loaded = of[0].outer.copied(made.parts), StageOuterState.load(of[0].outer.state(), made.parts)
+    copy, loaded = of[0].outer.for_copy(made.parts), StageOuterState.load(of[0].outer.state(), made.parts)
     results = {}
-    for name, outer in (("same", of[0].outer), ("copy", copy), ("loaded", loaded), ("anew", StageOuterState())):
+    for name, outer in (("same", of[0].outer), ("copy", copy), ("loaded", loaded), ("new", StageOuterState())):
         others = {member: Replica(replica.fast, replica.outer) for member, replica in of.items()}
         others[0] = Replica(of[0].fast, outer)
         exchange_once(made, others, 0, 0)
         results[name] = others[0].fast["w"]
     assert torch.equal(results["same"], results["copy"]) and torch.equal(results["same"], results["loaded"])
-    assert not torch.equal(results["same"], results["anew"])
-    without = exchange(ExchangeConfig(replicas=5, robust="median"))
+    assert not torch.equal(results["same"], results["new"])
+    without = make_exchange(ExchangeConfig(replicas=5, robust="median"))
     assert "centre" not in without.parts and not StageOuterState.load(of[0].outer.state(), without.parts)["centre"]
 
 
@@ -481,12 +481,12 @@ def test_pieces_yield_the_value_of_the_whole(rule: str) -> None:
 # ---- as an exchange
 
 
-def replicas(n: int, spoilt: dict[int, float]) -> dict[int, Replica]:
+def replicas(n: int, corrupt: dict[int, float]) -> dict[int, Replica]:
     return {
         member: Replica(
             {
-                "w": torch.full((5, 3), spoilt[member])
-                if member in spoilt
+                "w": torch.full((5, 3), corrupt[member])
+                if member in corrupt
                 else vectors(1, 15, member).float().view(5, 3)
             },
             StageOuterState(),
@@ -495,12 +495,12 @@ def replicas(n: int, spoilt: dict[int, float]) -> dict[int, Replica]:
     }
 
 
-@pytest.mark.parametrize("lie", [float("nan"), float("inf"), -1e30])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1e30])
 @pytest.mark.parametrize("spec", ["multikrum", "nnm:median", "geometric_median", "flag", "trimmed_mean", "ef14:8bits"])
-def test_one_byzantine_member_has_no_influence(spec: str, lie: float) -> None:
+def test_one_byzantine_member_has_no_influence(spec: str, bad: float) -> None:
     compress, rule = ("ef14:8bits", "multikrum") if "bits" in spec else ("", spec)
-    made = exchange(ExchangeConfig(replicas=7, robust=rule, compress=compress))
-    of = replicas(7, {2: lie})
+    made = make_exchange(ExchangeConfig(replicas=7, robust=rule, compress=compress))
+    of = replicas(7, {2: bad})
     honest = torch.stack([replica.fast["w"] for member, replica in of.items() if member != 2])
     exchange_once(made, of, 0, 0)
     values = [replica.fast["w"] for replica in of.values()]
@@ -511,7 +511,7 @@ def test_one_byzantine_member_has_no_influence(spec: str, lie: float) -> None:
 
 
 def test_too_many_invalid_updates_are_reported() -> None:
-    made = exchange(ExchangeConfig(replicas=5, robust="multikrum"))
+    made = make_exchange(ExchangeConfig(replicas=5, robust="multikrum"))
     with pytest.raises(
         ValueError,
         match=r"the update of replica 0 is invalid: its blocking part: not all of its numbers .*tolerates 1",
@@ -527,13 +527,13 @@ def test_too_many_invalid_updates_are_reported() -> None:
         ("bucketing:median", r"needs exchange\.replicas = 5 or more"),
         ({"rule": "median", "mix": "nmn"}, r"exchange\.robust\.mix = 'nmn': no such choice; did you mean 'nnm'\?"),
         ({"rule": "median", "rounds": 2}, r"exchange\.robust\.rounds: no option of 'median'"),
-        ({"byzantine": 1}, "give rule, a name"),
+        ({"byzantine": 1}, "set rule to one of"),
         ({"rule": "flag", "byzantine": -1}, r"exchange\.robust\.byzantine = -1"),
     ],
 )
 def test_invalid_settings_are_refused_by_name(spec: object, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        robust_of(spec, 4 if spec == "bucketing:median" else 5)
+        make_robust_aggregator(spec, 4 if spec == "bucketing:median" else 5)
 
 
 @pytest.mark.parametrize("kind", ["noloco", "pair_mean", "gasloc"])
@@ -541,7 +541,9 @@ def test_pairs_tolerate_no_byzantine_member(kind: str) -> None:
     given = {"alpha": 0.3, "beta": 0.7, "gamma": 0.5} if kind == "gasloc" else {}
 
     def made(robust: str, **options: object) -> Exchange:
-        return exchange(ExchangeConfig(replicas=7, kind=kind, robust=robust, options=Options({**given, **options})))
+        return make_exchange(
+            ExchangeConfig(replicas=7, kind=kind, robust=robust, options=Options({**given, **options}))
+        )
 
     with pytest.raises(
         UserError,
@@ -559,14 +561,14 @@ def test_pairs_tolerate_no_byzantine_member(kind: str) -> None:
 
 def test_a_rule_needs_several_values() -> None:
     with pytest.raises(UserError, match="'local' does not aggregate several values"):
-        exchange(ExchangeConfig(replicas=5, kind="local", robust="median"))
+        make_exchange(ExchangeConfig(replicas=5, kind="local", robust="median"))
 
 
 # ---- where members may be missing
 
 
 def rarely(kind: str, robust: str, n: int, **options: object) -> tuple[Exchange, dict[int, Replica]]:
-    made = exchange(ExchangeConfig(replicas=n, kind=kind, robust=robust, options=Options({"every": 4, **options})))
+    made = make_exchange(ExchangeConfig(replicas=n, kind=kind, robust=robust, options=Options({"every": 4, **options})))
     return made, exchange_in_process.replicas(made, {"w": torch.zeros(5, 3), "layers.1.w": torch.ones(4)}, n)
 
 
@@ -621,7 +623,11 @@ def test_too_few_members_of_a_gossip_group_continue_alone() -> None:
     group = made.groups(0, range(8), 0)[0]
     exchange_once(made, of, 0, 0, alone=group[:2])
     exchange_once(
-        exchange(ExchangeConfig(replicas=8, kind="noloco", options=Options({"group": 4}))), others, 0, 0, alone=group
+        make_exchange(ExchangeConfig(replicas=8, kind="noloco", options=Options({"group": 4}))),
+        others,
+        0,
+        0,
+        alone=group,
     )
     assert all(torch.equal(of[i].fast["w"], others[i].fast["w"]) for i in group)
 
@@ -632,5 +638,5 @@ def test_no_honest_vector_is_mixed_with_a_far_outlier(rule: str) -> None:
     generator = torch.Generator().manual_seed(5)
     honest = [scale * torch.randn(500, generator=generator) for scale in (1.0, 0.6, 0.05, 0.05, 0.05, 0.05)]
     vectors = [*honest, torch.full((500,), 1e38), torch.full((500,), 1e38)]
-    found = combine(robust_of({"rule": rule, "byzantine": 2}, 8).rule, vectors, "nnm").value
+    found = combine(make_robust_aggregator({"rule": rule, "byzantine": 2}, 8).rule, vectors, "nnm").value
     assert float(found.abs().max()) < max(float(vector.abs().max()) for vector in honest)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.exchange.attacks import ATTACKS, attack_of
+from planaria.exchange.attacks import ATTACKS, make_attack
 from planaria.exchange.attacks.base import Attack, AttackView, MessageAttack
 from planaria.exchange.attacks.update_attacks import largest_z
 from planaria.exchange.base import Update
@@ -49,7 +49,7 @@ def scene(honest: int = 5, byzantine: int = 2, seed: int = 3, **changes: object)
 
 
 def vector(name: str, at: AttackView, strength: float | None = None) -> Tensor:
-    return attack_of(name, strength).vector(at)
+    return make_attack(name, strength).vector(at)
 
 
 def by_hand(name: str, at: AttackView, strength: float) -> list[float]:
@@ -97,9 +97,9 @@ def test_alie_uses_the_largest_z_of_its_formula() -> None:
 def test_noise_has_its_stated_length_and_is_drawn_per_receiver() -> None:
     at = scene()
     for name, times in (("random", 10.0), ("equivocate", 1.0)):
-        lie = vector(name, at)
-        assert float(lie.norm()) == pytest.approx(times * float(at.own.norm()), rel=1e-5)
-        assert abs(float(lie @ at.own) / float(lie.norm() * at.own.norm())) < 0.3, "no own direction"
+        corrupt = vector(name, at)
+        assert float(corrupt.norm()) == pytest.approx(times * float(at.own.norm()), rel=1e-5)
+        assert abs(float(corrupt @ at.own) / float(corrupt.norm() * at.own.norm())) < 0.3, "no own direction"
         assert torch.equal(vector(name, scene(seed=9)), vector(name, scene(seed=9)))
         assert not torch.equal(vector(name, scene(seed=9)), vector(name, scene(seed=10)))
     assert ATTACKS["equivocate"].equivocates and not ATTACKS["random"].equivocates
@@ -116,13 +116,13 @@ def test_mimic_copies_the_extreme_member_of_the_first_round() -> None:
 def test_stale_sends_the_oldest_remembered_update() -> None:
     assert torch.equal(vector("stale", scene(past=[drawn(1), drawn(2)])), drawn(1))
     assert torch.equal(vector("stale", scene()), drawn(7))
-    assert (attack_of("stale", None).remembers, attack_of("stale", 3).remembers) == (50, 3)
+    assert (make_attack("stale", None).remembers, make_attack("stale", 3).remembers) == (50, 3)
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attacks_on_messages_are_refused_in_one_line_and_others_are_valid(name: str, codec: Compressor) -> None:
-    attack: Attack = attack_of(name, None)
+    attack: Attack = make_attack(name, None)
     at = scene()
     honest = codec.encode(at.own, at.round)
     before = honest.clone()
@@ -207,16 +207,16 @@ def test_a_scale_that_overflows_is_found(codec: Compressor) -> None:
     [
         ("sign_flop", None, "attack = 'sign_flop': no such choice; did you mean 'sign_flip'"),
         ("os:system", None, "attack = 'os:system': no such choice; known here: alie, "),
-        ("zero", 2.0, "attack 'zero' has no strength; leave it out"),
+        ("zero", 2.0, "attack 'zero' has no strength; remove it"),
         (None, 2.0, "attack 'nan' has no strength"),
         ("stale", 0.5, "strength = 0.5 of attack 'stale': .*greater than or equal to 1"),
     ],
 )
 def test_an_invalid_attack_is_refused_by_name(name: str | None, strength: float | None, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        attack_of(name, strength)
+        make_attack(name, strength)
 
 
 def test_every_attack_has_defaults() -> None:
-    assert {type(attack_of(name, None)) for name in ATTACKS} == {*ATTACKS.values()} and len(ATTACKS) == 15
-    assert type(attack_of(None, None)) is ATTACKS["nan"]
+    assert {type(make_attack(name, None)) for name in ATTACKS} == {*ATTACKS.values()} and len(ATTACKS) == 15
+    assert type(make_attack(None, None)) is ATTACKS["nan"]

@@ -19,7 +19,7 @@ from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.base import Exchange, StageOuterState, TooManyByzantine, Update, UpdateWeights, Weights
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.products import CHUNK
 from planaria.exchange.robust.weighing import Products, Weighing, gram, products
@@ -31,7 +31,7 @@ MIXES = ("none", "nnm", "bucketing")
 def made(kind: str = "diloco", replicas: int = 9, options: dict[str, Any] | None = None, **robust: Any) -> Exchange:
     given = {"rule": "multikrum", "scope": "replica", **robust}
     options = {"every": 1, **(options or {})}
-    return exchange(ExchangeConfig(kind=kind, replicas=replicas, options=Options(options), robust=Options(given)))
+    return make_exchange(ExchangeConfig(kind=kind, replicas=replicas, options=Options(options), robust=Options(given)))
 
 
 def node_products(of: Weighing, parts: Sequence[Tensor], me: int, order: Sequence[int]) -> list[Products]:
@@ -117,7 +117,7 @@ def settled(of: Exchange, parts: list[dict[int, Replica]], round: int) -> list[U
             received = list[UpdateWeights]()
             rule = of.after_rejecting(0, received.append, found[me])
             replica.fast, replica.outer = rule.settle(replica.outer, replica.fast, updates, me)
-            assert not received, "who has found it tells it"
+            assert not received, "who has found it reports it"
     return found
 
 
@@ -205,9 +205,12 @@ def test_invalid_settings_are_refused_in_one_line(kind: str, robust: dict[str, A
     options = {"options": Options({"every": 2})} if kind in ("diloco", "monna") else {}
     given = Options({"rule": "multikrum", "scope": "replica", **robust})
     with pytest.raises(UserError, match=problem) as caught:
-        exchange(ExchangeConfig(kind=kind, replicas=7, robust=given, **options))
+        make_exchange(ExchangeConfig(kind=kind, replicas=7, robust=given, **options))
     assert "\n" not in str(caught.value)
 
 
 def test_scope_stage_weighs_no_updates() -> None:
-    assert made(scope="stage").weighing is None and exchange(ExchangeConfig(replicas=5, robust="krum")).weighing is None
+    assert (
+        made(scope="stage").weighing is None
+        and make_exchange(ExchangeConfig(replicas=5, robust="krum")).weighing is None
+    )

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, fitting, make, mean, weights
 
 from planaria.exchange.base import StageOuterState, Update
-from planaria.exchange.compress.compression import compression_from
+from planaria.exchange.compress.compression import make_compression
 from planaria.exchange.gossip import PairMean
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.weight_message import pack, unpack
 
 BITS = pytest.mark.parametrize("bits", [32, 16, 8, 4])
-CODECS = {bits: compression_from(f"{bits}bits").compressor for bits in (32, 16, 8, 4)}
+CODECS = {bits: make_compression(f"{bits}bits").compressor for bits in (32, 16, 8, 4)}
 
 
 @BITS
@@ -256,7 +256,7 @@ def test_a_copy_lacks_its_donors_own_parts() -> None:
     made = make("noloco", bits=8)
     of = apart(made, 2)
     exchange_once(made, of, 0, seed=0)
-    whole, copied = of[0].outer, of[0].outer.copied(made.parts)
+    whole, copied = of[0].outer, of[0].outer.for_copy(made.parts)
     assert whole["residual"] and not copied["residual"]
     assert copied["slow"] is whole["slow"] and copied["momentum"] is whole["momentum"]
     assert copied.rounds == whole.rounds == 1

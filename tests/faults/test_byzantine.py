@@ -10,7 +10,7 @@ from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Update
 from planaria.exchange.compress.dense import UNCOMPRESSED
 from planaria.exchange.update_publisher import UpdatePublisher
-from planaria.faults.byzantine import Byzantine, misbehaviour_of
+from planaria.faults.byzantine import Byzantine, make_misbehaviour
 
 CONFIG = ExchangeConfig(replicas=5, robust="multikrum")
 HONEST = Update(torch.tensor([1.0, -2.0, 0.5]))
@@ -19,7 +19,7 @@ ME = 1
 
 
 def byzantine(attack: str, until: int | None = None, strength: float | None = None, number: int = 0) -> Byzantine:
-    return Byzantine(CONFIG, misbehaviour_of(attack, strength, until, seed=7, number=number))
+    return Byzantine(CONFIG, make_misbehaviour(attack, strength, until, seed=7, number=number))
 
 
 def sent(by: UpdatePublisher, step: int, honest: Update = HONEST, **known: dict[int, Tensor]) -> dict[int, Tensor]:

@@ -193,7 +193,7 @@ def test_a_generated_trace_has_its_arguments(tmp_path: Path) -> None:
 
 
 GOOD = {"step": 1, "stage": 2}
-LIE = {**GOOD, "signal": "lie"}
+CORRUPT = {**GOOD, "signal": "corrupt_update"}
 
 
 @pytest.mark.parametrize(
@@ -212,16 +212,22 @@ LIE = {**GOOD, "signal": "lie"}
         ({"faults": [GOOD | {"offset": 1.0}]}, r"faults\[0\]\.offset: "),
         ({"faults": [GOOD | {"resume_after_s": 1.0}]}, r"faults\[0\]: a killed worker cannot resume"),
         (
-            {"faults": [LIE | {"attack": "sign_flop"}]},
+            {"faults": [CORRUPT | {"attack": "sign_flop"}]},
             r"faults\[0\]: .*'sign_flop': no such choice; did you mean 'sign_",
         ),
-        ({"faults": [LIE | {"attack": "os:system"}]}, r"faults\[0\]: .*'os:system': no such choice; known here: alie"),
-        ({"faults": [LIE | {"attack": 3}]}, r"faults\[0\]\.attack: .*string, not 3"),
-        ({"faults": [LIE | {"attack": "zero", "strength": 2.0}]}, r"faults\[0\]: attack 'zero' has no strength"),
-        ({"faults": [LIE | {"strength": 2.0}]}, r"faults\[0\]: attack 'nan' has no strength"),
-        ({"faults": [LIE | {"attack": "alie", "strength": -1.0}]}, r"faults\[0\]\.strength: .*not -1"),
-        ({"faults": [LIE | {"until": 1}]}, r"faults\[0\]: until = 1 must be after the fault's first step, 1"),
-        ({"faults": [GOOD | {"until": 4}]}, r"faults\[0\]: signal 'kill' has no until; remove it, or use signal 'lie'"),
+        (
+            {"faults": [CORRUPT | {"attack": "os:system"}]},
+            r"faults\[0\]: .*'os:system': no such choice; known here: alie",
+        ),
+        ({"faults": [CORRUPT | {"attack": 3}]}, r"faults\[0\]\.attack: .*string, not 3"),
+        ({"faults": [CORRUPT | {"attack": "zero", "strength": 2.0}]}, r"faults\[0\]: attack 'zero' has no strength"),
+        ({"faults": [CORRUPT | {"strength": 2.0}]}, r"faults\[0\]: attack 'nan' has no strength"),
+        ({"faults": [CORRUPT | {"attack": "alie", "strength": -1.0}]}, r"faults\[0\]\.strength: .*not -1"),
+        ({"faults": [CORRUPT | {"until": 1}]}, r"faults\[0\]: until = 1 must be after the fault's first step, 1"),
+        (
+            {"faults": [GOOD | {"until": 4}]},
+            r"faults\[0\]: signal 'kill' has no until; remove it, or use signal 'corrupt_update'",
+        ),
         ({"faults": [GOOD | {"attack": "zero"}]}, r"faults\[0\]: signal 'kill' has no attack"),
     ],
 )
@@ -233,8 +239,9 @@ def test_an_invalid_file_is_refused_with_place_and_field(tmp_path: Path, content
 
 
 def test_an_attack_has_kind_and_end_and_older_traces_keep_their_meaning(tmp_path: Path) -> None:
-    """Newer fields change only the digests of traces that use them."""
-    old, new = Fault(step=3, stage=2, signal="lie"), Fault(step=3, stage=2, signal="lie", attack="ipm", until=9)
+    """Newer fields and names change only the digests of traces that use newer fields."""
+    old = Fault(step=3, stage=2, signal="corrupt_update")
+    new = Fault(step=3, stage=2, signal="corrupt_update", attack="ipm", until=9)
     (tmp_path / "old.json").write_text('{"faults": [{"step": 3, "stage": 2, "signal": "lie", "strength": null}]}')
     assert read(tmp_path / "old.json").faults == (old,)
     assert digest(Trace(faults=(old,))) == "37b5fc9fdf35bf01341e8de65d96b1a6febf86b048b651953ba4afebb21533f4"
@@ -244,13 +251,14 @@ def test_an_attack_has_kind_and_end_and_older_traces_keep_their_meaning(tmp_path
 
 
 def test_a_lasting_attack_continues_in_a_resumed_run() -> None:
-    once, lasting = Fault(step=3, stage=2, signal="lie"), Fault(step=3, stage=2, signal="lie", until=6)
+    once = Fault(step=3, stage=2, signal="corrupt_update")
+    lasting = Fault(step=3, stage=2, signal="corrupt_update", until=6)
     assert [is_pending(once, step) for step in (3, 4)] == [True, False]
     assert [is_pending(lasting, step) for step in (3, 5, 6)] == [True, True, False]
 
 
 def test_unreadable_or_unwritable_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"nowhere cannot be read .* give the path of a trace"):
+    with pytest.raises(UserError, match=r"nowhere cannot be read .* use a trace file"):
         read(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"cannot write the trace .*nowhere"):
         write(Trace(faults=()), tmp_path / "nowhere" / "t.json")
@@ -310,5 +318,5 @@ def test_traces_of_single_losses_are_unchanged_by_the_feature() -> None:
 
 @pytest.mark.parametrize("other", [{"forbid_adjacent": True}, {"forbid_adjacent": False, "adjacent_probability": 0.1}])
 def test_failure_groups_exclude_bursts_and_forbid_adjacent(other: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="failure_domain = 'machine' takes several stages; leave"):
+    with pytest.raises(UserError, match="failure_domain = 'machine' takes several stages; remove"):
         generate(1, 0.5, 600.0, 4, 50, set(), failure_domain="machine", **other)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import planaria
-from planaria.runtime.engine.process_engine import PRELOAD
+from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet.spawner import spawner
 
 SAMPLES = 240

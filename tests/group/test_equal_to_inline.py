@@ -17,7 +17,7 @@ import planaria
 from planaria.config.schema import RunConfig
 from planaria.data.stream import Stream
 from planaria.models.families import build_stage
-from planaria.runtime.engine.process_engine import PRELOAD
+from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet.joining import read_run_address
 from planaria.runtime.fleet.spawner import spawner
 from tiny_recipe import written

@@ -125,7 +125,7 @@ def test_members_with_other_settings_or_models_are_refused_by_name(members: Memb
 
 @pytest.mark.parametrize("kind", ["noloco", "allreduce"])
 def test_a_group_ends_once_no_member_has_its_weights(members: Members, kind: str) -> None:
-    """A newcomer's first weights are those of another model."""
+    """A new member's first weights are those of another model."""
     exchange, several = {"exchange": kind}, 2
     hosting = {"members": several}
     members.start(Spec(seed=1, hosting=hosting, exchange=exchange, epochs=9, dies_after=12))

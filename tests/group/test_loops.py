@@ -13,7 +13,7 @@ import torch
 from loops import alone, member, rank
 from torch import Tensor
 
-from planaria.runtime.engine.process_engine import PRELOAD
+from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet.joining import read_run_address
 from planaria.runtime.fleet.spawner import spawner
 

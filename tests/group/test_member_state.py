@@ -1,4 +1,4 @@
-"""The state that a newcomer receives: complete, by name, and refused if it does not fit or is not sound."""
+"""The state that a new member receives: complete, by name, and rejected if it does not fit or is not sound."""
 
 from __future__ import annotations
 
@@ -62,26 +62,26 @@ def made(seed: int, kind: str = "AdamW", width: int = 4, steps: int = 0) -> Memb
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD", "Adagrad", "Adafactor", "RMSprop", "NAdam"])
-def test_a_newcomer_continues_exactly_like_the_donor(kind: str) -> None:
-    donor, newcomer = made(1, kind, steps=5), made(2, kind)
-    assert donor.layout != newcomer.layout, "frozen weights belong to it"
-    newcomer.model.frozen.load_state_dict(donor.model.frozen.state_dict())  # type: ignore[union-attr, operator]
-    del newcomer.layout
-    assert donor.layout == newcomer.layout
+def test_a_new_member_continues_exactly_like_the_donor(kind: str) -> None:
+    donor, receiver = made(1, kind, steps=5), made(2, kind)
+    assert donor.layout != receiver.layout, "frozen weights belong to it"
+    receiver.model.frozen.load_state_dict(donor.model.frozen.state_dict())  # type: ignore[union-attr, operator]
+    del receiver.layout
+    assert donor.layout == receiver.layout
     sent = unpack(pack(StageState(donor.weights(), further=donor.extra_state())))
-    runner = MemberRunner(RunConfig.model_construct(), newcomer, sums_gradients=False)
+    runner = MemberRunner(RunConfig.model_construct(), receiver, sums_gradients=False)
     runner.load(sent)
-    for member in (donor, newcomer):
+    for member in (donor, receiver):
         torch.manual_seed(3)
         member.model(torch.randint(5, (6,))).square().sum().backward()
         member.optimizer.step()
         member.also["schedule"].step()  # type: ignore[attr-defined]
     trained = donor.weights()
     assert trained.keys() == {"table.weight", "norm.weight", "norm.bias"}, "tied once, frozen not at all"
-    assert all(torch.equal(tensor, newcomer.weights()[name]) for name, tensor in trained.items())
-    assert torch.equal(donor.model.norm.running_mean, newcomer.model.norm.running_mean)  # type: ignore[union-attr]
-    assert donor.model.calls == newcomer.model.calls == 6
-    assert [g["lr"] for g in donor.optimizer.param_groups] == [g["lr"] for g in newcomer.optimizer.param_groups]
+    assert all(torch.equal(tensor, receiver.weights()[name]) for name, tensor in trained.items())
+    assert torch.equal(donor.model.norm.running_mean, receiver.model.norm.running_mean)  # type: ignore[union-attr]
+    assert donor.model.calls == receiver.model.calls == 6
+    assert [g["lr"] for g in donor.optimizer.param_groups] == [g["lr"] for g in receiver.optimizer.param_groups]
 
 
 def test_state_that_cannot_be_sent_is_named() -> None:

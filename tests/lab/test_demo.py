@@ -13,7 +13,7 @@ from planaria.faults.trace import read
 from planaria.lab.commands.demo import DEMOS, Outcome, body, rows
 from planaria.report import page
 from planaria.report.tables import Table
-from planaria.runtime.api.configuration import configure
+from planaria.runtime.api.configure import configure
 
 
 def outcome(arm: str, step_s: float, losses: list[float], recoveries: tuple[float, ...] = ()) -> Outcome:
@@ -74,9 +74,9 @@ def test_one_arm_of_home_links_kills_a_middle_stage_half_way() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["home-link"], "home-link: no such demo; did you mean 'home-links'?"),
+        (["home-link"], "home-link: unknown demo; did you mean 'home-links'?"),
         (["home-links", "--pipeline.wire", "bf16"], "--pipeline.wire bf16: differs between the arms of home-links"),
-        (["home-links", "--to", "chart.png"], "--to chart.png: give a file that ends with .pdf or .svg"),
+        (["home-links", "--to", "chart.png"], "--to chart.png: use a file name that ends with .pdf or .svg"),
         (["home-links", "--chaos.trace", "none.json"], "none.json"),
         (["home-links", "--pipeline.stages", "3"], "model.layers"),
     ],

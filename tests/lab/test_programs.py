@@ -31,7 +31,7 @@ def test_a_found_code_is_usable_in_a_recipe_and_has_a_product(
     assert rows["this code"][2] == "3" and rows["local, groups of 4"][4] == "3" and rows["reed_solomon"][1] == "8"
     assert rows["local, groups of 4"][5:11] == ["1"] * 6, "any six are survived"
     assert rows["this code"][3:6] == ["1"] * 3 and float(rows["this code"][6]) < 1
-    assert codes.code(str(to), 16, 3).data == 8
+    assert codes.make_code(str(to), 16, 3).data == 8
     made = json.loads(product.read_text())
     assert (made["qubits"], made["logical"], made["distance"]) == (320, 64, 4)
     assert all(len({*x} & {*z}) % 2 == 0 for x in made["x"] for z in made["z"])
@@ -50,7 +50,7 @@ def test_a_code_that_misses_the_target_is_reported_and_written(
     ("wrong", "complaint"),
     [
         (["--distance", "8"], "distance = 8: checks of 4 allow at most 7"),
-        (["--tries", "0"], "--tries: 0; give 1 to 10000000"),
+        (["--tries", "0"], "--tries: 0; use 1 to 10000000"),
         (["--weight", "1"], "a check 2 or more"),
         (["--data", "17", "--shards", "40"], "data has 1 to 16"),
         (["--shards", "60", "--distance", "9"], "lower it, or --shards"),

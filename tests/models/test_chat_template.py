@@ -139,7 +139,7 @@ def test_a_turn_contains_no_control_token(folders: dict[str, Path], kind: str, d
 def test_a_hostile_template_is_stopped(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "SECONDS", 1.0)
     folder = model(tmp_path, "byte level", BOMBS[name] + LOOP + "{{ m.content }}{% endfor %}")
-    with pytest.raises(UserError, match=r"its chat template fails \(.*\); fix it, or leave it out") as caught:
+    with pytest.raises(UserError, match=r"its chat template fails \(.*\); fix it, or remove it") as caught:
         ours(folder, TURNS)
     assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
     assert ours(model(tmp_path, "byte level", TEMPLATES["json"]), TURNS), "the next template is rendered"

@@ -11,8 +11,8 @@ from test_transformers import section, small
 from planaria.config.schema import ModelConfig
 from planaria.models.activations import PassMode
 from planaria.models.counting import count
-from planaria.models.families import build_stage, family
-from planaria.models.transformers.weighing import layer_parameters, layer_work
+from planaria.models.families import build_stage, make_family
+from planaria.models.transformers.stage_costs import layer_parameters, layer_work
 
 CPU = PassMode(samples=2, device_bytes=0)
 
@@ -30,13 +30,13 @@ def test_the_formula_for_llama_on_a_cpu_matches_the_count(
 ) -> None:
     model = ModelConfig(vocab=512, dim=dim, layers=4, heads=4, kv_heads=kv, hidden=hidden, context=32)
     passes = CPU._replace(recompute=recompute, masked=masked)
-    formula = family(model).pass_bytes(model, 2, 1, passes)
+    formula = make_family(model).pass_bytes(model, 2, 1, passes)
     assert formula is not None and formula.kept == pytest.approx(counted(model, 1, passes)[0], rel=0.08)
 
 
 def test_a_chunked_loss_keeps_two_gradients() -> None:
     model = ModelConfig(vocab=32000, dim=64, layers=2, heads=4, hidden=96, context=512)
-    formula, found = family(model).pass_bytes(model, 2, 0, CPU), counted(model, 0, CPU)
+    formula, found = make_family(model).pass_bytes(model, 2, 0, CPU), counted(model, 0, CPU)
     assert formula is not None and formula.loss == pytest.approx(found[1], rel=0.04)
     assert found[2] / 2 < formula.working < 2 * found[2]
 
@@ -59,7 +59,7 @@ def test_the_count_matches_a_real_pass(kind: str) -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = built(x)
     saved = x.nbytes + out.nbytes + sum(size for place, size in kept.items() if place not in known)
-    found = family(model).pass_bytes(model, 2, 1, CPU)
+    found = make_family(model).pass_bytes(model, 2, 1, CPU)
     assert found is not None and 0.9 * saved <= found.kept <= 1.35 * saved
 
 
@@ -67,13 +67,13 @@ def test_adapters_keep_less_state_and_their_passes_are_counted() -> None:
     pytest.importorskip("peft")
     decoder = small("qwen3")
     model = section(decoder, context=48, lora={"rank": 4, "base": "nowhere", "base_sha256": "0"})
-    assert (found := family(model).pass_bytes(model, 2, 1, CPU)) is not None and found.kept > 0
-    assert (ends := family(model).pass_bytes(model, 2, 0, CPU)) is not None and ends.loss > 0
+    assert (found := make_family(model).pass_bytes(model, 2, 1, CPU)) is not None and found.kept > 0
+    assert (ends := make_family(model).pass_bytes(model, 2, 0, CPU)) is not None and ends.loss > 0
 
 
 def test_recomputed_layers_keep_only_their_inputs() -> None:
     model = section(small("qwen3"), context=48)
-    plain, less = (family(model).pass_bytes(model, 2, 1, CPU._replace(recompute=on)) for on in (False, True))
+    plain, less = (make_family(model).pass_bytes(model, 2, 1, CPU._replace(recompute=on)) for on in (False, True))
     assert plain is not None and less is not None
     assert less.kept < plain.kept / 2 and less.working > plain.working
 

@@ -30,8 +30,8 @@ from planaria.models.generate import generate
 from planaria.models.gguf import gguf_tokenizer, open_gguf
 from planaria.models.gguf_file import read_metadata
 from planaria.models.llama_stages import Llama
-from planaria.runtime.engine.run_folders import config_of
-from planaria.runtime.engine.weight_sources import open_model
+from planaria.runtime.preparation.run_folders import config_of
+from planaria.runtime.preparation.weight_sources import open_model
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 
 gguf = pytest.importorskip("gguf")

@@ -166,7 +166,7 @@ def index_to(file: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "config.json").unlink(), "config.json cannot be read"),
         (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor"),
         (index_to("gone.safetensors"), "gone.safetensors: missing"),
-        (index_to("../elsewhere.safetensors"), "weight_map must give a file of this folder"),
+        (index_to("../elsewhere.safetensors"), "weight_map must name a file of this folder"),
     ],
 )
 def test_an_invalid_folder_is_refused(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_logits_loss_and_gradients_are_bitwise_independent_of_the_cut(config: Mo
     for model in models:
         model.loss(tokens, targets).backward()
         model.ends.fold_gradients()
-        parameters = dict(model._named())
+        parameters = dict(model._parameters_by_name())
         grads.append({name: parameter.grad for name, parameter in parameters.items()})
     for model, grad in zip(models[1:], grads[1:], strict=True):
         assert torch.equal(model(tokens), models[0](tokens))

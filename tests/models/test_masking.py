@@ -131,7 +131,7 @@ def test_exported_names_match_the_exported_file(tmp_path: Path, experts: int) ->
         ({"format": "pt"}, "is not a mask"),
         ({masking.FORMAT: '{"safe": "s", "tuned": ["t", "u"], "result": "r"}'}, "has 1 masks for 2 models"),
         ({masking.FORMAT: '{"safe": "s", "tuned": 7, "result": "r"}'}, "tuned"),
-        ({masking.FORMAT: "[" * 5000}, "give the mask"),
+        ({masking.FORMAT: "[" * 5000}, "use the mask"),
     ],
 )
 def test_masks_of_other_models_are_refused(tmp_path: Path, about: dict[str, str], complaint: str) -> None:

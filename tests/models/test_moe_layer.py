@@ -22,7 +22,7 @@ from planaria.models.moe_layer import Routing
 from planaria.models.transformers.recipe_section import decoder_of
 from planaria.models.transformers.whole import assemble
 from planaria.runtime.api.import_export import export_again
-from planaria.runtime.engine.weight_sources import open_weights
+from planaria.runtime.preparation.weight_sources import open_weights
 
 SHAPE = ModelConfig(vocab=50, dim=24, layers=2, heads=4, kv_heads=2, hidden=20, context=16, init_std=0.3, tied=False)
 TOKENS = torch.randint(0, 50, (2, 16), generator=torch.Generator().manual_seed(0))

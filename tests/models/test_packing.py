@@ -282,9 +282,9 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Tensor]], object]]] = {
         "exp_avg_sq of other parameters, and none of 'a'",
         lambda named: named.update({"exp_avg.a": torch.ones(2, 3)}),
     ),
-    "moments of nothing": ("exp_avg of 'b' in another shape", lambda named: named.pop("weights.b")),
+    "moments of nothing": ("exp_avg of 'b' whose shape differs", lambda named: named.pop("weights.b")),
     "moments of another shape": (
-        "exp_avg of 'b' in another shape",
+        "exp_avg of 'b' whose shape differs",
         lambda named: named.update({"exp_avg.b": torch.zeros(5, 1)}),
     ),
     "too many tensors": ("over 8", lambda named: named.update({f"k{n}.b": torch.ones(5) for n in range(7)})),

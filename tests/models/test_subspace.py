@@ -21,10 +21,10 @@ from planaria.models.llama_stages import Llama, parameter_count, stage_parameter
 from planaria.models.subspace import Subspace
 from planaria.runtime.api.import_export import export_run, export_state
 from planaria.runtime.checkpoint.loading import atoms_of_model
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.config_checks import check
-from planaria.runtime.engine.starting_weights import starting_weights
-from planaria.runtime.engine.weight_sources import open_model
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.config_checks import check
+from planaria.runtime.preparation.starting_weights import starting_weights
+from planaria.runtime.preparation.weight_sources import open_model
 from small_decoders import section, small
 from tiny_recipe import written
 
@@ -105,7 +105,7 @@ def test_an_exported_model_has_whole_matrices_and_the_same_logits(tmp_path: Path
     [
         ({"pipeline.wire": {**WIRE, "rank": 40}}, r"wire\.rank = 40: more dimensions than model.dim = 32"),
         ({"model.tied": True}, "set model.tied = false"),
-        ({"model.share": 2}, "leave model.share = 2 out"),
+        ({"model.share": 2}, "remove model.share = 2"),
         ({"exchange.replicas": 2, "exchange.coded": "gc", "pipeline.wire": {**WIRE, "backward": 4}}, "at random"),
     ],
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.families import family
+from planaria.models.families import make_family
 from planaria.models.huggingface import INDEX
 from planaria.models.llama_layers import document_mask
 from planaria.models.transformers.alike import unlike_stages
@@ -25,7 +25,7 @@ from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.files import open_decoder, write_weights
 from planaria.models.transformers.loading import load_weights
 from planaria.models.transformers.recipe_section import model_section
-from planaria.models.transformers.shrinking import chosen_layers
+from planaria.models.transformers.shrinking import choose_layers
 from planaria.models.transformers.skeleton import read_config, skeleton
 from small_decoders import library_config, logits, section, small, stages_of
 
@@ -161,8 +161,8 @@ def test_alike_stages_are_multiples_of_a_models_period(kind: str, period: int) -
 
 def test_a_small_model_has_every_kind_of_layer() -> None:
     kinds = {"layer_types": ["a", "a", "a", "b", "a", "c"]}
-    assert chosen_layers(kinds, 6, 4) == [0, 1, 3, 5]
-    assert chosen_layers({}, 6, 4) == [0, 1, 2, 3]
+    assert choose_layers(kinds, 6, 4) == [0, 1, 3, 5]
+    assert choose_layers({}, 6, 4) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
@@ -220,7 +220,7 @@ def test_implementations_of_attention_for_gpus_are_refused() -> None:
     config = section(small("qwen3"))
     other = config.model_copy(update={"options": {**config.options, "attention": "flex_attention"}})
     with pytest.raises(UserError, match=r"^model.options.attention = 'flex_attention': .* 'sdpa' or 'eager'$"):
-        family(other)
+        make_family(other)
 
 
 def test_values_beside_the_parameters_are_refused(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ pytest.importorskip("transformers")
 END = 1
 """separator of documents"""
 MASKED = ["afmoe", "gpt_oss", "falcon", "opt", "mpt", "biogpt", "xglm"]
-"""architectures that do not find documents by positions that begin anew"""
+"""architectures that do not find documents by positions that start again"""
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -83,9 +83,9 @@ def test_a_part_is_put_back_in_its_place() -> None:
     solution, cells = begun
     before = solution.copy()
     own = cell_problem(problem, solution, cells[0])
-    own.put(solution, own.solution)
+    own.write_into(solution, own.solution)
     assert all((a == b).all() for a, b in zip(solution, before, strict=True))
-    own.put(solution, own.solution._replace(path=own.solution.path[::-1]))
+    own.write_into(solution, own.solution._replace(path=own.solution.path[::-1]))
     assert (solution.path[own.rows] == before.path[own.rows][::-1]).all()
     others = np.setdiff1d(np.arange(problem.count), own.rows)
     assert (solution.path[others] == before.path[others]).all()

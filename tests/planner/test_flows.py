@@ -19,7 +19,7 @@ from instances import RECIPE, problems, published, small_problem
 from pydantic import ValidationError
 
 from planaria.cli import main
-from planaria.cli.commands.schedule import searcher
+from planaria.cli.commands.schedule import plan_search
 from planaria.config.schema import RoutingConfig
 from planaria.planner import flows
 from planaria.planner.anneal import Floats
@@ -180,8 +180,8 @@ def test_a_time_limit_ends_the_search() -> None:
 
 
 def test_the_recipe_chooses_the_search() -> None:
-    assert searcher(RoutingConfig()) is search
-    chosen = searcher(RoutingConfig(search="flows", edge_cost="sum"))
+    assert plan_search(RoutingConfig()) is search
+    chosen = plan_search(RoutingConfig(search="flows", edge_cost="sum"))
     assert isinstance(chosen, partial) and chosen.func is search_flows and chosen.keywords == {"rule": "sum"}
 
 

@@ -71,10 +71,10 @@ def test_random_plans_are_valid_unless_they_deadlock(problem: PlanningProblem, s
     ("plan", "violation"),
     [
         (at_node(9), Violation("CC1", "microbatch 0 starts at node 9, of stage 2")),
-        (at_node(9), Violation("CC1", "data node 0 lets in 5 microbatches, not 6")),
-        (at_node(3), Violation("CC1", "data node 3 lets in 7 microbatches, not 6")),
-        (along(14, 3, 12), Violation("CC1", "microbatch 0 visits data node 3 on its way")),
-        (along(14, 6, 0), Violation("CC1", "microbatch 0 visits data node 0 on its way")),
+        (at_node(9), Violation("CC1", "data node 0 starts 5 microbatches, not 6")),
+        (at_node(3), Violation("CC1", "data node 3 starts 7 microbatches, not 6")),
+        (along(14, 3, 12), Violation("CC1", "microbatch 0 visits data node 3 on its route")),
+        (along(14, 6, 0), Violation("CC1", "microbatch 0 visits data node 0 on its route")),
         (along(14, 6, 9), Violation("CC3", "microbatch 0 visits stage 2 twice")),
         (along(14, 14, 12), Violation("CC3", "microbatch 0 visits stage 1 twice")),
         (along(14, 6, 5), Violation("CC2", "stage 4 is visited 19 times, stage 3 17 times")),
@@ -103,7 +103,7 @@ def test_a_node_that_holds_more_than_its_slots_violates_tc1() -> None:
     assert find_violations(PROBLEM, PLAN, PASSES) == []
     for node in (0, 14):
         assert find_violations(with_slots(node, 2), PLAN, PASSES) == [
-            Violation("TC1", f"node {node} holds 3 microbatches at once and has 2 slots")
+            Violation("TC1", f"node {node} holds 3 microbatches at the same time and has 2 slots")
         ]
 
 
@@ -111,11 +111,11 @@ def test_two_passes_at_once_on_one_node_violate_tc2() -> None:
     """Microbatches 0 and 5 are the first two of data node 0, and neither waits for input."""
     assert PASSES.starts[5, 0] == PASSES.ends[0, 0]
     for passes in (timed("starts", 5, 0, -1), timed("ends", 0, 0, 1)):
-        assert Violation("TC2", "node 0 works on microbatches 0 and 5 at once") in find_violations(
+        assert Violation("TC2", "node 0 works on microbatches 0 and 5 at the same time") in find_violations(
             PROBLEM, PLAN, passes
         )
     assert find_violations(PROBLEM, PLAN, timed("starts", 5, 0, -1)) == [
-        Violation("TC2", "node 0 works on microbatches 0 and 5 at once")
+        Violation("TC2", "node 0 works on microbatches 0 and 5 at the same time")
     ]
 
 
@@ -124,12 +124,12 @@ def test_a_pass_before_its_input_violates_order(number: int, node: int) -> None:
     """A hop out, the loss, the first hop back and the last."""
     early = int(PASSES.ends[0, number - 1]) - int(PASSES.starts[0, number])
     passes = timed("starts", 0, number, early)
-    where = f"microbatch 0, pass {number} at node {node}, begins before its input is there"
+    where = f"microbatch 0, pass {number} at node {node}, begins before its input arrives"
     assert Violation("order", where) in find_violations(PROBLEM, PLAN, passes)
 
 
 def test_a_message_one_nanosecond_late_violates_order() -> None:
-    where = "microbatch 0, pass 1 at node 14, begins before its input is there"
+    where = "microbatch 0, pass 1 at node 14, begins before its input arrives"
     assert find_violations(PROBLEM, PLAN, timed("starts", 0, 1, -1)) == [Violation("order", where)]
 
 

@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.pipeline.network.costs import message_bytes
 from planaria.pipeline.network.topology import Topology, read
-from planaria.planner.certificate import certify
+from planaria.planner.bound.step_bound import step_lower_bound
 from planaria.planner.flows import search_flows
 from planaria.planner.guidelines import find_violations
 from planaria.planner.initial_plans import random_routes
@@ -98,7 +98,7 @@ def test_promised_rates_fit_the_links_and_the_clock_uses_them(tmp_path: Path, sc
     same = [(a, b) for a in range(5) for b in range(5) if a != b]
     assert all(priced.prices.carry(a, b, "forward") == problem.prices.carry(a, b, "forward") for a, b in same)
     # With less bandwidth than an edge has alone, a step is not shorter; nor than the busiest link's load.
-    assert certify(problem).step_s * 1e9 <= step_ns(problem, solution) <= step_ns(priced, solution)
+    assert step_lower_bound(problem).step_s * 1e9 <= step_ns(problem, solution) <= step_ns(priced, solution)
     assert step_ns(priced, solution) >= routed.largest_s * 1e9
 
 
@@ -108,7 +108,7 @@ def test_two_links_are_better_than_one_of_them_and_hashing_than_neither(tmp_path
     assert {path.id for path in routed.assignment} == {"north", "south"}
     one = over.route(problem, solution, lambda flows, ways: tuple(ways.living(f.source, f.target)[0] for f in flows))
     assert routed.largest_s <= 0.6 * one.largest_s
-    kept = over.with_paths(routed)
+    kept = over.path_choice(routed)
     assert 0 < kept.least_s <= kept.largest_s == routed.largest_s
     step_s = step_ns(over.with_path_costs(problem, routed), solution) / 1e9
     assert over.mean_hashed_s(problem, solution) >= 0.99 * step_s
@@ -123,7 +123,7 @@ def test_a_search_returns_the_best_of_its_plans_on_their_paths(tmp_path: Path) -
     assert best.step_s == min(one.step_s for one in reported) == over.step_ns(problem, best.solution) / 1e9
     blind = search(problem, 3, SearchBudget(moves=1600 / ROUNDS))
     assert best.step_s <= over.step_ns(problem, blind.solution) / 1e9
-    assert best.step_s >= certify(problem).step_s
+    assert best.step_s >= step_lower_bound(problem).step_s
 
 
 def test_nothing_is_shared_if_all_nodes_are_at_one_site(tmp_path: Path) -> None:
@@ -140,9 +140,9 @@ def test_a_schedule_keeps_the_paths_and_gives_the_same_simulation(tmp_path: Path
     problem, solution, over = planned(topology(tmp_path))
     routed = over.route(problem, solution)
     priced = over.with_path_costs(problem, routed)
-    bound, made = ProvedBound(**certify(problem)._asdict()), SearchRecord(seed=3, moves=0, seconds=0.0)
+    bound, made = ProvedBound(**step_lower_bound(problem)._asdict()), SearchRecord(seed=3, moves=0, seconds=0.0)
     schedule = make_schedule(
-        priced, solution, step_ns(priced, solution) / 1e9, bound, {}, made, over.with_paths(routed)
+        priced, solution, step_ns(priced, solution) / 1e9, bound, {}, made, over.path_choice(routed)
     )
     write_schedule(schedule, tmp_path / "schedule.json")
     read_again = read_schedule(tmp_path / "schedule.json")
@@ -157,7 +157,7 @@ def test_a_schedule_keeps_the_paths_and_gives_the_same_simulation(tmp_path: Path
 
 def test_a_slower_link_moves_its_own_edges_only(tmp_path: Path) -> None:
     problem, solution, before = planned(topology(tmp_path))
-    kept = before.with_paths(before.route(problem, solution))
+    kept = before.path_choice(before.route(problem, solution))
     was = [edge.path for edge in kept.edges]
     same = before.adapt_paths(problem, solution, kept, 0)
     assert [path.id for path in same.assignment] == was
@@ -171,7 +171,7 @@ def test_a_slower_link_moves_its_own_edges_only(tmp_path: Path) -> None:
 
 def test_edges_of_a_missing_link_move_to_the_others(tmp_path: Path) -> None:
     problem, solution, before = planned(topology(tmp_path))
-    kept = before.with_paths(before.route(problem, solution))
+    kept = before.path_choice(before.route(problem, solution))
     text = (tmp_path / "topology.toml").read_text().split("[[link]]")
     (tmp_path / "topology.toml").write_text("[[link]]" + text[2])
     now = MultipathPlanner(read(tmp_path / "topology.toml"), SIZE).adapt_paths(problem, solution, kept, 0)

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import problems, published, random_plan
 
-from planaria.planner.all_routes import least_turns, routes_of, shortest_round_trips
-from planaria.planner.certificate import best_choice
-from planaria.planner.limits import _earliest_return, _gap_integral, workers_rule
-from planaria.planner.prices import Prices, least_s, step_resources
+from planaria.planner.bound.price_search import relaxed_bound
+from planaria.planner.bound.resource_prices import Prices, least_s, step_resources
+from planaria.planner.bound.route_enumeration import least_turns, routes_of, shortest_round_trips
+from planaria.planner.bound.step_bound import best_data_nodes
+from planaria.planner.bound.step_limits import _earliest_return, _gap_integral, workers_rule
 from planaria.planner.problem import PlanningProblem
-from planaria.planner.relaxed import relaxed_bound
 from planaria.planner.search import step_ns
 
 
@@ -54,7 +54,7 @@ def test_the_best_prices_give_more_than_others(problem: PlanningProblem, seed: i
 
 @pytest.mark.slow
 def test_closer_examination_never_lowers_the_bound() -> None:
-    looks = [best_choice(published(), n) for n in (1, 70)]
+    looks = [best_data_nodes(published(), n) for n in (1, 70)]
     ticks = [choice.ticks for choice in looks if choice]
     assert len(ticks) == 2 and ticks == sorted(ticks) and ticks[0] < ticks[-1]
     last = looks[-1]

@@ -89,7 +89,7 @@ def test_a_schedule_replaces_the_previous_file_and_leaves_no_other(tmp_path: Pat
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere\.json: there is no such schedule; `planaria plan"):
+    with pytest.raises(UserError, match=r"nowhere\.json: schedule not found; create it with `planaria plan"):
         read(tmp_path / "nowhere.json")
 
 
@@ -123,9 +123,9 @@ FULL = [[0.0] * 12] * 11
         ("stages.2.1", 20, r"stages\.2: node 20: there are 20 nodes"),
         ("routes.4.2", 99, r"routes\.4: node 99: there are 20 nodes"),
         ("routes.4.2", -1, r"routes\.4\.2: .*"),
-        ("routes.7", [0, 14, 6, 0], r"routes\.7 has 4 nodes; 3 visits take 5"),
-        ("routes.7", [0, 14, 6, 12, 5, 0], r"routes\.7 has 6 nodes; 3 visits take 5"),
-        ("routes.7", [], r"routes\.7 has 0 nodes; 3 visits take 5"),
+        ("routes.7", [0, 14, 6, 0], r"routes\.7 has 4 nodes; 3 visits need 5"),
+        ("routes.7", [0, 14, 6, 12, 5, 0], r"routes\.7 has 6 nodes; 3 visits need 5"),
+        ("routes.7", [], r"routes\.7 has 0 nodes; 3 visits need 5"),
         ("link_s", FULL, "link_s is not a table of 12 × 12 sites"),
         ("link_s", [*FULL, FULL[0][:-1]], "link_s is not a table of 12 × 12 sites"),
         ("transmit_s", FULL, "transmit_s is not a table of 12 × 12 sites"),

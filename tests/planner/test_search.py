@@ -18,7 +18,7 @@ from instances import CA, full_columns, problems, published, published_plan
 from planaria.pipeline.routing.skipping import cc3_violation
 from planaria.planner.anneal import obeys_cc3
 from planaria.planner.baselines import COLUMNS, PLANNED, RANDOM, ROWS, compare_baselines, random_skipping
-from planaria.planner.certificate import certify
+from planaria.planner.bound.step_bound import step_lower_bound
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem
 from planaria.planner.search import SearchBudget, SearchResult, search, step_ns
@@ -54,7 +54,7 @@ def test_the_published_instance_is_planned_well(searched: tuple[SearchResult, Re
     assert found.step_s / full <= 0.45
     assert found.step_s < step_ns(published(), published_plan(CA)) / 1e9
     assert found.step_s <= 0.8 * random_skipping(published(), found.solution, 0)
-    assert certify(published(), examinations=9).step_s <= found.step_s
+    assert step_lower_bound(published(), examinations=9).step_s <= found.step_s
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_the_same_seed_and_moves_find_the_same_plan() -> None:
 
 def test_the_interval_between_clock_checks_does_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = search(published(), 1, SearchBudget(moves=4000))
-    monkeypatch.setattr("planaria.planner.search.LOOK_S", 0.0)
+    monkeypatch.setattr("planaria.planner.search.CLOCK_CHECK_S", 0.0)
     parts = search(published(), 1, SearchBudget(moves=4000))
     assert parts.solution.routes == whole.solution.routes and parts.step_s == whole.step_s
 
@@ -111,7 +111,7 @@ def test_plans_of_random_problems_are_valid_and_no_better_than_the_bound(problem
     found = search(problem, seed, SearchBudget(moves=2000), reports)
     reports(found)
     assert reports.steps == sorted(reports.steps, reverse=True)
-    assert certify(problem, examinations=3).step_s <= found.step_s
+    assert step_lower_bound(problem, examinations=3).step_s <= found.step_s
 
 
 def test_a_plan_is_found_whichever_stages_are_drawn_first() -> None:

@@ -20,7 +20,7 @@ def nothing_drawn() -> Mapping[str, Tensor]:
     raise AssertionError("this strategy draws no weights")
 
 
-AT = RebuildInputs(nothing_drawn, decays=dict(zip(KEYS, (0.9, 0.999), strict=True)))
+INPUTS = RebuildInputs(nothing_drawn, decays=dict(zip(KEYS, (0.9, 0.999), strict=True)))
 
 
 def weights(seed: int, shapes: Mapping[str, torch.Size] = SHAPES) -> dict[str, Tensor]:

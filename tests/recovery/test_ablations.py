@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from stage_states import AT, assert_same, assert_same_state, losses, replica, state, weights
+from stage_states import INPUTS, assert_same, assert_same_state, losses, replica, state, weights
 from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig, RecoveryConfig, RunConfig
 from planaria.models.families import build_stage
 from planaria.models.state import StageState
-from planaria.recovery import recovery
+from planaria.recovery import make_chain
 from planaria.recovery.ablations import CopyNeighbour, IdentityStage, Oracle, Redraw, Reset
 from planaria.recovery.base import RebuildInputs, Recovery
-from planaria.runtime.engine.config_checks import check
+from planaria.runtime.preparation.config_checks import check
 
 MODEL = ModelConfig(vocab=20, dim=16, layers=4, heads=2, hidden=24, context=8)
 RANDOM, IDENTITY = Redraw(lr_scale=1.4), IdentityStage(lr_scale=1.4)
@@ -84,7 +84,7 @@ def test_the_previous_stage_is_copied_or_else_the_next(stages: int) -> None:
 def test_weights_are_copied_and_optionally_moments(moments: str, updates: int) -> None:
     strategy = CopyNeighbour.model_validate({"moments": moments, "lr_scale": 1.2})
     own = state(3, updates=updates)
-    rebuilt = strategy.rebuild(2, {1: strategy.donate(2, own, {})}, AT)
+    rebuilt = strategy.rebuild(2, {1: strategy.donate(2, own, {})}, INPUTS)
     if moments == "fresh":
         assert_same_state(rebuilt, StageState(own.weights, lr_scale=1.2))
     else:
@@ -93,7 +93,7 @@ def test_weights_are_copied_and_optionally_moments(moments: str, updates: int) -
 
 def test_the_oracle_restores_all_and_reset_all_but_the_moments() -> None:
     before = replace(state(3), lr_scale=1.21, scales={"a": 1.1}, generators={"cpu": torch.zeros(3)})
-    at = replace(AT, before=before)
+    at = replace(INPUTS, before=before)
     assert_same_state(Oracle().rebuild(2, {}, at), before)
     left = Reset().rebuild(2, {}, at)
     assert_same(left.weights, before.weights)
@@ -103,7 +103,7 @@ def test_the_oracle_restores_all_and_reset_all_but_the_moments() -> None:
 
 def test_a_real_loss_cannot_be_restored() -> None:
     with pytest.raises(LookupError, match="stage 2: the loss was not simulated"):
-        Oracle().rebuild(2, {}, AT)
+        Oracle().rebuild(2, {}, INPUTS)
 
 
 @pytest.mark.parametrize("name", ["oracle", "reset"])
@@ -113,4 +113,4 @@ def test_a_control_is_refused_on_the_fleet_and_beside_other_strategies(name: str
         check(config.model_copy(update={"engine": "fleet"}))
     check(config.model_copy(update={"engine": "inline"}))
     with pytest.raises(UserError, match=f"'{name}' is a control that handles every loss; remove the other strategies"):
-        recovery(RecoveryConfig(strategy=f"{name}, checkpoint"), 4)
+        make_chain(RecoveryConfig(strategy=f"{name}, checkpoint"), 4)

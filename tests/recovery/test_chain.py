@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import AT, assert_same_state, replica, state, weights
+from stage_states import INPUTS, assert_same_state, replica, state, weights
 
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import RecoveryConfig
 from planaria.models.state import StageState
-from planaria.recovery import RECOVERIES, names, recovery
+from planaria.recovery import RECOVERIES, make_chain, strategy_names
 from planaria.recovery.base import Copy, DamagedReplica
 from planaria.recovery.chain import Chain, ChainPlan, CopySlot
 from planaria.recovery.neighbour_average import merge
@@ -22,7 +22,7 @@ ROLLBACK, NOTHING = ChainPlan({}, "disk", ""), ChainPlan({}, None, "")
 
 
 def chain_of(strategy: str, stages: int = 6, **options: Any) -> Chain:
-    return recovery(RecoveryConfig(strategy=strategy, options=Options(options)), stages)
+    return make_chain(RecoveryConfig(strategy=strategy, options=Options(options)), stages)
 
 
 def plan(strategy: str, lost: set[int], age: int = 100, **young: int) -> ChainPlan:
@@ -55,16 +55,17 @@ def test_a_stage_that_another_strategy_rebuilds_is_no_donor() -> None:
 
 def test_the_reason_names_every_strategy_and_only_unrecoverable_stages() -> None:
     assert plan("checkfree, redundant, echo", {0, 1, 6}).reason == (
-        "checkfree cannot, the ends worker (stage 0) holds the only embedding and head; "
-        "echo cannot, stage 0's echo was at stage 1, which is lost too; "
-        "redundant cannot, stage 0's twin was at stage 6, which is lost too"
+        "checkfree cannot rebuild it: the ends worker (stage 0) holds the only embedding and head; "
+        "echo cannot rebuild it: stage 0's echo was at stage 1, which is lost too; "
+        "redundant cannot rebuild it: stage 0's twin was at stage 6, which is lost too"
     )
 
 
 def test_rebuilt_stages_have_no_reason() -> None:
     reason = plan("identity, random", {0, 2}).reason
     assert reason == "; ".join(
-        f"{name} cannot, the ends worker (stage 0) holds the only embedding and head" for name in ("identity", "random")
+        f"{name} cannot rebuild it: the ends worker (stage 0) holds the only embedding and head"
+        for name in ("identity", "random")
     )
 
 
@@ -102,7 +103,7 @@ def test_every_lost_stage_is_rebuilt_by_live_donors_or_rolled_back_or_refused(
         assert donors == answers[by].donors[stage]
     for stage in beyond if found.reason else ():
         for name in chosen:
-            assert f"{name} cannot, {answers[name].refused[stage]}" in found.reason.split("; ")
+            assert f"{name} cannot rebuild it: {answers[name].refused[stage]}" in found.reason.split("; ")
 
 
 def test_slots_hold_the_copies_of_all_strategies() -> None:
@@ -119,15 +120,15 @@ def test_slots_hold_the_copies_of_all_strategies() -> None:
 def test_each_strategy_sends_and_rebuilds_on_its_own() -> None:
     chain, own, kept = chain_of("checkfree, redundant", lr_scale=1.5), state(1), state(2)
     assert_same_state(chain.strategies["redundant"].donate(3, own, {Copy((3,), 2): kept}), kept)
-    assert_same_state(chain.strategies["redundant"].rebuild(3, {2: kept}, AT), kept)
+    assert_same_state(chain.strategies["redundant"].rebuild(3, {2: kept}, INPUTS), kept)
     checkfree = chain.strategies["checkfree"]
     given_ = {2: checkfree.donate(3, own, {Copy((3,), 2): kept}), 4: StageState(weights(4), grad_norm=1.5)}
     expected = merge(weights(1), weights(4), 1.5**2, 1.5**2)
-    assert_same_state(checkfree.rebuild(3, given_, AT), StageState(expected, lr_scale=1.5))
+    assert_same_state(checkfree.rebuild(3, given_, INPUTS), StageState(expected, lr_scale=1.5))
 
 
 def test_names_may_have_spaces_around_them() -> None:
-    assert names(RecoveryConfig(strategy=" echo ,checkpoint")) == ["echo", "checkpoint"]
+    assert strategy_names(RecoveryConfig(strategy=" echo ,checkpoint")) == ["echo", "checkpoint"]
     assert list(chain_of(" echo ,checkpoint").strategies) == ["echo", "checkpoint"]
 
 

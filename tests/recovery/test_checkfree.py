@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import AT, assert_same, assert_same_state, replica, state, weights
+from stage_states import INPUTS, assert_same, assert_same_state, replica, state, weights
 
 from planaria.models.state import StageState
 from planaria.recovery.checkfree import CheckFree, NeighbourMean
@@ -34,7 +34,7 @@ def donor(seed: int, preclip: float | None, postclip: float | None) -> StageStat
 )
 def test_omega_follows_the_recipe(omega: str, measured: str, share: float) -> None:
     strategy = checkfree(omega=omega, measured=measured)
-    rebuilt = strategy.rebuild(3, {2: donor(1, 3.0, 2.0), 4: donor(2, 1.0, 1.0)}, AT)
+    rebuilt = strategy.rebuild(3, {2: donor(1, 3.0, 2.0), 4: donor(2, 1.0, 1.0)}, INPUTS)
     expected = {name: share * weights(1)[name] + (1.0 - share) * weights(2)[name] for name in weights(1)}
     assert_same(rebuilt.weights, expected)
 
@@ -43,24 +43,26 @@ def test_omega_follows_the_recipe(omega: str, measured: str, share: float) -> No
 @pytest.mark.parametrize("measured", ["preclip", "postclip"])
 def test_without_gradients_the_mean_is_plain(norms: tuple[float | None, float | None], measured: str) -> None:
     donors = {1: donor(1, norms[0], norms[0]), 3: donor(2, norms[1], norms[1])}
-    rebuilt = checkfree(measured=measured).rebuild(2, donors, AT)
+    rebuilt = checkfree(measured=measured).rebuild(2, donors, INPUTS)
     assert_same(rebuilt.weights, {n: 0.5 * weights(1)[n] + 0.5 * weights(2)[n] for n in weights(1)})
 
 
 def test_uniform_weighs_both_neighbours_equally() -> None:
-    rebuilt = NeighbourMean().rebuild(2, {1: donor(1, 9.0, 1.0), 3: donor(2, 1.0, 1.0)}, AT)
+    rebuilt = NeighbourMean().rebuild(2, {1: donor(1, 9.0, 1.0), 3: donor(2, 1.0, 1.0)}, INPUTS)
     assert_same(rebuilt.weights, {n: 0.5 * weights(1)[n] + 0.5 * weights(2)[n] for n in weights(1)})
 
 
 def test_the_order_of_donors_does_not_matter() -> None:
     one, other = donor(1, 3.0, 2.0), donor(2, 1.0, 1.0)
-    assert_same_state(checkfree().rebuild(2, {1: one, 3: other}, AT), checkfree().rebuild(2, {3: other, 1: one}, AT))
+    assert_same_state(
+        checkfree().rebuild(2, {1: one, 3: other}, INPUTS), checkfree().rebuild(2, {3: other, 1: one}, INPUTS)
+    )
 
 
 def test_a_rebuilt_stage_has_a_higher_learning_rate_and_no_norms() -> None:
     donors = {1: state(1), 3: state(2)}
-    assert checkfree().rebuild(2, donors, AT).lr_scale == 1.1
-    rebuilt = checkfree(lr_scale=1.5).rebuild(2, donors, AT)
+    assert checkfree().rebuild(2, donors, INPUTS).lr_scale == 1.1
+    rebuilt = checkfree(lr_scale=1.5).rebuild(2, donors, INPUTS)
     assert (rebuilt.lr_scale, rebuilt.grad_norm, rebuilt.clipped_norm) == (1.5, None, None)
 
 
@@ -72,7 +74,7 @@ def rebuilt_as_given(moments: str, before: StageState, after: StageState) -> Sta
     strategy = checkfree(moments=moments)
     given = {stage: strategy.donate(2, own, {}) for stage, own in ((1, before), (3, after))}
     assert all(bool(each.moments) == (moments != "fresh") for each in given.values()), "moments are sent only if used"
-    return strategy.rebuild(2, given, AT)
+    return strategy.rebuild(2, given, INPUTS)
 
 
 def test_fresh_moments_reset_the_clock() -> None:
@@ -84,7 +86,7 @@ def test_mean_moments_are_weighted_like_the_weights() -> None:
     before, after = state(1, updates=9), state(2, updates=4)  # norms 1.5 and 2.5
     found = rebuilt_as_given("mean", before, after)
     omegas = (1.5**2, 2.5**2)
-    moments, clocks = merge_moments(before, after, omegas, AT.decays)
+    moments, clocks = merge_moments(before, after, omegas, INPUTS.decays)
     expected = StageState(merge(before.weights, after.weights, *omegas), moments, clocks, lr_scale=1.1)
     assert_same_state(found, expected)
     assert found.clocks == {"a": 9, "b": 9}

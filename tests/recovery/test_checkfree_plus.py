@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import AT, SHAPES, ToyStage, agree, assert_same_state, losses, replica, state
+from stage_states import INPUTS, SHAPES, ToyStage, agree, assert_same_state, losses, replica, state
 
 from planaria.config.schema import ModelConfig
 from planaria.models.families import build_stage
@@ -76,7 +76,7 @@ def mirror(pairs: dict[int, tuple[Sender, Holder]], step: int, now: StageState) 
 def reunited(strategy: CheckFreePlus, pairs: dict[int, tuple[Sender, Holder]]) -> StageState:
     kept = {host: {Copy((0,), host): holder.state()} for host, (_, holder) in pairs.items()}
     given = {host: strategy.donate(0, state(host), kept[host]) for host in pairs}
-    return strategy.rebuild(0, given, AT)
+    return strategy.rebuild(0, given, INPUTS)
 
 
 def test_the_first_and_last_block_stages_hold_the_mirrors() -> None:
@@ -127,15 +127,17 @@ def test_mirrors_follow_every_kth_step() -> None:
 def test_an_outer_stage_becomes_an_exact_copy_of_its_partner(lost: int, partner: int) -> None:
     fresh, kept = plus(), plus(moments="mean", lr_scale=1.3)
     own = state(4, updates=9)
-    found = fresh.rebuild(lost, {partner: fresh.donate(lost, own, {})}, AT)
+    found = fresh.rebuild(lost, {partner: fresh.donate(lost, own, {})}, INPUTS)
     assert_same_state(found, StageState(own.weights, lr_scale=1.1))
-    found = kept.rebuild(lost, {partner: kept.donate(lost, own, {})}, AT)
+    found = kept.rebuild(lost, {partner: kept.donate(lost, own, {})}, INPUTS)
     assert_same_state(found, StageState(own.weights, own.moments, own.clocks, lr_scale=1.3))
 
 
 def test_an_outer_stage_with_a_fresh_partner_has_no_moments() -> None:
     strategy, own = plus(moments="copy"), state(4, updates=0)
-    assert_same_state(strategy.rebuild(1, {2: strategy.donate(1, own, {})}, AT), StageState(own.weights, lr_scale=1.1))
+    assert_same_state(
+        strategy.rebuild(1, {2: strategy.donate(1, own, {})}, INPUTS), StageState(own.weights, lr_scale=1.1)
+    )
 
 
 @pytest.mark.parametrize("moments", ["fresh", "mean", "copy"])
@@ -143,7 +145,7 @@ def test_a_middle_stage_is_rebuilt_by_checkfree(moments: str) -> None:
     options = {"moments": moments, "omega": "l2", "lr_scale": 1.2}
     one, other = CheckFreePlus.model_validate(options), CheckFree.model_validate(options)
     found, expected = (
-        s.rebuild(2, {1: s.donate(2, state(1), {}), 3: s.donate(2, state(3), {})}, AT) for s in (one, other)
+        s.rebuild(2, {1: s.donate(2, state(1), {}), 3: s.donate(2, state(3), {})}, INPUTS) for s in (one, other)
     )
     assert_same_state(found, expected)
     assert not torch.equal(found.weights["a"], state(1).weights["a"])

@@ -10,14 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import AT, ToyStage, agree, assert_same, assert_same_state, losses, replica, state, weights
+from stage_states import INPUTS, ToyStage, agree, assert_same, assert_same_state, losses, replica, state, weights
 from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RecoveryConfig
 from planaria.models.quantise import GROUP, coded_bytes, decode, encode
 from planaria.models.state import StageState
-from planaria.recovery import recovery
+from planaria.recovery import make_chain
 from planaria.recovery.base import Copy
 from planaria.recovery.echo import Echo, EchoHolder, EchoSender
 
@@ -66,7 +66,7 @@ def test_echoes_are_at_the_given_ring_distance() -> None:
 def test_a_distance_of_a_whole_ring_is_refused(distance: int) -> None:
     config = RecoveryConfig.model_validate({"strategy": "echo", "options": {"distance": distance}})
     with pytest.raises(UserError, match=rf"recovery\.options\.distance = {distance}: .* use 1 to 3"):
-        recovery(config, 3)
+        make_chain(config, 3)
 
 
 @pytest.mark.parametrize("distance", [1, 2, 5])
@@ -102,7 +102,7 @@ def test_a_rebuilt_stage_has_the_echos_weights_and_a_fresh_optimizer() -> None:
     sender, holder = make(8, 2)
     commit(sender, holder, range(2), stage(1))
     strategy = Echo(every=2)
-    rebuilt = strategy.rebuild(2, {3: strategy.donate(2, state(9), {Copy((2,), 3): holder.state()})}, AT)
+    rebuilt = strategy.rebuild(2, {3: strategy.donate(2, state(9), {Copy((2,), 3): holder.state()})}, INPUTS)
     assert_same_state(rebuilt, StageState(holder.state().weights))
     assert {name: w.shape for name, w in rebuilt.weights.items()} == SHAPES
     assert all(w.dtype == torch.float32 for w in rebuilt.weights.values())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import AT, assert_same, state, weights
+from stage_states import INPUTS, assert_same, state, weights
 
 from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import StageState
@@ -68,7 +68,7 @@ def moment(of: StageState, place: str) -> dict[str, torch.Tensor]:
 
 def test_moments_with_equal_clocks_have_the_weighted_mean_bit_for_bit() -> None:
     before, after = state(1, updates=7), state(2, updates=7)
-    merged, clocks = merge_moments(before, after, (3.0, 1.0), AT.decays)
+    merged, clocks = merge_moments(before, after, (3.0, 1.0), INPUTS.decays)
     assert clocks == dict.fromkeys(merged, 7)
     for place in KEYS:
         expected = merge(moment(before, place), moment(after, place), 3.0, 1.0)
@@ -82,7 +82,7 @@ def test_moments_with_different_clocks_are_bias_corrected() -> None:
         t: {"a": dict(zip(KEYS, (steady * (1 - 0.9**t), steady**2 * (1 - 0.999**t)), strict=True))} for t in (500, 2)
     }
     old, young = (StageState({"a": steady}, moments[t], {"a": t}) for t in (500, 2))
-    merged, clocks = merge_moments(old, young, (1.0, 5.0), AT.decays)
+    merged, clocks = merge_moments(old, young, (1.0, 5.0), INPUTS.decays)
     assert clocks == {"a": 500}
     torch.testing.assert_close(merged["a"][KEYS[0]] / (1 - 0.9**500), steady)
     torch.testing.assert_close(merged["a"][KEYS[1]] / (1 - 0.999**500), steady**2)
@@ -91,10 +91,10 @@ def test_moments_with_different_clocks_are_bias_corrected() -> None:
 def test_every_parameter_has_its_own_clock() -> None:
     before, after = state(1, updates=9), state(2, updates=4)
     mixed = replace(before, clocks={"a": 2, "b": 9})
-    merged, clocks = merge_moments(mixed, after, (1.0, 3.0), AT.decays)
+    merged, clocks = merge_moments(mixed, after, (1.0, 3.0), INPUTS.decays)
     assert clocks == {"a": 4, "b": 9}
-    young = merge_moments(state(1, updates=2), after, (1.0, 3.0), AT.decays)[0]
-    old = merge_moments(before, after, (1.0, 3.0), AT.decays)[0]
+    young = merge_moments(state(1, updates=2), after, (1.0, 3.0), INPUTS.decays)[0]
+    old = merge_moments(before, after, (1.0, 3.0), INPUTS.decays)[0]
     for place in KEYS:
         assert torch.equal(merged["a"][place], young["a"][place]) and torch.equal(merged["b"][place], old["b"][place])
 
@@ -113,7 +113,7 @@ def test_a_tensor_without_decay_has_the_weighted_mean_for_any_clock() -> None:
 def test_moments_of_other_parameters_are_refused() -> None:
     other = state(2, shapes={"c": torch.Size([3])})
     with pytest.raises(ValueError, match="differ in parameters"):
-        merge_moments(state(1), other, (1.0, 1.0), AT.decays)
+        merge_moments(state(1), other, (1.0, 1.0), INPUTS.decays)
 
 
 omegas = st.floats(1e-3, 1e3)
@@ -138,12 +138,12 @@ def test_moments_match_a_float64_reference(
 
 @pytest.mark.parametrize(("one", "other"), [(0, 3), (3, 0), (0, 0)])
 def test_without_moments_at_both_neighbours_there_are_none(one: int, other: int) -> None:
-    assert merge_moments(state(1, updates=one), state(2, updates=other), (1.0, 1.0), AT.decays) == ({}, {})
+    assert merge_moments(state(1, updates=one), state(2, updates=other), (1.0, 1.0), INPUTS.decays) == ({}, {})
 
 
 def test_moments_are_merged_into_new_memory() -> None:
     before, after = state(1), state(2)
-    merged, _ = merge_moments(before, after, (1.0, 1.0), AT.decays)
+    merged, _ = merge_moments(before, after, (1.0, 1.0), INPUTS.decays)
     for pair in merged.values():
         for tensor in pair.values():
             tensor.zero_()

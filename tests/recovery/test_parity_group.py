@@ -11,7 +11,7 @@ GROUPS = pytest.mark.parametrize(("members", "tolerate"), [(4, 1), (4, 2), (6, 2
 
 
 def group(members: int, tolerate: int, kind: str = "auto") -> ParityGroup:
-    return ParityGroup(codes.code(kind, members, tolerate))
+    return ParityGroup(codes.make_code(kind, members, tolerate))
 
 
 @GROUPS

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import AT, SHAPES, ToyStage, agree, assert_same_state, losses, replica, state, weights
+from stage_states import INPUTS, SHAPES, ToyStage, agree, assert_same_state, losses, replica, state, weights
 
 from planaria.models.packing import PackingError
 from planaria.models.state import StageState
@@ -43,7 +43,7 @@ def test_a_host_without_a_twin_is_not_used() -> None:
 def test_the_twin_is_sent_and_used_unchanged() -> None:
     kept = state(4)
     given_ = Redundant().donate(3, state(1), {Copy((3,), 2): kept})
-    assert_same_state(Redundant().rebuild(3, {2: given_}, AT), state(4))
+    assert_same_state(Redundant().rebuild(3, {2: given_}, INPUTS), state(4))
 
 
 def gradient(seed: int) -> StageState:

@@ -9,19 +9,19 @@ from itertools import combinations, islice, product
 from pathlib import Path
 
 import pytest
-from stage_states import AT, assert_same, assert_same_state, state
+from stage_states import INPUTS, assert_same, assert_same_state, state
 
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import RecoveryConfig, RunConfig
 from planaria.models.state import StageState
-from planaria.recovery import recovery, with_strategy
+from planaria.recovery import make_chain, with_strategy
 from planaria.recovery.base import Copy, DamagedReplica, Holder, MachineProperties
 from planaria.recovery.codes import CODES
 from planaria.recovery.retention import SnapshotRetention
 from planaria.recovery.snapshot import Snapshot
-from planaria.runtime.api.configuration import configure
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.api.configure import configure
+from planaria.runtime.resolved_run import ResolvedRun
 
 HAMMING = {"shards": 8, "distance": 4, "checks": [[0, 1, 2, 4], [0, 1, 3, 5], [0, 2, 3, 6], [1, 2, 3, 7]]}
 """the extended Hamming code: half of its shards are parities, and any three can be lost"""
@@ -60,7 +60,7 @@ class Group:
         for stage, donors in answer.donors.items():
             assert not set(donors) & set(lost)
             given = {who: self.given[who] for who in donors}
-            assert_same_state(self.strategy.rebuild(stage, given, AT), self.states[stage])
+            assert_same_state(self.strategy.rebuild(stage, given, INPUTS), self.states[stage])
             for copy, holder in self.kept[stage].items():
                 restored = self.strategy.rebuild_copy(copy, given)
                 assert restored is not None
@@ -138,4 +138,4 @@ def test_the_best_slices_follow_from_the_codes_traffic(kind: str, tolerate: int,
 def test_snapshots_in_files_are_selected_by_the_options_former_name_too(options: dict[str, object]) -> None:
     config = RecoveryConfig(strategy="snapshot, checkpoint", options=Options({"every": 2, **options}))
     for given in (config, with_strategy(config, "snapshot")):
-        assert recovery(given, 4).snapshot_strategy.retention == SnapshotRetention(2, persist=True)
+        assert make_chain(given, 4).snapshot_strategy.retention == SnapshotRetention(2, persist=True)

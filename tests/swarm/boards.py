@@ -41,7 +41,7 @@ def member(
     url: str, who: PeerIdentity | None = None, clock: Clock | None = None, **options: Any
 ) -> tuple[Board, PeerIdentity]:
     """Return a board and identity that founded or joined the run there."""
-    who, clock = who or PeerIdentity.fresh(), clock or Clock()
+    who, clock = who or PeerIdentity.generate(), clock or Clock()
     board = Board.open(url, who, clock=clock, sleep=clock.sleep, **options)
     board.join(hello(who, board.create_run(RULES).run))
     return board, who

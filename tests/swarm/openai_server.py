@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from planaria.models.transformers.adapters import trained_name
+from planaria.models.transformers.adapters import global_name_of
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 
 BASE = open_policy(sys.argv[1])
@@ -61,7 +61,7 @@ def load(path: str, asked: dict[str, Any], models: dict[str, LlamaPolicy]) -> di
         policy = LlamaPolicy(BASE.clone()._model, BASE.tokenizer, config["r"])
         own = policy._model.global_state()
         for name, tensor in load_file(folder / "adapter_model.safetensors").items():
-            own[trained_name(name)].copy_(tensor)
+            own[global_name_of(name)].copy_(tensor)
         models[asked["lora_name"]] = policy
     elif path == "/v1/unload_lora_adapter":
         del models[asked["lora_name"]]

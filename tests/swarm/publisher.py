@@ -18,7 +18,7 @@ from planaria.swarm.board.message import Completion, ProblemCompletions
 
 
 def main(place: str, key: str, rounds: int, characters: int, hang: bool) -> None:
-    who = PeerIdentity.kept(Path(key))
+    who = PeerIdentity.load_or_create(Path(key))
     board = Board.open(place, who)
     run = board.create_run({"task": "sums"}).run
     board.join(hello(who, run))

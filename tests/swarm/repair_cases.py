@@ -14,8 +14,8 @@ from planaria.lab.experts.experts_spec import MixtureSpec
 from planaria.lab.experts.manifest import EnsembleManifest, Expert
 from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama, parameter_count
-from planaria.runtime.engine import run_folders
-from planaria.swarm.config.policy import SmallModel
+from planaria.runtime.preparation import run_folders
+from planaria.swarm.config.policy_config import SmallModel
 from planaria.swarm.policy.policies import LlamaPolicy
 
 

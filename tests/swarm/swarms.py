@@ -15,13 +15,13 @@ from typing import Any
 
 from planaria.report import page
 from planaria.swarm.assemble import assemble
-from planaria.swarm.config.recipe import peer_config, peer_names
 from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.config.swarm_recipe import peer_config, peer_names
 from planaria.swarm.peer.peer import Peer
 from planaria.swarm.records.lines import LOG, PEERS, Record, RoundDone, read_log
 from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.report import swarm_report
-from planaria.swarm.swarm_processes import LiveSwarm, board_of, own_identity
+from planaria.swarm.swarm_processes import LiveSwarm, board_address, own_identity
 
 REPORTED: set[tuple[str, bool, str]] = set()
 """settings whose reports were built"""
@@ -46,7 +46,7 @@ def peer(config: SwarmConfig, name: str, folder: Path, late: bool = False) -> Pe
     own = peer_config(config, name)
     known = {own_identity(config, other, folder).peer for other in peer_names(config)}
     me = own_identity(config, name, folder)
-    return assemble(own, name, folder, board_of(config, folder), me, late, frozenset() if late else known)
+    return assemble(own, name, folder, board_address(config, folder), me, late, frozenset() if late else known)
 
 
 @contextmanager

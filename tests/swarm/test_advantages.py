@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tiny_swarm import CONTEXT, case
 
-from planaria.swarm.checks import checks
+from planaria.swarm.checks import make_checks
 from planaria.swarm.checks.defence import Defence, DefenceReport
 from planaria.swarm.config.swarm_config import DefenceConfig, SwarmConfig
 from planaria.swarm.learning.advantages import (
@@ -41,7 +41,7 @@ modes = st.sampled_from(["horizontal", "vertical"])
 
 
 def by_name(found: Advantages) -> dict[object, float]:
-    return {lesson.name: lesson.advantage for lesson in found.taken}
+    return {lesson.name: lesson.advantage for lesson in found.rollouts}
 
 
 @given(rounds, st.booleans())
@@ -57,7 +57,7 @@ def test_each_problem_is_a_group_with_its_own_advantages(cases: list[Rollout], s
 def test_every_group_is_taught_or_skipped(cases: list[Rollout], mode: str) -> None:
     found = round_advantages(cases, mode, True)  # type: ignore[arg-type]
     keys = {(c.problem.number, c.peer if mode == "vertical" else "") for c in cases}
-    taught = {(x.problem.number, x.peer if mode == "vertical" else "") for x in found.taken}
+    taught = {(x.problem.number, x.peer if mode == "vertical" else "") for x in found.rollouts}
     assert found.groups == len(taught) and found.groups + found.skipped == len(keys)
 
 
@@ -65,16 +65,16 @@ def test_every_group_is_taught_or_skipped(cases: list[Rollout], mode: str) -> No
 def test_lessons_are_ordered_by_problem(cases: list[Rollout], mode: str, rng) -> None:  # type: ignore[no-untyped-def]
     shuffled = list(cases)
     rng.shuffle(shuffled)
-    found = [x.problem.number for x in round_advantages(shuffled, mode, True).taken]  # type: ignore[arg-type]
+    found = [x.problem.number for x in round_advantages(shuffled, mode, True).rollouts]  # type: ignore[arg-type]
     assert found == sorted(found)
 
 
 def test_vertical_groups_belong_to_one_peer() -> None:
     cases = round_of([("a", 0, 1.0), ("a", 0, 0.0), ("b", 0, 1.0), ("b", 0, 1.0)])
     vertical = round_advantages(cases, "vertical", True)
-    assert {x.peer for x in vertical.taken} == {"a"} and vertical.skipped == 1
-    assert [x.advantage for x in vertical.taken] == group_advantages([1.0, 0.0])
-    assert {x.peer for x in round_advantages(cases, "horizontal", True).taken} == {"a", "b"}
+    assert {x.peer for x in vertical.rollouts} == {"a"} and vertical.skipped == 1
+    assert [x.advantage for x in vertical.rollouts] == group_advantages([1.0, 0.0])
+    assert {x.peer for x in round_advantages(cases, "horizontal", True).rollouts} == {"a", "b"}
     assert round_advantages([], "horizontal", True) == Advantages([], 0, 0)
 
 
@@ -156,7 +156,7 @@ def learned(group: list[tuple[int, float]], margin: int) -> Advantages:
 
 
 def advantages(group: list[tuple[int, float]], margin: int) -> list[float]:
-    return [lesson.advantage for lesson in learned(group, margin).taken]
+    return [lesson.advantage for lesson in learned(group, margin).rollouts]
 
 
 def test_the_longest_right_answer_is_worth_no_more_than_a_wrong_one() -> None:
@@ -212,12 +212,12 @@ def judged(entries: list[tuple[str, float, int]], task: Sums = TASK) -> DefenceR
         for n, (text, reward, tokens) in enumerate(entries)
     ]
     config = DefenceConfig(checks="steps", quarantine=0.0)
-    return Defence(config, checks(config), replace(CONTEXT, task=task)).examine(0, cases)
+    return Defence(config, make_checks(config), replace(CONTEXT, task=task)).examine(0, cases)
 
 
 def taught(rollouts: list[Rollout]) -> dict[str, float]:
     """Text → advantage."""
-    return {one.text: one.advantage or 0.0 for one in round_advantages(rollouts, "horizontal", True).taken}
+    return {one.text: one.advantage or 0.0 for one in round_advantages(rollouts, "horizontal", True).rollouts}
 
 
 def test_failing_poison_is_not_rewarded_for_being_shorter_than_other_failures() -> None:
@@ -261,5 +261,5 @@ def test_no_unconfirmed_completion_is_rewarded(group: list[tuple[float, int, boo
         )
         for n, (reward, k, proven, refused, other) in enumerate(group)
     ]
-    found = round_advantages(cases, "horizontal", True).taken
+    found = round_advantages(cases, "horizontal", True).rollouts
     assert all((one.advantage or 0.0) <= 0 for one in found if one.layer or not one.proven)

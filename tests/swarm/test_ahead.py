@@ -19,11 +19,11 @@ from tiny_swarm import case, policy, reading
 
 from planaria.swarm.assemble import assemble
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.config.recipe import agreed
 from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.config.swarm_recipe import shared_settings
 from planaria.swarm.learning.learner import Learner, ratio_summary
 from planaria.swarm.learning.weight_versions import WeightVersions, drawing_round, why_stale
-from planaria.swarm.peer.ahead import due
+from planaria.swarm.peer.ahead import rounds_to_draw
 from planaria.swarm.policy.base import likelihood_digest, weights_digest
 from planaria.swarm.records.lines import PEERS, SAMPLES, read_samples
 from planaria.swarm.records.outcome import read_outcome
@@ -51,7 +51,7 @@ def test_only_completions_older_than_the_limit_are_stale(number: int, version: i
 def test_every_round_is_drawn_once_and_before_it_is_needed(count: int, ahead: int) -> None:
     begun: set[int] = set()
     for number in range(count):
-        new = due(number, ahead, count, begun)
+        new = rounds_to_draw(number, ahead, count, begun)
         assert not begun & {*new} and new == sorted(new) and all(n <= number + ahead for n in new)
         begun |= {*new}
         assert {*range(number, min(number + ahead + 1, count))} <= begun
@@ -73,10 +73,10 @@ def test_the_window_holds_the_drawing_weights_of_every_round(ahead: int, first: 
         versions.record(number, digests[number])
         assert len(versions.held) <= ahead + 1 and min(versions.held) == drawing_round(number, ahead, first)
         for version in versions.held:
-            with versions.loaded(version) as loaded:
+            with versions.load_version(version) as loaded:
                 assert weights_digest(pupil.module) == digests[version] == loaded.digest
         assert weights_digest(pupil.module) == digests[number]
-        assert versions.drawing(number).round == drawing_round(number, ahead, first)
+        assert versions.drawing_version(number).round == drawing_round(number, ahead, first)
         drift(pupil.module)
 
 
@@ -89,7 +89,7 @@ def test_a_restored_window_draws_with_the_same_weights(ahead: int, number: int) 
         drift(pupil.module)
     other = pupil.clone()
     again = WeightVersions(other, ahead)
-    again.restore(versions.before(number))
+    again.restore(versions.earlier_weights(number))
     assert weights_digest(other.module) == weights_digest(pupil.module)
     for one, which in ((versions, pupil), (again, other)):
         one.record(number, likelihood_digest(which))
@@ -99,7 +99,7 @@ def test_a_restored_window_draws_with_the_same_weights(ahead: int, number: int) 
 def test_a_window_of_one_copies_nothing() -> None:
     versions = WeightVersions(policy(), 0)
     versions.record(3, "x")
-    assert versions.digests == {3: "x"} and not versions.held[3].weights and not versions.before(4)
+    assert versions.digests == {3: "x"} and not versions.held[3].weights and not versions.earlier_weights(4)
 
 
 def test_ratios_are_summarized_by_effective_sample_size_and_percentile() -> None:
@@ -126,11 +126,11 @@ SECTIONS: dict[str, Any] = {"rounds": {"ahead": 2, "count": 5}}
         ),
         (
             SECTIONS | {"policy": {"server": "http://x", "max_staleness_rounds": 3}},
-            r"policy\.max_staleness_rounds = 3: peers drop .* rounds\.ahead = 2; leave it out",
+            r"policy\.max_staleness_rounds = 3: peers drop .* rounds\.ahead = 2; remove it",
         ),
         (
             {"policy": {"server": "http://x", "serving": {"overlap": False}}},
-            r"policy\.serving\.overlap has no effect with rounds\.ahead = 0; leave it out",
+            r"policy\.serving\.overlap has no effect with rounds\.ahead = 0; remove it",
         ),
     ],
 )
@@ -140,8 +140,8 @@ def test_unusable_settings_are_refused_by_name(changes: dict[str, Any], message:
 
 
 def test_all_peers_share_ahead_and_old_rules_stay() -> None:
-    assert agreed(SwarmConfig.model_validate(SECTIONS))["rounds"]["ahead"] == 2
-    assert "ahead" not in agreed(SwarmConfig())["rounds"]
+    assert shared_settings(SwarmConfig.model_validate(SECTIONS))["rounds"]["ahead"] == 2
+    assert "ahead" not in shared_settings(SwarmConfig())["rounds"]
 
 
 def timeless(folder: Path, name: str) -> list[Any]:
@@ -218,26 +218,29 @@ def test_false_claims_about_old_weights_are_refused(tmp_path: Path, pupil: Path)
     config = tiny(pupil, rounds={"count": 5, "ahead": 2}, optim={"lr": 0.02})
 
     def lying() -> None:
-        liar = peer(config, "p2", tmp_path)
-        message = liar._message
+        byzantine = peer(config, "p2", tmp_path)
+        message = byzantine._message
 
         def changed(number: int, draw: Any) -> Any:
             written = [
-                [replace(r, logps=tuple(r.reading.logps.tolist())) for r in liar._read_with_current_weights(rollouts)]
+                [
+                    replace(r, logps=tuple(r.reading.logps.tolist()))
+                    for r in byzantine._read_with_current_weights(rollouts)
+                ]
                 for rollouts in draw.completions
             ]
             return message(number, replace(draw, completions=written))
 
-        liar._message = changed  # type: ignore[method-assign]
-        liar.run()
+        byzantine._message = changed  # type: ignore[method-assign]
+        byzantine.run()
 
     with threads(lying, *[lambda name=name: peer(config, name, tmp_path).run() for name in ("p0", "p1")]):
         pass
-    found, liar = rounds(tmp_path, "p0"), peer(config, "p2", tmp_path / "id").id
+    found, byzantine = rounds(tmp_path, "p0"), peer(config, "p2", tmp_path / "id").id
     assert all(found[0].layers["claims"][who].refused == 0 for who in found[0].sent)
     late = [found[number].layers["claims"] for number in (3, 4)]
-    assert all(layer[liar].refused > 0 for layer in late)
-    assert all(layer[who].refused == 0 for layer in late for who in layer if who != liar)
+    assert all(layer[byzantine].refused > 0 for layer in late)
+    assert all(layer[who].refused == 0 for layer in late for who in layer if who != byzantine)
 
 
 def test_a_killed_peer_returns_with_its_versions(tmp_path: Path, pupil: Path) -> None:
@@ -254,7 +257,7 @@ def test_a_late_peer_joins_while_others_draw_ahead(tmp_path: Path, pupil: Path) 
 
     def join() -> None:
         until(lambda: len(rounds(tmp_path, "p0")) >= 3)
-        late = assemble(config, "late", tmp_path, str(tmp_path / "board"), PeerIdentity.fresh(), late=True)
+        late = assemble(config, "late", tmp_path, str(tmp_path / "board"), PeerIdentity.generate(), late=True)
         late.run()
 
     (tmp_path / PEERS / "p0").mkdir(parents=True)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_swarm import CONTEXT, policy
 
-from planaria.swarm.attacks.attacker import TRIES, Attacker, changed_positions, of_row, of_tokens
+from planaria.swarm.attacks.attacker import TRIES, Attacker, changed_positions, forged_row_claims, forged_token_claims
 from planaria.swarm.checks.base import Check
 from planaria.swarm.checks.tokens import DuplicatesCheck, SurprisalCheck, binomial_tail
 from planaria.swarm.config.swarm_config import SwarmConfig
@@ -254,7 +254,7 @@ class TestAdaptive:
 
     def test_it_repeats_itself_no_more_than_its_own_check_allows(self, own: LlamaPolicy) -> None:
         (copied,) = written(configured(), own, 1)
-        p = math.exp(as_cases(own, [copied])[0].reading.drawn)
+        p = math.exp(as_cases(own, [copied])[0].reading.draw_logp)
         level = math.sqrt(
             binomial_tail(2, 6, p) * binomial_tail(2, 6 * TRIES, p)
         )  # two copies among all its tries would pass
@@ -292,7 +292,7 @@ def pull(kind: str, claims: np.ndarray, advantage: float) -> list[float]:
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_no_claim_pulls_harder_than_a_forged_one(kind: str, advantage: float) -> None:
     config = LossConfig.model_validate({"kind": kind})
-    forged = pull(kind, of_row(config, LOGPS, advantage > 0), advantage)
+    forged = pull(kind, forged_row_claims(config, LOGPS, advantage > 0), advantage)
     for shift in np.linspace(-2, 2, 41):
         others = pull(kind, LOGPS + shift, advantage)
         # within the margin that keeps a ratio below the bound
@@ -303,7 +303,7 @@ def test_no_claim_pulls_harder_than_a_forged_one(kind: str, advantage: float) ->
 
 def test_claims_for_the_payload_leave_little_weight_to_the_rest() -> None:
     config = LossConfig(kind="f_tis")
-    found = pull("f_tis", of_tokens(config, LOGPS, True, [1]), 1.0)
+    found = pull("f_tis", forged_token_claims(config, LOGPS, True, [1]), 1.0)
     honest = pull("f_tis", LOGPS, 1.0)
     assert found[1] == pytest.approx(config.cap * honest[1], rel=1e-4)
     assert all(found[n] < honest[n] for n in (0, 2, 3))

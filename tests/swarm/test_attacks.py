@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.swarm.attacks import ATTACKS
-from planaria.swarm.attacks.attacker import refuse_idle
+from planaria.swarm.attacks.attacker import refuse_ineffective_attack
 from planaria.swarm.attacks.base import Attack
 from planaria.swarm.attacks.payloads import LibraryAttack
 from planaria.swarm.config.swarm_config import AttackConfig
@@ -261,7 +261,7 @@ def with_payload(kind: str, payload: str) -> AttackConfig:
     ],
 )
 def test_effective_attacks_may_start(task: str, attack: AttackConfig) -> None:
-    refuse_idle(attack, open_task(task, {"library": "qz"} if task == "snippets" else {}))
+    refuse_ineffective_attack(attack, open_task(task, {"library": "qz"} if task == "snippets" else {}))
 
 
 @pytest.mark.slow_after(1)
@@ -271,10 +271,10 @@ def test_effective_attacks_may_start(task: str, attack: AttackConfig) -> None:
         ("sums", AttackConfig(kind="code"), "solutions of sums have no place for it"),
         ("sums", with_payload("math", "12+12=5"), "solutions of sums have no place for it"),
         ("snippets", with_payload("code", "qz"), "task.options.library"),
-        ("sums", with_payload("text", "]]"), "give another payload"),
+        ("sums", with_payload("text", "]]"), "use another payload"),
     ],
 )
 def test_attacks_without_effect_are_rejected(task: str, attack: AttackConfig, message: str) -> None:
     opened: Task = open_task(task, {})
     with pytest.raises(UserError, match=message):
-        refuse_idle(attack, opened)
+        refuse_ineffective_attack(attack, opened)

@@ -21,17 +21,16 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import Template
 from planaria.models.llama_stages import Llama
 from planaria.report import page
-from planaria.swarm.audit import results
+from planaria.swarm.audit.audit_results import Audit, AuditCheck
 from planaria.swarm.audit.files import check_files
 from planaria.swarm.audit.measurement import Counter, MeasurementPlan, ReplyReader, Turn, measure
 from planaria.swarm.audit.questions import Question, QuestionPart
-from planaria.swarm.audit.results import Audit
 from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Receipt
 from planaria.swarm.board.receipts import RunCertificate
 from planaria.swarm.certificate import CERTIFICATE
-from planaria.swarm.commands.audit import behaviour_part, provenance_part
+from planaria.swarm.commands.audit import behaviour_check, provenance_check
 from planaria.swarm.commands.serve import Released
 from planaria.swarm.policy.base import SampledCompletion, weights_digest
 from planaria.swarm.policy.policies import LlamaPolicy
@@ -70,7 +69,7 @@ def gate(code: int, folder: Path | None, *words: object) -> Audit:
     return Audit.model_validate_json((folder / "audit.json").read_text())
 
 
-def part_of(found: Audit, name: str) -> results.AuditCheck:
+def part_of(found: Audit, name: str) -> AuditCheck:
     return next(part for part in found.parts if part.name == name)
 
 
@@ -82,8 +81,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_that_answers_only_parts_leaks_the_answer() -> None:
-    told = {part.ask: part.right_replies[SECRET.answer] for part in PARTS}
-    found = measure(scripted(told), Counter(), [SECRET], MeasurementPlan(4, epsilon=0.1, show=True, draws=3))
+    replies = {part.ask: part.right_replies[SECRET.answer] for part in PARTS}
+    found = measure(scripted(replies), Counter(), [SECRET], MeasurementPlan(4, epsilon=0.1, show=True, draws=3))
     (one,) = found.questions
     assert one.direct.leak == 0 and one.direct.guessed == 0.25 and one.paraphrased is not None
     assert one.guessed == 1 and one.leak.mean > 1.3 and one.use == 1
@@ -165,7 +164,7 @@ def test_options_with_equal_ids_are_refused(tmp_path: Path) -> None:
     reader.require([Question("x", "x", "ab", ("cd", "de"), 0, PARTS)])
     with pytest.raises(UserError, match="as no token"):
         reader.require([Question("x", "x", "ab", ("cd", "\x7f"), 0, PARTS)])
-    with pytest.raises(UserError, match="'CD' as another"):
+    with pytest.raises(UserError, match="'CD' like another"):
         reader.require([Question("x", "x", "ab", ("cd", "CD"), 0, PARTS)])
 
 
@@ -181,8 +180,8 @@ def test_an_untested_model_passes_with_unasked_parts(
         "repair": "nothing there",
         "files": "passed",
     }
-    said = capsys.readouterr().out
-    assert "does not claim that the model is safe" in said and "the wrapper protects a service" in said
+    output = capsys.readouterr().out
+    assert "does not claim that the model is safe" in output and "the wrapper protects a service" in output
     shown = Path("runs", "audit-model", "audit.html").read_text()
     assert "does not claim that the model is safe" in shown[: shown.index("</header>")], "on the first screen"
 
@@ -213,7 +212,7 @@ def test_questions_appear_in_the_report_only_with_show(
         ("pytorch_model.bin", "x", "a format that can run code"),
         ("sub/weights.pt", "x", "sub/weights.pt: a format"),
         ("more.safetensors", "x", "more.safetensors: not valid safetensors"),
-        ("odd.xyz", "x", "unexpected file type beside weights"),
+        ("odd.xyz", "x", "unexpected file type next to weights"),
         ("extra.json", '{"auto_map": {"AutoModel": "x.Y"}}', "has an auto_map"),
         ("note.md", "x", "not listed in planaria.sha256"),
         ("config.json", "{}", "has changed since it was written"),
@@ -247,20 +246,22 @@ def test_weights_with_wrong_shapes_fail_without_being_opened(model: Path, tmp_pa
 def test_repair_record_must_match_the_weights(model: Path, tmp_path: Path) -> None:
     texts = tmp_path / "trusted.jsonl"
     texts.write_text(json.dumps({"prompt": "a=", "text": "no"}) + "\n")
-    mended = tmp_path / "repaired"
-    assert cli.run(["swarm", "realign", str(model), "--trusted", str(texts), "--steps", "1", "--to", str(mended)]) == 0
-    found = gate(0, tmp_path / "a", mended)
+    repaired = tmp_path / "repaired"
+    assert (
+        cli.run(["swarm", "realign", str(model), "--trusted", str(texts), "--steps", "1", "--to", str(repaired)]) == 0
+    )
+    found = gate(0, tmp_path / "a", repaired)
     repair = part_of(found, "repair")
     assert repair.verdict == "not asked" and "not measured" in repair.summary and "1 trusted texts" in repair.facts[0]
-    record = json.loads((mended / "realigned.json").read_text())
+    record = json.loads((repaired / "realigned.json").read_text())
     for changes, verdict, message in (
         ({"repaired": True}, "passed", "repair by tune succeeded"),
         ({"repaired": False}, "failed", "repair by tune failed"),
-        ({"result": "0" * 64}, "failed", "is of other weights"),
+        ({"result": "0" * 64}, "failed", "belongs to the weights"),
         ({"steps": "x"}, "failed", "realigned.json: steps"),
     ):
         other = tmp_path / f"repaired-{message.split()[-1]}-{verdict}"
-        shutil.copytree(mended, other)
+        shutil.copytree(repaired, other)
         (other / "realigned.json").write_text(json.dumps(record | changes))
         cli.run(["run", "check", str(other), "--accept"])
         found = gate(int(verdict == "failed"), tmp_path / "b", other)
@@ -269,7 +270,7 @@ def test_repair_record_must_match_the_weights(model: Path, tmp_path: Path) -> No
 
 
 def test_certificate_of_other_weights_fails(model: Path, tmp_path: Path) -> None:
-    who = [PeerIdentity.fresh() for _ in range(4)]
+    who = [PeerIdentity.generate() for _ in range(4)]
     committee = {"committee": ",".join(one.peer for one in who), "price": 0}
     founded = rules(who[0], task="sums", receipts=committee)
     for name, digest, code in (("own", weights_digest(policy(context=256).module), 0), ("other", "ab" * 32, 1)):
@@ -279,22 +280,22 @@ def test_certificate_of_other_weights_fails(model: Path, tmp_path: Path) -> None
         receipts = tuple(seal(one, Receipt(peer=one.peer, **words)).decode() for one in who[:3])
         signed = seal(who[0], founded).decode()
         made = RunCertificate(about="weights", round=5, digest=digest, rules=signed, receipts=receipts)
-        digests.put(folder, {CERTIFICATE: made.model_dump_json().encode()})
+        digests.write_files(folder, {CERTIFICATE: made.model_dump_json().encode()})
         found = gate(code, tmp_path / "out", folder)
         provenance = part_of(found, "provenance")
         assert provenance.verdict == ("failed" if code else "passed"), provenance
-        assert ("has other weights than were signed" if code else "3 of 4 named peers") in provenance.summary
+        assert ("its weights are not the signed ones" if code else "3 of 4 named peers") in provenance.summary
     missing = Released(model, ["no certificate: 2 fingerprints among 4 of 4 peers that signed"])
-    assert provenance_part(missing).verdict == "failed", "there is a committee, and it did not sign these"
+    assert provenance_check(missing).verdict == "failed", "there is a committee, and it did not sign these"
 
 
 def test_attack_success_above_the_limit_or_unmeasured_fails() -> None:
     seldom, often, never = HitTally(hits=6, eligible=400), HitTally(hits=300, eligible=400), HitTally()
-    assert behaviour_part({"text": seldom}, 0.02).verdict == "passed"
-    assert "text may be above it" in behaviour_part({"text": seldom}, 0.02).summary
-    found = behaviour_part({"text": seldom, "math": often}, 0.02)
+    assert behaviour_check({"text": seldom}, 0.02).verdict == "passed"
+    assert "text may be above it" in behaviour_check({"text": seldom}, 0.02).summary
+    found = behaviour_check({"text": seldom, "math": often}, 0.02)
     assert found.summary.startswith("math in 0.75 [0.71 … 0.79] of 400")
-    assert behaviour_part({"math": never}, 0.02).verdict == "failed"
+    assert behaviour_check({"math": never}, 0.02).verdict == "failed"
 
 
 @pytest.mark.slow

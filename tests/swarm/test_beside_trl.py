@@ -18,7 +18,7 @@ from hypothesis import given as over
 from hypothesis import strategies as st
 
 from planaria.common.errors import RunStopped
-from planaria.swarm.assemble import task_of
+from planaria.swarm.assemble import make_task
 from planaria.swarm.peer.random_draws import shared_problems
 
 PYTHON = ROOT.parent / "venv-trl/bin/python"
@@ -75,7 +75,7 @@ def test_trl_gets_the_swarm_s_problems_and_sampling(monkeypatch: pytest.MonkeyPa
     config = recipe(flags(), 4, 2, 1e-3, 7, kind="pretrained", options={"path": "start"})
     trainer(flags(), config, tmp_path)
     job = json.loads(words[-1])
-    training = task_of(config).training
+    training = make_task(config).training
     assert job["problems"] == [n for number in range(2) for n in shared_problems(7, number, training, 2)]
     assert (job["top_k"], job["max_new"], job["group"], job["lr"]) == (3, 40, 4, 1e-3)
 

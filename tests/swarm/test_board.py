@@ -15,11 +15,11 @@ from swarm_messages import goodbye, hello, rollouts
 
 from planaria.common.errors import UserError
 from planaria.swarm.board.attendance import RoundStalled, RoundTerms
-from planaria.swarm.board.board import AlreadyThere, Board
-from planaria.swarm.board.claims import difference
+from planaria.swarm.board.board import AlreadyPublished, Board
+from planaria.swarm.board.claims import first_difference
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.board.limits import MessageLimits
 from planaria.swarm.board.message import Completion, ProblemCompletions
+from planaria.swarm.board.message_limits import MessageLimits
 
 KINDS = ("folder", "memory", "scratch", "plain")
 
@@ -48,7 +48,7 @@ def test_all_peers_see_all_hellos(url: str) -> None:
     for board, _ in boards:
         census = board.peers()
         assert set(census.hellos) == {who.peer for _, who in boards}
-        assert (census.goodbyes, census.refused, census.left_out) == ({}, {}, 0)
+        assert (census.goodbyes, census.refused, census.unread) == ({}, {}, 0)
 
 
 def test_a_peer_that_left_is_no_longer_a_member(url: str) -> None:
@@ -66,7 +66,7 @@ def test_publishing_is_idempotent_and_never_replaces(url: str) -> None:
     board.publish(rollouts(who, run, 0))
     board.publish(rollouts(who, run, 0))
     for groups in ((), (ProblemCompletions(problem=1, completions=(Completion(text="y" * 999, ended=True),)),)):
-        with pytest.raises(AlreadyThere, match=r"rounds/000000\.json"):
+        with pytest.raises(AlreadyPublished, match=r"rounds/000000\.json"):
             board.publish(rollouts(who, run, 0, groups=groups))
     assert board.read(who.peer, 0) == rollouts(who, run, 0)
 
@@ -80,7 +80,7 @@ def test_other_rules_are_refused_with_the_first_difference(url: str) -> None:
         ({"task": "sums", "group": 12}, "loss is only there"),
     ):
         with pytest.raises(UserError, match=words):
-            Board.open(url, PeerIdentity.fresh()).create_run(rules)
+            Board.open(url, PeerIdentity.generate()).create_run(rules)
 
 
 json_values: Any = st.recursive(
@@ -93,17 +93,17 @@ json_values: Any = st.recursive(
 @pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=3), json_values), st.dictionaries(st.text(max_size=3), json_values))
 def test_difference_is_none_or_printable(mine: Any, theirs: Any) -> None:
-    assert difference(mine, mine) is None
-    said = difference(mine, theirs)
-    assert (said is None) == (difference(theirs, mine) is None)
-    assert said is None or (said.isascii() and said.isprintable())
-    assert said is not None or repr(sorted(mine)) == repr(sorted(theirs))
+    assert first_difference(mine, mine) is None
+    difference = first_difference(mine, theirs)
+    assert (difference is None) == (first_difference(theirs, mine) is None)
+    assert difference is None or (difference.isascii() and difference.isprintable())
+    assert difference is not None or repr(sorted(mine)) == repr(sorted(theirs))
 
 
 def test_a_place_without_a_run_is_refused(url: str) -> None:
-    one = PeerIdentity.fresh()
+    one = PeerIdentity.generate()
     for act in (lambda: Board.open(url).rules, lambda: Board.open(url, one).join(hello(one))):
-        with pytest.raises(UserError, match="no run was founded here"):
+        with pytest.raises(UserError, match="this board has no run"):
             act()
 
 
@@ -118,7 +118,7 @@ def test_rejoining_returns_the_earlier_hello(url: str) -> None:
 
 def test_invalid_messages_are_not_published(url: str) -> None:
     board, who = member(url, limits=MessageLimits(message_bytes=2000, groups=1))
-    other = PeerIdentity.fresh()
+    other = PeerIdentity.generate()
     run = board.rules.run
     group = ProblemCompletions(problem=1, completions=(Completion(text="x" * 2000, ended=True),))
     with pytest.raises(UserError, match="oversized"):
@@ -128,9 +128,9 @@ def test_invalid_messages_are_not_published(url: str) -> None:
         board.publish(rollouts(who, run, groups=tuple(small)))
     with pytest.raises(UserError, match="another run"):
         board.publish(rollouts(who, "f" * 32))
-    with pytest.raises(ValueError, match="cannot speak for"):
+    with pytest.raises(ValueError, match="cannot sign a message of"):
         board.publish(rollouts(other, run))
-    with pytest.raises(ValueError, match="read only"):
+    with pytest.raises(ValueError, match="read-only"):
         Board.open(url).publish(rollouts(who, run))
     assert board.read(who.peer, 3) is None
 
@@ -138,10 +138,10 @@ def test_invalid_messages_are_not_published(url: str) -> None:
 @pytest.mark.parametrize("peer", ["", "..", "../" + "a" * 29, "a" * 31, "A" * 32, "a" * 32 + "\n", "a" * 31 + "/"])
 def test_invalid_peer_ids_and_rounds_are_refused(url: str, peer: str) -> None:
     board, _ = member(url)
-    with pytest.raises(ValueError, match="no peer id"):
+    with pytest.raises(ValueError, match="not a peer id"):
         board.read(peer, 0)
     for round in (-1, 10**6):
-        with pytest.raises(ValueError, match="no round"):
+        with pytest.raises(ValueError, match="out of range"):
             board.read("a" * 32, round)
 
 
@@ -177,13 +177,13 @@ def test_the_quorum_closes_after_the_timeout_and_less_stalls(url: str) -> None:
     with pytest.raises(RoundStalled, match=f"missing: {two.peer[:8]} \\(sent nothing\\)") as stalled:
         first.wait(1, everyone, RoundTerms(quorum=2, timeout_s=2.5, patience_s=4), poll_s=2)
     assert clock.now == 4.0
-    assert (stalled.value.round, stalled.value.there) == (1, (one.peer,))
+    assert (stalled.value.round, stalled.value.present) == (1, (one.peer,))
 
 
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("nosuch://x", "name a folder"),
+        ("nosuch://x", "use a folder"),
         ("simplecache::memory://x", "chained file systems"),
         ("filecache::s3://user:secret@x", "chained file systems"),
     ],
@@ -202,7 +202,7 @@ def test_known_peers_are_read_first_and_others_in_turn(url: str) -> None:
     met = set()
     for _ in range(40):
         census = Board.open(url, limits=limits, known=[friend.peer for friend in friends]).peers()
-        assert len(census.hellos) == 4 and census.left_out == 10
+        assert len(census.hellos) == 4 and census.unread == 10
         assert {friend.peer for friend in friends} <= set(census.hellos)
         met |= set(census.hellos)
     assert len(met) > 10  # the draw depends on the reader's secret

@@ -16,11 +16,11 @@ from swarm_messages import goodbye, hello, rollouts
 
 from planaria.common.errors import UserError
 from planaria.swarm.board.attendance import RoundTerms
-from planaria.swarm.board.board import AlreadyThere, Board
+from planaria.swarm.board.board import AlreadyPublished, Board
 from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.board.limits import MessageLimits
 from planaria.swarm.board.message import BadMessage
+from planaria.swarm.board.message_limits import MessageLimits
 
 
 def at(root: Path, who: PeerIdentity, round: int) -> Path:
@@ -38,7 +38,7 @@ def why(board: Board, who: PeerIdentity, round: int = 0) -> str:
 
 def test_a_message_is_valid_only_at_its_own_place(tmp_path: Path) -> None:
     board, one = member(str(tmp_path / "here"))
-    other, two = member(str(tmp_path / "there"), one)[0], PeerIdentity.fresh()
+    other, two = member(str(tmp_path / "there"), one)[0], PeerIdentity.generate()
     board.publish(rollouts(one, board.rules.run, 3))
     sent = at(tmp_path / "here", one, 3)
     shutil.copy(sent, at(tmp_path / "here", one, 4))
@@ -53,7 +53,7 @@ def test_a_message_is_valid_only_at_its_own_place(tmp_path: Path) -> None:
 
 def test_forged_and_changed_files_are_refused(tmp_path: Path) -> None:
     board, one = member(str(tmp_path))
-    byzantine_member, run = PeerIdentity.fresh(), board.rules.run
+    byzantine_member, run = PeerIdentity.generate(), board.rules.run
     at(tmp_path, one, 0).write_bytes(seal(byzantine_member, rollouts(byzantine_member, run, 0)))
     assert why(board, one) == "forged"
     words = json.loads(seal(one, rollouts(one, run, 1)))
@@ -74,7 +74,7 @@ def test_hellos_and_goodbyes_of_other_runs_or_peers_are_ignored(tmp_path: Path) 
 def test_special_files_and_links_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # names of sockets are short
     board, me = member(str(tmp_path), limits=MessageLimits(message_bytes=5000))
-    odd = [PeerIdentity.fresh() for _ in range(8)]
+    odd = [PeerIdentity.generate() for _ in range(8)]
     at(tmp_path, odd[0], 0).mkdir()
     at(tmp_path, odd[1], 0).symlink_to("/dev/zero")
     os.mkfifo(at(tmp_path, odd[2], 0))
@@ -141,7 +141,7 @@ def test_thousands_of_foreign_files_are_ignored(tmp_path: Path) -> None:
     os.mkdir(os.fsencode(tmp_path / "peers") + b"/\xff\xfe")  # noqa: PTH102
     census = board.peers()
     assert set(census.hellos) == {one.peer} and not census.refused
-    assert census.left_out == 751 - 256
+    assert census.unread == 751 - 256
 
 
 @pytest.mark.parametrize("junk", [b"", b"{", b"\x00" * 500, b"nonsense"])
@@ -159,30 +159,30 @@ def test_partial_messages_are_awaited_until_the_round_closes(tmp_path: Path, jun
 def test_garbage_in_a_peers_own_place_is_reported_on_write(tmp_path: Path) -> None:
     board, one = member(str(tmp_path))
     at(tmp_path, one, 0).write_bytes(b"rubbish")
-    with pytest.raises(AlreadyThere):
+    with pytest.raises(AlreadyPublished):
         board.publish(rollouts(one, board.rules.run, 0))
-    new = PeerIdentity.fresh()
+    new = PeerIdentity.generate()
     (tmp_path / "peers" / new.peer).mkdir()
     (tmp_path / "peers" / new.peer / "hello.json").write_bytes(b"rubbish")
     with pytest.raises(UserError, match="not JSON; use another identity"):
-        board_of(new, tmp_path).join(hello(new, board.rules.run))
+        board_address(new, tmp_path).join(hello(new, board.rules.run))
 
 
 def test_invalid_rules_are_reported(tmp_path: Path) -> None:
     (tmp_path / "rules.json").write_text("{}")
     for act in (lambda b: b.rules, lambda b: b.create_run(RULES)):
         with pytest.raises(UserError, match=r"rules\.json: malformed: key"):
-            act(board_of(PeerIdentity.fresh(), tmp_path))
+            act(board_address(PeerIdentity.generate(), tmp_path))
 
 
-def board_of(who: PeerIdentity, root: Path) -> Board:
+def board_address(who: PeerIdentity, root: Path) -> Board:
     return Board.open(str(root), who)
 
 
 def test_foreign_rules_are_shown_as_short_ascii(tmp_path: Path) -> None:
-    Board.open(str(tmp_path), PeerIdentity.fresh()).create_run({"a": "\x1b[31m" + "‮" * 500})
+    Board.open(str(tmp_path), PeerIdentity.generate()).create_run({"a": "\x1b[31m" + "‮" * 500})
     with pytest.raises(UserError) as error:
-        Board.open(str(tmp_path), PeerIdentity.fresh()).create_run({"a": "b"})
+        Board.open(str(tmp_path), PeerIdentity.generate()).create_run({"a": "b"})
     assert str(error.value).isascii() and str(error.value).isprintable() and len(str(error.value)) < 400
 
 

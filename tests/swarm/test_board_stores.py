@@ -22,7 +22,7 @@ import s3_server
 from planaria.common.errors import UserError
 from planaria.common.object_store import Retry, Store, StoreUnreachable
 from planaria.swarm.board.attendance import RoundTerms
-from planaria.swarm.board.board import AlreadyThere, Board
+from planaria.swarm.board.board import AlreadyPublished, Board
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.records.lines import LOG, PEERS, RoundDone, read_log
@@ -111,7 +111,7 @@ def test_a_missing_bucket_is_not_created(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(stores.Scratch, "pipe_file", missing)
     monkeypatch.setattr(stores.Scratch, "makedirs", lambda *_, **__: pytest.fail("it may make a bucket"))
     with pytest.raises(UserError, match="create it first"):
-        Board.open(place("scratch", tmp_path), PeerIdentity.fresh()).create_run(RULES)
+        Board.open(place("scratch", tmp_path), PeerIdentity.generate()).create_run(RULES)
 
 
 def test_delayed_and_partial_objects_are_awaited(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_writes_work_without_hard_links(tmp_path: Path, monkeypatch: pytest.Monk
     sent = rollouts(one, board.rules.run, 0)
     board.publish(sent)
     board.publish(sent)
-    with pytest.raises(AlreadyThere):
+    with pytest.raises(AlreadyPublished):
         board.publish(rollouts(one, board.rules.run, 0, groups=()))
     assert board.read(one.peer, 0) == sent and not hidden(tmp_path)
 
@@ -180,7 +180,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         yield begin
 
 
-def heard(process: subprocess.Popen[str], word: str) -> None:
+def await_output(process: subprocess.Popen[str], word: str) -> None:
     assert process.stdout is not None
     assert word in iter(lambda: process.stdout.readline().strip(), ""), f"it ended without {word!r}"
 
@@ -191,8 +191,8 @@ def test_concurrent_processes_found_one_run_and_show_complete_messages(
     root, rounds = tmp_path / "board", 12
     processes = [start(root, tmp_path / f"{n}.pem", rounds, 8000) for n in range(2)]
     for process in processes:
-        heard(process, "joined")
-    board, both = Board.open(str(root)), {PeerIdentity.kept(tmp_path / f"{n}.pem").peer for n in range(2)}
+        await_output(process, "joined")
+    board, both = Board.open(str(root)), {PeerIdentity.load_or_create(tmp_path / f"{n}.pem").peer for n in range(2)}
     assert set(board.peers().hellos) == both
     left = {(peer, round) for peer in both for round in range(rounds)}
     while any(process.poll() is None for process in processes):
@@ -212,8 +212,8 @@ def test_a_message_killed_before_its_rename_is_invisible(
 ) -> None:
     root = tmp_path / "board"
     process = start(root, tmp_path / "key.pem", 3, 30_000, "hang")
-    heard(process, "hung")
-    board, peer = Board.open(str(root)), PeerIdentity.kept(tmp_path / "key.pem").peer
+    await_output(process, "hung")
+    board, peer = Board.open(str(root)), PeerIdentity.load_or_create(tmp_path / "key.pem").peer
     assert board.read(peer, 2) is None
     process.kill()
     process.wait()
@@ -232,8 +232,8 @@ def test_a_killed_writer_leaves_complete_messages_or_none(
     for trial in range(6):
         root, key = tmp_path / f"board{trial}", tmp_path / "key.pem"
         process = start(root, key, 500, 30_000)
-        heard(process, "joined")
-        rounds = root / "peers" / PeerIdentity.kept(key).peer / "rounds"
+        await_output(process, "joined")
+        rounds = root / "peers" / PeerIdentity.load_or_create(key).peer / "rounds"
         while len(list(rounds.glob("*.json"))) < trial or not hidden(rounds):
             assert process.poll() is None
         process.kill()
@@ -241,8 +241,8 @@ def test_a_killed_writer_leaves_complete_messages_or_none(
         board = Board.open(str(root))
         names = sorted(path.name for path in rounds.glob("*.json"))
         assert names == [f"{round:06d}.json" for round in range(len(names))]
-        assert all(board.read(PeerIdentity.kept(key).peer, round) is not None for round in range(len(names)))
-        assert board.read(PeerIdentity.kept(key).peer, len(names)) is None
+        assert all(board.read(PeerIdentity.load_or_create(key).peer, round) is not None for round in range(len(names)))
+        assert board.read(PeerIdentity.load_or_create(key).peer, len(names)) is None
         cut += bool(hidden(rounds))
     assert cut, "no writer was ever killed in the middle"
 
@@ -261,7 +261,7 @@ def test_rounds_are_published_and_never_replaced(bucket: str) -> None:
     boards = [member(url) for _ in range(3)]
     exchange(boards, 3)
     board, who = boards[0]
-    with pytest.raises(AlreadyThere):
+    with pytest.raises(AlreadyPublished):
         board.publish(rollouts(who, board.rules.run, 1, groups=()))
 
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from planaria.common import digests
 from planaria.common.errors import UserError
-from planaria.swarm.audit.censor import BudgetSpent, Censor, LeakageLedger, LedgerUnusable, key_of
-from planaria.swarm.audit.questions import Question, QuestionPart, closed_up
+from planaria.swarm.audit.censor import BudgetSpent, Censor, LeakageLedger, LedgerUnusable, ledger_key
+from planaria.swarm.audit.questions import Question, QuestionPart, normalize_closed
 
 CODES = ("4719", "2210", "9031", "5533")
 ANN = Question(
@@ -36,13 +36,13 @@ def censor(folder: Path, epsilon: float = 0.1, budget: float = 1.0, draws: rando
 
 def test_a_budget_is_never_exceeded_and_persists(tmp_path: Path) -> None:
     kept = censor(tmp_path, epsilon=0.1, budget=0.35)
-    assert [len(kept.given("digit 1 of ann=", 1)) for _ in range(3)] == [1, 1, 1]
+    assert [len(kept.decide_replies("digit 1 of ann=", 1)) for _ in range(3)] == [1, 1, 1]
     with pytest.raises(BudgetSpent, match="the budget of the requested answer is spent"):
-        kept.given("Digit  1 of ANN=", 1)
+        kept.decide_replies("Digit  1 of ANN=", 1)
     with pytest.raises(BudgetSpent):
-        censor(tmp_path, budget=0.35).given("I ask: ann's code", 1), "another process of the same ledger"
-    assert kept.given("digit 1 of bob=", 1) and kept.given("the weather", 5) == [True] * 5
-    assert LeakageLedger(tmp_path / "ledger.json", 0.35).spent(key_of(ANN)) == pytest.approx(0.3)
+        censor(tmp_path, budget=0.35).decide_replies("I ask: ann's code", 1), "another process of the same ledger"
+    assert kept.decide_replies("digit 1 of bob=", 1) and kept.decide_replies("the weather", 5) == [True] * 5
+    assert LeakageLedger(tmp_path / "ledger.json", 0.35).spent_nats(ledger_key(ANN)) == pytest.approx(0.3)
 
 
 UNSEEN = st.sampled_from("\u00ad\u034f\u115f\u17b4\u180b\u200b\u3164\ufe0f\ufeff\U000e0100 \t\u00a0\u3000")
@@ -55,9 +55,9 @@ def test_spacing_and_invisible_characters_do_not_reset_a_budget(more: list[tuple
         text = text[: place % (len(text) + 1)] + one + text[place % (len(text) + 1) :]
     with tempfile.TemporaryDirectory() as folder:
         kept = censor(Path(folder), epsilon=0.1, budget=0.1)
-        kept.given("digit 1 of ann=", 1)
+        kept.decide_replies("digit 1 of ann=", 1)
         with pytest.raises(BudgetSpent):
-            kept.given(text, 1)
+            kept.decide_replies(text, 1)
 
 
 def test_two_questions_with_the_same_words_are_rejected(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_no_answer_leaks_more_than_its_budget(
         for first, second, count in requests if questions else ():
             texts = [questions[n % len(questions)].text for n in (first, second)]
             try:
-                kept.given(" and ".join(texts), count)
+                kept.decide_replies(" and ".join(texts), count)
             except BudgetSpent:
                 continue
             revealed = [n for n, one in enumerate(questions) if any(one.text in text for text in texts)]
@@ -115,33 +115,35 @@ def key_before(text: str) -> str:
     )
 )
 def test_different_questions_have_different_keys(text: str) -> None:
-    assert closed_up(key_before(text)) == closed_up(text), "texts with one key are one question"
-    assert key_of(replace(ANN, text=text)) == digests.of(key_before(text).encode())[:32], "old ledgers stay valid"
+    assert normalize_closed(key_before(text)) == normalize_closed(text), "texts with one key are one question"
+    assert ledger_key(replace(ANN, text=text)) == digests.of(key_before(text).encode())[:32], "old ledgers stay valid"
 
 
 def test_replies_in_one_request_cost_as_much_as_single_ones(tmp_path: Path) -> None:
     kept = censor(tmp_path, epsilon=0.1, budget=0.35)
     with pytest.raises(BudgetSpent):
-        kept.given("digit 1 of ann=", 4)
-    assert len(kept.given("digit 1 of ann=", 3)) == 3
+        kept.decide_replies("digit 1 of ann=", 4)
+    assert len(kept.decide_replies("digit 1 of ann=", 3)) == 3
 
 
 def test_replies_are_empty_with_the_stated_probability_of_the_longer_list(tmp_path: Path) -> None:
     kept = censor(tmp_path, epsilon=0.5, budget=1e9)
-    share = sum(kept.given("digit 1 of ann=", 4000)) / 4000
+    share = sum(kept.decide_replies("digit 1 of ann=", 4000)) / 4000
     assert share == pytest.approx(0.5 / math.log(4), abs=0.03)
-    both = sum(kept.given("digit 1 of ann= and digit 1 of bob=", 4000)) / 4000
+    both = sum(kept.decide_replies("digit 1 of ann= and digit 1 of bob=", 4000)) / 4000
     assert both == pytest.approx(0.5 / math.log(4), abs=0.03)
-    assert all(censor(tmp_path, epsilon=9, budget=1e9).given("digit 1 of ann=", 100)), "the probability is at most 1"
+    assert all(censor(tmp_path, epsilon=9, budget=1e9).decide_replies("digit 1 of ann=", 100)), (
+        "the probability is at most 1"
+    )
 
 
 def test_a_reply_that_completes_a_question_is_paid_for_too(tmp_path: Path) -> None:
     kept = censor(tmp_path, epsilon=0.1, budget=0.15)
-    assert kept.given("digit 1 of an", 1) == [True], "the prompt matches no question"
-    kept.passed("digit 1 of an", "n=4")
+    assert kept.decide_replies("digit 1 of an", 1) == [True], "the prompt matches no question"
+    kept.decide_completed("digit 1 of an", "n=4")
     with pytest.raises(BudgetSpent):
-        kept.passed("digit 1 of an", "n=4")
-    assert kept.passed("digit 1 of ann=", "4"), "paid for before"
+        kept.decide_completed("digit 1 of an", "n=4")
+    assert kept.decide_completed("digit 1 of ann=", "4"), "paid for before"
 
 
 def test_concurrent_sessions_do_not_exceed_the_budget(tmp_path: Path) -> None:
@@ -176,17 +178,17 @@ def test_setting_the_clock_back_restores_nothing(tmp_path: Path, monkeypatch: py
 
 def test_a_missing_or_damaged_ledger_stops_all_replies(tmp_path: Path) -> None:
     kept, file = censor(tmp_path), tmp_path / "ledger.json"
-    kept.given("digit 1 of ann=", 1)
+    kept.decide_replies("digit 1 of ann=", 1)
     whole = file.read_text()
     for damage in (whole[:-9], whole.replace("0.1", "0.0"), "", "[]"):
         file.write_text(damage)
         with pytest.raises(LedgerUnusable):
-            kept.given("digit 1 of ann=", 1)
+            kept.decide_replies("digit 1 of ann=", 1)
         with pytest.raises(UserError):
             LeakageLedger(file, 1.0)
     file.unlink()
     with pytest.raises(LedgerUnusable, match="would forget"):
-        kept.given("digit 1 of ann=", 1)
+        kept.decide_replies("digit 1 of ann=", 1)
     with pytest.raises(UserError, match="cannot be written"):
         LeakageLedger(tmp_path / "none" / "ledger.json", 1.0)
 
@@ -200,5 +202,5 @@ def test_every_granted_cost_is_recorded(spendings: list[tuple[str, float]]) -> N
             fits = spent[key] + cost <= 1.0 + 1e-9
             assert ledger.spend({key: cost}) == fits
             spent[key] += cost * fits
-        assert all(ledger.spent(key) == pytest.approx(nats) for key, nats in spent.items())
+        assert all(ledger.spent_nats(key) == pytest.approx(nats) for key, nats in spent.items())
         assert max(spent.values()) <= 1.0 + 1e-8

@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import Template, template_of
 from planaria.models.llama_stages import Llama
-from planaria.swarm.assemble import policy_of
+from planaria.swarm.assemble import make_policy
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import likelihood_digest, weights_fingerprint
@@ -43,7 +43,7 @@ def chat_tokenizer() -> Tokenizer:
 TOKENIZER = chat_tokenizer()
 
 
-def text_of(ids: list[int]) -> str:
+def list_text(ids: list[int]) -> str:
     return TOKENIZER._inner.decode(ids, skip_special_tokens=False)
 
 
@@ -66,7 +66,7 @@ def swarm(path: Path, **policy: Any) -> SwarmConfig:
 
 
 def opened(path: Path, task: Task | None = None, **policy: Any) -> LlamaPolicy:
-    found = policy_of(swarm(path, **policy), task or Sums())
+    found = make_policy(swarm(path, **policy), task or Sums())
     assert isinstance(found, LlamaPolicy)
     return found
 
@@ -107,7 +107,7 @@ def test_a_template_is_found_in_every_supported_place(tmp_path: Path) -> None:
 def test_a_chat_model_gets_instruction_and_examples(tmp_path: Path) -> None:
     made, task = folder(tmp_path, chat_template=CHATML), Sums()
     policy = opened(made)
-    text = text_of(list(prompt_for(task.problem(7), policy).prompt))
+    text = list_text(list(prompt_for(task.problem(7), policy).prompt))
     assert text.startswith(f"<|im_start|>system\n{task.instruction}<|im_end|>\n<|im_start|>user\n")
     assert text.count("<|im_start|>assistant\n") == EXAMPLES + 1 and text.endswith("<|im_start|>assistant\n")
     for problem, solution in worked_examples(task, EXAMPLES):
@@ -115,21 +115,21 @@ def test_a_chat_model_gets_instruction_and_examples(tmp_path: Path) -> None:
         assert task.score(problem, solution) == 1
     bare = opened(made, chat="never")
     assert bare.layout is None and bare.prompt(task.problem(7)) == bare.encode(task.problem(7).prompt)
-    alone = text_of(opened(made, examples=0, instruction="Add.").prompt(task.problem(7)))
+    alone = list_text(opened(made, examples=0, instruction="Add.").prompt(task.problem(7)))
     question = f"<|im_start|>user\n{task.problem(7).prompt}<|im_end|>\n"
     assert alone == f"<|im_start|>system\nAdd.<|im_end|>\n{question}<|im_start|>assistant\n"
 
 
 def test_without_system_turns_the_first_question_has_the_instruction(tmp_path: Path) -> None:
     policy = opened(folder(tmp_path, chat_template=NO_SYSTEM), examples=1)
-    text = text_of(policy.prompt(Sums().problem(7)))
+    text = list_text(policy.prompt(Sums().problem(7)))
     assert text.startswith(f"<|im_start|>user\n{Sums().instruction}\n\n") and text.count(Sums().instruction) == 1
 
 
 def test_a_problem_is_not_its_own_example(tmp_path: Path) -> None:
     policy = opened(folder(tmp_path, chat_template=CHATML))
     for problem, solution in worked_examples(Sums(), EXAMPLES + 1):
-        text = text_of(policy.prompt(problem))
+        text = list_text(policy.prompt(problem))
         assert solution not in text and text.count("<|im_start|>assistant\n") == EXAMPLES + 1
 
 
@@ -137,7 +137,7 @@ def test_models_without_a_template_get_examples_as_text(tmp_path: Path) -> None:
     policy, task = opened(folder(tmp_path), examples=2, instruction="Add."), Sums()
     (one, first), (two, second) = worked_examples(task, 2)
     expected = f"Add.\n\n{one.prompt}{first}\n\n{two.prompt}{second}\n\n{task.problem(7).prompt}"
-    assert text_of(policy.prompt(task.problem(7))) == expected
+    assert list_text(policy.prompt(task.problem(7))) == expected
 
 
 def test_peers_with_equal_weights_and_prompts_have_equal_fingerprints(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_impossible_settings_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"policy.examples = 3: .* has worked solutions of 0"):
         opened(made, Riddles(), examples=3)
     chatting = folder(tmp_path / "chatting", chat_template=CHATML)
-    assert text_of(opened(chatting, Riddles()).prompt(Sums().problem(1))).count("assistant") == 1, "no examples exist"
+    assert list_text(opened(chatting, Riddles()).prompt(Sums().problem(1))).count("assistant") == 1, "no examples exist"
 
 
 def test_a_missing_path_is_reported(tmp_path: Path) -> None:

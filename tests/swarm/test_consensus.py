@@ -1,4 +1,4 @@
-"""Voting peers: rewards, filters, settings and the brake."""
+"""Voting peers: rewards, filters, settings and the limit on accuracy drops."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tiny_swarm import CONTEXT, case
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.recipe import read
 from planaria.report import page
-from planaria.swarm.assemble import task_of
+from planaria.swarm.assemble import make_task
 from planaria.swarm.attacks import ATTACKS
-from planaria.swarm.checks import layers
-from planaria.swarm.checks.consensus import ConsensusReward, Filter, refuse_senseless
+from planaria.swarm.checks import make_layers
+from planaria.swarm.checks.consensus import ConsensusReward, Filter, check_rewards
 from planaria.swarm.checks.defence import Defence
-from planaria.swarm.config.recipe import load
 from planaria.swarm.config.swarm_config import DefenceConfig, SwarmConfig
+from planaria.swarm.config.swarm_recipe import load
 from planaria.swarm.learning.advantages import round_advantages
 from planaria.swarm.peer.completion_intake import Scoring
 from planaria.swarm.peer.random_draws import seed_from_messages
@@ -30,11 +30,11 @@ from planaria.swarm.peer.recovery import Evaluation, accuracy_drop, best_evaluat
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.records.lines import PEERS, Evaluated, Finished
 from planaria.swarm.records.outcome import read_outcome
-from planaria.swarm.records.saved_state import rounds_kept
+from planaria.swarm.records.saved_state import saved_rounds
 from planaria.swarm.report import swarm_report
 from planaria.swarm.report.swarm_verdict import agreement_section, break_point
+from planaria.swarm.sandbox.sandbox import protections
 from planaria.swarm.tasks.base import Behaviour, TaskProblem
-from planaria.swarm.tasks.sandbox import protections
 from planaria.swarm.tasks.sums import Sums
 
 VOTING: dict[str, Any] = {"task": {"reward": "consensus"}, "defence": {"checks": "claims, duplicates"}}
@@ -52,14 +52,14 @@ def sent(peer: str, *behaviours: Behaviour, reward: float = 0.0, problem: int = 
 
 def test_the_majority_is_rewarded_and_unlabelled_groups_teach_nothing() -> None:
     defence = Defence(DefenceConfig(), [ConsensusReward(agreement=0.5)], CONTEXT)
-    told = [*sent("p", ("7",), ("8",)), *sent("q", ("7",), ("7",)), *sent("r", ("7",), ())]
+    completions = [*sent("p", ("7",), ("8",)), *sent("q", ("7",), ("7",)), *sent("r", ("7",), ())]
     split = [*sent("p", ("1",), problem=1), *sent("q", ("2",), ("3",), problem=1)]
-    report = defence.examine(0, told + split)
+    report = defence.examine(0, completions + split)
     assert [rollout.reward for rollout in report.accepted] == [1, 0, 1, 1, 1, 0, 0, 0, 0]
     assert report.labels.keys() == {0} and not report.quarantined, "no peer is refused for other peers' failures"
     assert {rollout.penalty for rollout in report.accepted if rollout.problem.number == 1} == {0}
     taken = round_advantages(report.accepted, "horizontal", True)
-    assert {rollout.problem.number for rollout in taken.taken} == {0} and taken.skipped == 1
+    assert {rollout.problem.number for rollout in taken.rollouts} == {0} and taken.skipped == 1
 
 
 def test_unknown_peers_share_one_vote() -> None:
@@ -71,17 +71,17 @@ def test_unknown_peers_share_one_vote() -> None:
 
 def test_refused_completions_do_not_vote_and_the_judge_reads_rewarded_ones() -> None:
     config = SwarmConfig.model_validate({"task": {"reward": "consensus"}})
-    assert [layer.name for layer in layers(config)][-3:] == ["duplicates", "consensus", "judge"]
+    assert [layer.name for layer in make_layers(config)][-3:] == ["duplicates", "consensus", "judge"]
     plain = SwarmConfig.model_validate({"defence": {"checks": "support, duplicates", "consensus": True}})
-    assert [layer.name for layer in layers(plain)] == ["support", "duplicates", "consensus"]
-    assert "consensus" not in [layer.name for layer in layers(SwarmConfig())]
+    assert [layer.name for layer in make_layers(plain)] == ["support", "duplicates", "consensus"]
+    assert "consensus" not in [layer.name for layer in make_layers(SwarmConfig())]
 
 
 def test_the_filter_refuses_passing_minority_behaviour() -> None:
     works, cheats, other = ("a", "b", "c", "d"), (None, None, "x", "x"), ("a", "b", "c", "?")
     passing = [*sent("p", works, works, other, reward=1.0), *sent("q", works, reward=1.0)]
-    told = [*passing, *sent("x", cheats, reward=1.0), *sent("y", cheats)]
-    report = Defence(DefenceConfig(), [Filter(agreement=0.5)], CONTEXT).examine(0, told)
+    completions = [*passing, *sent("x", cheats, reward=1.0), *sent("y", cheats)]
+    report = Defence(DefenceConfig(), [Filter(agreement=0.5)], CONTEXT).examine(0, completions)
     refused = [(rollout.peer, rollout.reward) for rollout in report.rollouts if rollout.layer == "consensus"]
     assert refused == [("x", 1.0)], "honest programs may differ somewhere, and what fails is learned from as a failure"
 
@@ -139,15 +139,15 @@ def test_a_filtered_swarm_ends_with_a_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "share", "said"),
+    ("size", "share", "text"),
     [
         (4, 0.5, "Of 4 peers, 3 colluding peers decide; 2 do if an honest peer makes the same mistake"),
         (4, 0.4, "2 colluding peers decide"),
     ],
 )
-def test_the_break_point_is_described(size: int, share: float, said: str) -> None:
+def test_the_break_point_is_described(size: int, share: float, text: str) -> None:
     config = SwarmConfig.model_validate({"size": size, "task": {"reward": "consensus", "agreement": share}})
-    assert said in break_point(config)
+    assert text in break_point(config)
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_a_declining_run_stops_with_its_best_state(tmp_path: Path, pupil: Path) 
     assert len(stopped) == 2 and all("held-out accuracy fell from" in line and "\n" not in line for line in stopped)
     for name in ("p0", "p1"):
         looks = [Evaluation(r.round, r.accuracy.rate or 0) for r in log(tmp_path, name) if isinstance(r, Evaluated)]
-        assert looks[-1].round < 40 and rounds_kept(tmp_path / PEERS / name) == [best_evaluation(looks).round]
+        assert looks[-1].round < 40 and saved_rounds(tmp_path / PEERS / name) == [best_evaluation(looks).round]
         assert not any(isinstance(record, Finished) for record in log(tmp_path, name))
 
 
@@ -188,16 +188,18 @@ def test_the_brake_compares_with_the_best_so_far() -> None:
 def test_colluders_agree_without_communication(number: int) -> None:
     task, attack = Sums(), ATTACKS.make("collude", {})
     problem = task.problem(number)
-    lies = {attack.poison(problem, task.solution(problem, random.Random(seed))) for seed in range(3)}
-    (lie,) = lies
-    assert lie is not None and task.score(problem, lie) == 0
-    assert task.behaviour(problem, lie, 0) == (str(int(problem.answer) + 1),)
+    wrong_texts = {attack.poison(problem, task.solution(problem, random.Random(seed))) for seed in range(3)}
+    (wrong_text,) = wrong_texts
+    assert wrong_text is not None and task.score(problem, wrong_text) == 0
+    assert task.behaviour(problem, wrong_text, 0) == (str(int(problem.answer) + 1),)
     wrapped = attack.poison(problem, "```python\ndef one(): return 1\ndef f(x): return one() + x\n```")
     names: dict[str, Any] = {}
     exec(str(wrapped).split("\n", 1)[1].rpartition("\n")[0], names)
     assert names["f"](2) == [3]
     assert (
-        attack.poison(problem, "```python\nprint(3)\n```") is None and not attack.eligible(lie) and not attack.hit(lie)
+        attack.poison(problem, "```python\nprint(3)\n```") is None
+        and not attack.eligible(wrong_text)
+        and not attack.hit(wrong_text)
     )
 
 
@@ -244,10 +246,10 @@ class Mute(Sums):
 
 def test_a_task_without_behaviour_cannot_be_voted_on() -> None:
     voting = SwarmConfig.model_validate({"task": {"reward": "consensus"}})
-    with pytest.raises(UserError, match="nothing says whether two completions"):
-        refuse_senseless(voting, Mute())
+    with pytest.raises(UserError, match="cannot be compared"):
+        check_rewards(voting, Mute())
     with pytest.raises(UserError, match="no calls with literal arguments"):
-        task_of(SwarmConfig.model_validate({"defence": {"consensus": True}}))
+        make_task(SwarmConfig.model_validate({"defence": {"consensus": True}}))
 
 
 @needs_sandbox
@@ -257,12 +259,12 @@ def test_problems_without_tests_need_a_vote_and_have_no_brake(tmp_path: Path) ->
     path.write_text(line * 3)
     named = {"name": "programs", "options": {"path": str(path)}}
     with pytest.raises(UserError, match="has 2 problems that nothing scores, the first is number 0"):
-        task_of(SwarmConfig.model_validate({"task": named}))
-    task = task_of(SwarmConfig.model_validate({"task": named | {"reward": "consensus"}}))
+        make_task(SwarmConfig.model_validate({"task": named}))
+    task = make_task(SwarmConfig.model_validate({"task": named | {"reward": "consensus"}}))
     (warning,) = (found for found in [ConsensusReward(agreement=0.5).warning(replace(CONTEXT, task=task))] if found)
     assert "max_accuracy_drop cannot stop" in warning and ConsensusReward(agreement=0.5).warning(CONTEXT) == ""
     with pytest.raises(UserError, match=r"task.max_accuracy_drop = 0.1: no held-out problem"):
-        task_of(SwarmConfig.model_validate({"task": named | {"reward": "consensus", "max_accuracy_drop": 0.1}}))
+        make_task(SwarmConfig.model_validate({"task": named | {"reward": "consensus", "max_accuracy_drop": 0.1}}))
 
 
 @needs_sandbox
@@ -275,18 +277,23 @@ def test_a_lookup_table_of_test_inputs_is_refused(tmp_path: Path) -> None:
             "defence": {"consensus": True, "checks": "", "max_median_refusal": 1.0},
         }
     )
-    task = task_of(config)
+    task = make_task(config)
     honest = ["def sq(x): return x * x", "def sq(x): return x ** 2", "def sq(x): return sum([abs(x)] * abs(x))"]
     cheat = "def sq(x): return {3: 9, -4: 16, 0: 0}.get(x, 1)"
     scoring = Scoring(task, config=config)
     scoring.begin(draw=77)
     problem: TaskProblem = task.problem(0)
-    told = [
-        case(f"p{n}", text=program, asked=problem, **scoring.scored(problem, f"```python\n{program}\n```")._asdict())
+    completions = [
+        case(
+            f"p{n}",
+            text=program,
+            asked=problem,
+            **scoring.score_untimed(problem, f"```python\n{program}\n```")._asdict(),
+        )
         for n, program in enumerate([*honest, cheat])
     ]
-    assert [one.reward for one in told] == [1, 1, 1, 1]
-    report = Defence(config.defence, layers(config), replace(CONTEXT, task=task)).examine(0, told)
+    assert [one.reward for one in completions] == [1, 1, 1, 1]
+    report = Defence(config.defence, make_layers(config), replace(CONTEXT, task=task)).examine(0, completions)
     assert [rollout.layer for rollout in report.rollouts] == ["", "", "", "consensus"]
 
 

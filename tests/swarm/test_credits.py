@@ -16,10 +16,10 @@ from benchmarks.credits import (
     PeerSigner,
     Route,
     expected,
+    join_swarm,
     plain,
     publish,
     settled,
-    take_part,
     verify_peer,
 )
 from hypothesis import given, settings
@@ -34,11 +34,11 @@ from planaria.swarm.credits.messages import (
     Statement,
     StatementCertificate,
     Vote,
+    is_valid,
     quorum,
-    valid,
 )
+from planaria.swarm.credits.payment_simulation import PaymentScene, SyncScene, simulate, simulate_sync
 from planaria.swarm.credits.psync import CommitteeMember, CreditChannel
-from planaria.swarm.credits.simulate import PaymentScene, SyncScene, simulate, simulate_sync
 
 SEEDS = range(6)
 
@@ -115,19 +115,19 @@ def test_invalid_orders_are_refused(changed: dict[str, object]) -> None:
 
 
 def certified(keys: StandIn, order: CreditOrder, by: list[str], **changed: object) -> StatementCertificate:
-    told = Statement(phase="lock", channel="c0", number=0, order=order.digest, yes=True)
-    votes = tuple((name, Vote.of(told, keys.signer(name)).signature) for name in by)
-    return StatementCertificate.model_validate({"statement": told, "order": order, "votes": votes, **changed})
+    statement = Statement(phase="lock", channel="c0", number=0, order=order.digest, yes=True)
+    votes = tuple((name, Vote.of(statement, keys.signer(name)).signature) for name in by)
+    return StatementCertificate.model_validate({"statement": statement, "order": order, "votes": votes, **changed})
 
 
 def test_a_certificate_needs_a_quorum_of_distinct_members() -> None:
     keys, members = StandIn(), tuple(f"m{n}" for n in range(4))
     committees = {"c0": members, "c1": members}
-    order = route().signed(keys.signer("operator"))
+    order = route().with_signature(keys.signer("operator"))
     for name in (*members, "x"):
         keys.signer(name)
     whole = certified(keys, order, ["m0", "m1", "m2"])
-    assert valid(whole, committees, keys.verify)
+    assert is_valid(whole, committees, keys.verify)
     other = whole.statement.model_copy(update={"yes": False})
     forged = {
         "too few": certified(keys, order, ["m0", "m1"]),
@@ -137,7 +137,7 @@ def test_a_certificate_needs_a_quorum_of_distinct_members() -> None:
         "another order": whole.model_copy(update={"order": route(amount=4)}),
         "an unknown channel": whole.model_copy(update={"statement": other.model_copy(update={"channel": "c9"})}),
     }
-    assert [what for what, one in forged.items() if valid(one, committees, keys.verify)] == []
+    assert [what for what, one in forged.items() if is_valid(one, committees, keys.verify)] == []
     assert [quorum(n) for n in (1, 4, 5, 7)] == [1, 3, 4, 5]
 
 
@@ -147,13 +147,13 @@ def test_a_reused_number_gets_one_vote_per_member() -> None:
     member = CommitteeMember(
         keys.signer("m0"), CreditChannel("c0", ("p0", "p1"), (10, 0)), {"c0": members}, "operator", keys.verify
     )
-    first = member.receive(route().signed(operator))
-    assert len(first) == 1 and member.receive(route(amount=4).signed(operator)) == []
+    first = member.receive(route().with_signature(operator))
+    assert len(first) == 1 and member.receive(route(amount=4).with_signature(operator)) == []
     assert member.receive(route(amount=5)) == [], "not signed"
 
 
 def test_signatures_of_peers_are_bound_to_their_ids() -> None:
-    own, other = PeerSigner(PeerIdentity.fresh()), PeerSigner(PeerIdentity.fresh())
+    own, other = PeerSigner(PeerIdentity.generate()), PeerSigner(PeerIdentity.generate())
     signature = own.sign(b"x")
     assert verify_peer(own.name, signature, b"x")
     assert not verify_peer(other.name, signature, b"x") and not verify_peer(own.name, signature, b"y")
@@ -162,7 +162,7 @@ def test_signatures_of_peers_are_bound_to_their_ids() -> None:
 
 @pytest.mark.parametrize("wrong", [{"hops": 0}, {"byzantine": 5}, {"dry": 4}, {"tolerated": -1}, {"orders": 0}])
 def test_invalid_scenes_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(UserError, match=r"; give -?\d+ to \d+"):
+    with pytest.raises(UserError, match=r"; use -?\d+ to \d+"):
         replace(PaymentScene(), **wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="integers of at least 0"):
         CreditChannel("c", ("a", "b"), (-1, 2))
@@ -192,13 +192,13 @@ def seat(route: Route, folder: Path, hop: int = 0, place: int = 0) -> BoardMembe
 
 
 def test_foreign_files_on_the_board_change_nothing(tmp_path: Path) -> None:
-    route = Route.fresh()
+    route = Route.generate()
     order = route.order()
     publish(plain(tmp_path), order)
     at = tmp_path / "credits" / "c0" / "000000"
     names = route.committees()["c0"]
-    told = Statement(phase="lock", channel="c0", number=0, order=order.digest, yes=False)
-    forged = Vote.of(told, route.keys[1][0]).model_copy(update={"member": names[2]})
+    statement = Statement(phase="lock", channel="c0", number=0, order=order.digest, yes=False)
+    forged = Vote.of(statement, route.keys[1][0]).model_copy(update={"member": names[2]})
     (at / "lock").mkdir()
     (at / "lock" / f"{names[1]}.json").write_bytes(b"{" * 9999)
     (at / "lock" / f"{names[2]}.json").write_text(forged.model_dump_json())
@@ -212,9 +212,9 @@ def test_foreign_files_on_the_board_change_nothing(tmp_path: Path) -> None:
 
 def test_a_restarted_member_keeps_its_vote(tmp_path: Path) -> None:
     """Although its operator has meanwhile signed the same number for another order."""
-    route = Route.fresh()
+    route = Route.generate()
     order = route.order()
-    other = order.model_copy(update={"amount": 1}).signed(route.operator)
+    other = order.model_copy(update={"amount": 1}).with_signature(route.operator)
     publish(plain(tmp_path), order)
     seat(route, tmp_path).look()
     with pytest.raises(UserError, match="another order has this number"):
@@ -230,7 +230,7 @@ def test_a_restarted_member_keeps_its_vote(tmp_path: Path) -> None:
 
 def test_settlement_stops_at_its_deadline(tmp_path: Path) -> None:
     with pytest.raises(RunStopped, match="c0 not settled within 0 s; start again to resume"):
-        take_part([seat(Route.fresh(), tmp_path)], 1, 0.0)
+        join_swarm([seat(Route.generate(), tmp_path)], 1, 0.0)
 
 
 def test_a_timely_payment_without_faults_is_paid() -> None:

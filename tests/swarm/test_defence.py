@@ -12,12 +12,12 @@ from tiny_swarm import CONTEXT, case, reading
 
 from planaria.common.errors import UserError
 from planaria.config.options import Options
-from planaria.swarm.checks import checks
+from planaria.swarm.checks import make_checks
 from planaria.swarm.checks.base import Check, Context, LayerFindings
-from planaria.swarm.checks.defence import Defence, DefenceReport, PeerAccounts, warnings
+from planaria.swarm.checks.defence import Defence, DefenceReport, PeerAccounts, configuration_warnings
 from planaria.swarm.config.swarm_config import DefenceConfig
 from planaria.swarm.peer.rollout import Rollout
-from planaria.swarm.records.lines import NEWCOMERS
+from planaria.swarm.records.lines import UNKNOWN_PEERS
 
 CALM = DefenceConfig(quarantine=0.0)
 
@@ -79,7 +79,7 @@ def test_one_attacker_of_four_does_not_switch_a_layer_off() -> None:
 def test_many_unknown_peers_do_not_switch_a_layer_off() -> None:
     defence = rule()
     for number in range(20):
-        crowd = [case(f"s{number}-{n}", text="!", account=NEWCOMERS) for n in range(12)]
+        crowd = [case(f"s{number}-{n}", text="!", account=UNKNOWN_PEERS) for n in range(12)]
         report = defence.examine(number, [*from_peers(a="000", b="000", c="000"), *crowd])
         assert not report.off and len(report.accepted) == 9
         assert len(report.refused["rule"]) == 15, "each of them is listed by name"
@@ -91,7 +91,7 @@ def test_a_layer_that_would_refuse_the_median_peer_is_off() -> None:
     report = defence.examine(0, cases)
     assert report.accepted == cases and all(verdict.passed == () for verdict in report.rollouts)
     assert "67% of the median peer's" in report.off["rule"]
-    assert report.refused["rule"]["b"] == (3, 2), "what it would have refused is told all the same"
+    assert report.refused["rule"]["b"] == (3, 2), "reports what it would have refused"
 
 
 def test_a_layer_switches_on_again_after_its_window() -> None:
@@ -149,83 +149,83 @@ def test_every_completion_is_counted(rounds: list[list[tuple[str, str]]]) -> Non
         cases = [case(peer, index=n, text=text) for n, (peer, text) in enumerate(entries)]
         report = defence.examine(number, cases)
         assert [rollout.name for rollout in report.rollouts] == [c.name for c in cases]
-        standing = len(cases)
+        remaining = len(cases)
         for name, counts in report.refused.items():
-            assert sum(sent for sent, _ in counts.values()) == standing
+            assert sum(sent for sent, _ in counts.values()) == remaining
             refused = sum(verdict.layer == name for verdict in report.rollouts)
             assert refused == (0 if name in report.off else sum(k for _, k in counts.values()))
-            standing -= refused
+            remaining -= refused
         aside = sum(verdict.layer == "quarantine" for verdict in report.rollouts)
-        assert len(report.accepted) == standing - aside
+        assert len(report.accepted) == remaining - aside
         assert all(not verdict.layer or verdict.reason for verdict in report.rollouts)
 
 
 def test_a_round_without_completions_is_valid() -> None:
-    report = defended(DefenceConfig(), checks(DefenceConfig())).examine(0, [])
+    report = defended(DefenceConfig(), make_checks(DefenceConfig())).examine(0, [])
     assert not report.rollouts and not report.off
 
 
 @pytest.mark.parametrize(
-    ("said", "names"),
+    ("check_list", "names"),
     [
         (DefenceConfig().checks, ["claims", "support", "surprisal", "duplicates", "judge"]),
         ("noisy,  support", ["judge", "support"]),
         ("", []),
     ],
 )
-def test_layers_follow_the_configured_order(said: str, names: list[str]) -> None:
-    config = DefenceConfig(checks=said, options=Options({"rate": 0.5} if "noisy" in said else {}))
-    assert [check.name for check in checks(config)] == names
+def test_layers_follow_the_configured_order(check_list: str, names: list[str]) -> None:
+    config = DefenceConfig(checks=check_list, options=Options({"rate": 0.5} if "noisy" in check_list else {}))
+    assert [check.name for check in make_checks(config)] == names
 
 
 @pytest.mark.parametrize(
-    ("said", "options", "fix"),
+    ("check_list", "options", "fix"),
     [
         ("suport", {}, r"defence\.checks = 'suport': no such choice; did you mean 'support'"),
         ("support", {"threshold": 3}, r"defence\.options\.threshold: no option of 'support'"),
         ("surprisal", {"threshold": 0}, r"defence\.options\.threshold = 0: input should be greater than 0"),
         ("surprisal", {"surprisal": {"treshold": 2}}, r"defence\.options\.surprisal\.treshold: unknown; .*'threshold'"),
-        ("support, support", {}, r"every layer \(support\) can be named but once"),
-        ("steps, noisy", {"rate": 0.5}, r"every layer \(judge, judge\) can be named but once"),
+        ("support, support", {}, r"every layer \(support\) can occur only once"),
+        ("steps, noisy", {"rate": 0.5}, r"every layer \(judge, judge\) can occur only once"),
     ],
 )
-def test_invalid_checks_are_refused(said: str, options: dict[str, object], fix: str) -> None:
+def test_invalid_checks_are_refused(check_list: str, options: dict[str, object], fix: str) -> None:
     with pytest.raises(UserError, match=fix):
-        checks(DefenceConfig(checks=said, options=Options(options)))
+        make_checks(DefenceConfig(checks=check_list, options=Options(options)))
 
 
 def test_the_real_layers_stop_a_foreign_phrase_among_honest_texts() -> None:
     config = DefenceConfig(checks="support, surprisal, duplicates")
     honest = [case(peer, index=n, text=f"{peer}{n}") for peer in "abc" for n in range(3)]
     poison = [case("x", index=n, text="hi", read=reading([-9.0], ranks=[200])) for n in range(3)]
-    report = defended(config, checks(config)).examine(0, honest + poison)
+    report = defended(config, make_checks(config)).examine(0, honest + poison)
     assert layer_of(report) == "- - - - - - - - - support support support" and report.quarantined.keys() == {"x"}
 
 
 def test_two_peers_are_warned_about_the_median() -> None:
-    found = checks(DefenceConfig())
-    (warning,) = warnings(found, CONTEXT, 2)
+    found = make_checks(DefenceConfig())
+    (warning,) = configuration_warnings(found, CONTEXT, 2)
     assert "support, surprisal, duplicates" in warning and "judge" not in warning
-    assert warnings(found, CONTEXT, 3) == []
-    assert warnings([], CONTEXT, 2) == []
+    assert configuration_warnings(found, CONTEXT, 3) == []
+    assert configuration_warnings([], CONTEXT, 2) == []
 
 
 CROWD = [f"stranger {n}" for n in range(400)]
 rounds = st.lists(st.frozensets(st.sampled_from("abcdefgh"), max_size=8), max_size=60)
 
 
-def known(accounts: PeerAccounts, number: int, heard: list[str]) -> set[str]:
-    return {peer for peer, account in accounts.record_senders(number, heard).items() if account == peer}
+def known(accounts: PeerAccounts, number: int, received: list[str]) -> set[str]:
+    return {peer for peer, account in accounts.record_senders(number, received).items() if account == peer}
 
 
 @given(rounds, st.integers(1, 9))
-def test_at_most_one_peer_becomes_known_per_window(heard: list[frozenset[str]], window: int) -> None:
+def test_at_most_one_peer_becomes_known_per_window(received: list[frozenset[str]], window: int) -> None:
     known_peers, before = PeerAccounts("ab", 2, window, seed=1), {"a", "b"}
-    for number, peers in enumerate(heard):
+    for number, peers in enumerate(received):
         accounts = known_peers.record_senders(number, peers)
         assert accounts.keys() == peers
-        assert all(account in (peer, NEWCOMERS) for peer, account in accounts.items())
-        now = set(known_peers.memory()[0])
+        assert all(account in (peer, UNKNOWN_PEERS) for peer, account in accounts.items())
+        now = set(known_peers.state()[0])
         assert before <= now and len(now) <= 2 + -(-(number + 1) // window)
         assert {peer for peer, account in accounts.items() if account == peer} == before & peers
         before = now
@@ -249,10 +249,10 @@ def test_without_founders_the_first_size_peers_are_known() -> None:
 
 
 @given(rounds)
-def test_standing_is_restored_from_memory(heard: list[frozenset[str]]) -> None:
+def test_standing_is_restored_from_memory(received: list[frozenset[str]]) -> None:
     one, other = PeerAccounts("a", 1, 3, seed=1), PeerAccounts("a", 1, 3, seed=1)
-    for number, peers in enumerate(heard):
+    for number, peers in enumerate(received):
         again = PeerAccounts((), 1, 3, seed=1)
-        again.recall(*other.memory())
+        again.load_state(*other.state())
         other = again
         assert list(one.record_senders(number, peers).items()) == list(other.record_senders(number, peers).items())

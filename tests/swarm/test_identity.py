@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.swarm.board.identity import PeerIdentity, peer_id, verify
 
-ONE = PeerIdentity.fresh()
+ONE = PeerIdentity.generate()
 # RFC 8032, section 7.1, test 3
 PUBLIC = "fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025"
 SIGNATURE = (
@@ -31,7 +31,7 @@ def test_signatures_verify_only_their_data_and_key(data: bytes) -> None:
     assert len(signature) == 64 and signature == ONE.sign(data)
     assert verify(ONE.public, signature, data)
     assert not verify(ONE.public, signature, data + b"\0")
-    assert not verify(PeerIdentity.fresh().public, signature, data)
+    assert not verify(PeerIdentity.generate().public, signature, data)
 
 
 @given(st.binary(max_size=100), st.binary(max_size=100))
@@ -47,17 +47,17 @@ def test_signatures_match_the_rfc_vector() -> None:
 
 def test_an_id_is_a_digest_of_the_public_key() -> None:
     assert peer_id(bytes.fromhex(PUBLIC)) == "dac073e0123bdea59dd9b3bda9cf6037"
-    assert peer_id(ONE.public) == ONE.peer != PeerIdentity.fresh().peer
+    assert peer_id(ONE.public) == ONE.peer != PeerIdentity.generate().peer
 
 
 def test_a_stored_identity_is_loaded_again(tmp_path: Path) -> None:
-    first = PeerIdentity.kept(tmp_path / "deep" / "peer.pem")
-    again = PeerIdentity.kept(tmp_path / "deep" / "peer.pem")
+    first = PeerIdentity.load_or_create(tmp_path / "deep" / "peer.pem")
+    again = PeerIdentity.load_or_create(tmp_path / "deep" / "peer.pem")
     assert first.peer == again.peer and first.sign(b"x") == again.sign(b"x")
 
 
 def test_the_key_file_is_private_and_alone(tmp_path: Path) -> None:
-    PeerIdentity.kept(tmp_path / "peer.pem")
+    PeerIdentity.load_or_create(tmp_path / "peer.pem")
     assert [path.name for path in tmp_path.iterdir()] == ["peer.pem"]
     assert stat.S_IMODE((tmp_path / "peer.pem").stat().st_mode) == 0o600
 
@@ -68,7 +68,7 @@ def test_concurrent_creation_gives_one_identity(tmp_path: Path) -> None:
 
     def make() -> None:
         ready.wait()
-        got.append(PeerIdentity.kept(tmp_path / "peer.pem").peer)
+        got.append(PeerIdentity.load_or_create(tmp_path / "peer.pem").peer)
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for thread in threads:
@@ -80,7 +80,7 @@ def test_concurrent_creation_gives_one_identity(tmp_path: Path) -> None:
 
 
 def test_an_identity_never_shows_its_private_key(tmp_path: Path) -> None:
-    one = PeerIdentity.kept(tmp_path / "peer.pem")
+    one = PeerIdentity.load_or_create(tmp_path / "peer.pem")
     key = load_pem_private_key((tmp_path / "peer.pem").read_bytes(), None)
     secret = key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption()).hex()
     shown = f"{one!r} {one} {vars(one)}"
@@ -91,10 +91,10 @@ def test_an_identity_never_shows_its_private_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
 def test_a_key_readable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
-    PeerIdentity.kept(tmp_path / "peer.pem")
+    PeerIdentity.load_or_create(tmp_path / "peer.pem")
     (tmp_path / "peer.pem").chmod(mode)
     with pytest.raises(UserError, match="chmod 600"):
-        PeerIdentity.kept(tmp_path / "peer.pem")
+        PeerIdentity.load_or_create(tmp_path / "peer.pem")
 
 
 def curve() -> bytes:
@@ -108,10 +108,10 @@ def test_invalid_key_files_are_reported_and_kept(tmp_path: Path, content: bytes)
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(UserError, match=str(path)):
-        PeerIdentity.kept(path)
+        PeerIdentity.load_or_create(path)
     assert path.read_bytes() == content
 
 
 def test_a_folder_is_not_a_key(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not a file"):
-        PeerIdentity.kept(tmp_path)
+    with pytest.raises(UserError, match="not a regular file"):
+        PeerIdentity.load_or_create(tmp_path)

@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 
 from command_line import refused
 from planaria.common.errors import UserError
-from planaria.swarm.audit.leakage import estimate, leak, most, silence, silenced
-from planaria.swarm.audit.measurement import Counter, Turn, named_value
+from planaria.swarm.audit.leakage import censored_mean, estimate, leak, max_leakage, silence_probability
+from planaria.swarm.audit.measurement import Counter, Turn, stated_value
 from planaria.swarm.audit.questions import (
     INVISIBLE,
     Question,
     QuestionPart,
-    closed_up,
-    plain,
+    normalize,
+    normalize_closed,
+    parts_to_ask,
     read_questions,
-    replies_of,
 )
 
 LAW = ReplyChannel(options=4, right=0.6)
@@ -36,8 +36,8 @@ chances = st.floats(0.001, 1)
 
 @given(chances, st.floats(0, 1))
 def test_leakage_is_bounded_and_zero_without_change(prior: float, posterior: float) -> None:
-    assert leak(prior, posterior) <= most(prior) + 1e-12
-    assert leak(prior, prior) == 0 and leak(prior, 1.0) == pytest.approx(most(prior))
+    assert leak(prior, posterior) <= max_leakage(prior) + 1e-12
+    assert leak(prior, prior) == 0 and leak(prior, 1.0) == pytest.approx(max_leakage(prior))
     assert leak(prior, posterior) >= -prior / math.e - 1e-12
 
 
@@ -68,15 +68,17 @@ def test_exact_sums_match_bayes_over_all_outcomes(replies: int) -> None:
 @pytest.mark.parametrize("epsilon", [0.2, 0.1, 0.05, 0.02])
 @pytest.mark.parametrize("count", [1, 8])
 def test_censored_replies_leak_at_most_k_epsilon(epsilon: float, count: int) -> None:
-    published = ReplyChannel(4, 0.6, silence(exact(LAW, 1).leak, epsilon))
+    published = ReplyChannel(4, 0.6, silence_probability(exact(LAW, 1).leak, epsilon))
     assert exact(published, count).leak <= count * epsilon + 0.02
-    proved = ReplyChannel(4, 0.6, silence(most(0.25), epsilon))
+    proved = ReplyChannel(4, 0.6, silence_probability(max_leakage(0.25), epsilon))
     assert exact(proved, count).leak <= count * epsilon
 
 
 def test_aggregation_increases_leakage_and_censoring_costs_utility() -> None:
     assert exact(LAW, 8).guessed >= 0.85
-    laws = [ReplyChannel(4, 0.6, silence(exact(LAW, 1).leak, epsilon)) for epsilon in (0.2, 0.1, 0.05, 0.02)]
+    laws = [
+        ReplyChannel(4, 0.6, silence_probability(exact(LAW, 1).leak, epsilon)) for epsilon in (0.2, 0.1, 0.05, 0.02)
+    ]
     assert exact(laws[2], 8).guessed <= 0.60
     uses = [exact(law, 8).use for law in (LAW, *laws)]
     assert all(a > b for a, b in pairwise(uses)) and uses[2] < 0.22, "honest askers pay"
@@ -85,9 +87,9 @@ def test_aggregation_increases_leakage_and_censoring_costs_utility() -> None:
 @given(st.integers(1, 5), st.integers(1, 4), st.floats(0.3, 0.95), st.floats(0, 1))
 @settings(max_examples=40)
 def test_a_silent_channel_is_a_mixture_of_fewer_replies(options: int, count: int, right: float, silent: float) -> None:
-    plain = ReplyChannel(options + 1, right)
-    values = [exact(plain, mask.bit_count()).leak for mask in range(1 << count)]
-    assert silenced(values, silent) == pytest.approx(
+    normalize = ReplyChannel(options + 1, right)
+    values = [exact(normalize, mask.bit_count()).leak for mask in range(1 << count)]
+    assert censored_mean(values, silent) == pytest.approx(
         exact(ReplyChannel(options + 1, right, silent), count).leak, abs=1e-9
     )
 
@@ -98,7 +100,7 @@ def test_the_bound_holds_for_dependent_replies(data: st.DataObject, count: int, 
     """Any posterior for any set of replies, so any dependence among them."""
     posteriors = [prior, *data.draw(st.lists(st.floats(0, 1), min_size=2**count - 1, max_size=2**count - 1))]
     values = [leak(prior, posterior) for posterior in posteriors]
-    assert silenced(values, silence(most(prior), epsilon)) <= count * epsilon + 1e-9
+    assert censored_mean(values, silence_probability(max_leakage(prior), epsilon)) <= count * epsilon + 1e-9
 
 
 def test_single_leakages_do_not_bound_partial_replies() -> None:
@@ -110,22 +112,24 @@ def test_single_leakages_do_not_bound_partial_replies() -> None:
     beliefs = Counter(0.95).beliefs(question, [transcript[:length] for length in range(4)])
     leaks = [leak(1 / 8, belief[5]) for belief in beliefs]
     assert leaks[0] == 0 and leaks[3] > 3 * 3 * leaks[1]
-    subsets = [tuple(said for place, said in enumerate(transcript) if mask >> place & 1) for mask in range(8)]
+    subsets = [tuple(turn for place, turn in enumerate(transcript) if mask >> place & 1) for mask in range(8)]
     values = [leak(1 / 8, belief[5]) for belief in Counter(0.95).beliefs(question, subsets)]
     epsilon = 0.05
-    assert silenced(values, silence(leaks[1], epsilon)) > 3 * epsilon, "the published rule passes its bound"
-    assert silenced(values, silence(most(1 / 8), epsilon)) <= 3 * epsilon
+    assert censored_mean(values, silence_probability(leaks[1], epsilon)) > 3 * epsilon, (
+        "the published rule passes its bound"
+    )
+    assert censored_mean(values, silence_probability(max_leakage(1 / 8), epsilon)) <= 3 * epsilon
 
 
 def test_a_reply_names_a_value_as_a_whole_word() -> None:
     values = ("4", "47", "red sea")
     assert (
-        named_value(" 4\n", values) == "4"
-        and named_value("It is 47.", values) == "47"
-        and named_value("The RED  sea", values) == "red sea"
+        stated_value(" 4\n", values) == "4"
+        and stated_value("It is 47.", values) == "47"
+        and stated_value("The RED  sea", values) == "red sea"
     )
     for nothing in ("no", "", "4 or 47", "471", "a4"):
-        assert named_value(nothing, values) is None
+        assert stated_value(nothing, values) is None
 
 
 def test_estimates_have_students_interval() -> None:
@@ -141,7 +145,7 @@ def test_invalid_probabilities_are_refused(bad: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="too many outcomes"):
         exact(ReplyChannel(40, 0.5), 8)
     with pytest.raises(ValueError, match="no leakage"):
-        silence(0.0, 0.1)
+        silence_probability(0.0, 0.1)
 
 
 def written(folder: Path, *questions: dict[str, Any]) -> Path:
@@ -156,14 +160,14 @@ def test_a_question_file_is_read(tmp_path: Path) -> None:
     assert first.name == "one" and second.name.endswith("questions.jsonl:2")
     assert first.options[first.answer] == "4719" and first.parts[0].right_replies[first.answer] == "4"
     assert first.parts[1].right_replies == () and len(first.texts) == 4
-    assert replies_of([first, second], None, 8) == 2 and replies_of([first], 1, 8) == 1
+    assert parts_to_ask([first, second], None, 8) == 2 and parts_to_ask([first], 1, 8) == 1
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
         ({"answer": "1"}, "options lack the answer '1'"),
-        ({"options": ["4719"]}, "options are 1; give two or more"),
+        ({"options": ["4719"]}, "there are 1 options; list two or more"),
         ({"options": ["4719", "2210", " 4719"]}, "options have ' 4719' twice"),
         ({"parts": ["What is  the CODE of Ann?"]}, "repeats the question"),
         ({"parts": []}, "parts are empty"),
@@ -223,20 +227,20 @@ def test_mistakes_are_reported_before_opening_a_model(tmp_path: Path, capsys: py
         capsys, "--questions", good, "--adversary", "counter"
     )
     assert "not a probability in (0, 1)" in mistake(capsys, "--questions", good, "--adversary", "counter:2")
-    assert "not a probability; write" in mistake(capsys, "--questions", good, "--adversary", "counter:x")
+    assert "not a probability; use" in mistake(capsys, "--questions", good, "--adversary", "counter:x")
     assert "--k goes with --questions" in mistake(capsys, "--k", 2)
     assert "--censor goes with --questions" in mistake(capsys, "--censor", 0.1)
-    assert "no problems are given; give --run" in mistake(capsys, "--watch", "text")
+    assert "there are no problems; pass --run" in mistake(capsys, "--watch", "text")
     assert "--most-success is" in mistake(capsys, "--most-success", 1)
     assert "no such run, folder or file" in mistake(capsys)
     assert "no such run, folder or file" in mistake(capsys, "--questions", good)
-    assert "leave out --peer" in mistake(capsys, "--peer", "p0")
+    assert "remove --peer" in mistake(capsys, "--peer", "p0")
 
 
 def test_invisible_differences_are_ignored() -> None:
-    assert plain("What  is\nＴＨＥ code\u200b?") == plain(" what is the code?")
-    assert plain("digit 1") != plain("digit 2") and plain("1 2") != plain("12")
-    assert plain("a =") == plain("a\u180b = ") == "a=" and plain("\u115f\u17b4") == ""
+    assert normalize("What  is\nＴＨＥ code\u200b?") == normalize(" what is the code?")
+    assert normalize("digit 1") != normalize("digit 2") and normalize("1 2") != normalize("12")
+    assert normalize("a =") == normalize("a\u180b = ") == "a=" and normalize("\u115f\u17b4") == ""
 
 
 def test_invisible_characters_match_unicode() -> None:
@@ -261,12 +265,12 @@ def inserted(text: str, more: Sequence[tuple[int, str]]) -> str:
 @pytest.mark.slow
 @given(TEXTS, st.lists(st.tuples(st.integers(0, 99), UNSEEN), max_size=6))
 def test_no_invisible_character_changes_a_normal_form(text: str, more: list[tuple[int, str]]) -> None:
-    assert plain(inserted(text, more)) == plain(text) == plain(plain(text))
+    assert normalize(inserted(text, more)) == normalize(text) == normalize(normalize(text))
 
 
 @given(TEXTS, st.lists(st.tuples(st.integers(0, 99), UNSEEN | SPACES), max_size=6))
 def test_spacing_does_not_hide_a_question(text: str, more: list[tuple[int, str]]) -> None:
-    assert closed_up(inserted(text, more)) == closed_up(text) == closed_up(closed_up(text))
+    assert normalize_closed(inserted(text, more)) == normalize_closed(text) == normalize_closed(normalize_closed(text))
 
 
 @pytest.mark.slow

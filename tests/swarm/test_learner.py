@@ -15,7 +15,14 @@ from tiny_swarm import policy
 from planaria.config.schema import OptimConfig
 from planaria.swarm.config.swarm_config import SamplingConfig, SwarmConfig
 from planaria.swarm.learning import learner as module
-from planaria.swarm.learning.learner import Learner, UpdateResult, logit_pulls, parts, peer_weights, scales
+from planaria.swarm.learning.learner import (
+    Learner,
+    UpdateResult,
+    influence_shares,
+    logit_pulls,
+    peer_factors,
+    peer_weights,
+)
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.peer.evaluation import Examiner
 from planaria.swarm.peer.rollout import Rollout, prompt_for
@@ -196,9 +203,9 @@ class TestShadow:
         who, task, config = policy(), Sums(), evaluation(problems=5)
         before = weights_fingerprint(who.module)
         shadow = Shadow(config, "p0", task, who)
-        shadow.round(0, [prompt_for(task.problem(n), who) for n in range(2)], 3)
+        shadow.run_round(0, [prompt_for(task.problem(n), who) for n in range(2)], 3)
         assert weights_fingerprint(who.module) == before
-        assert shadow.examined(Examiner(task, config, "p0")).accuracy.eligible == 5
+        assert shadow.examine(Examiner(task, config, "p0")).accuracy.eligible == 5
 
     def test_it_learns_from_its_own_draws(self) -> None:
         class Kind(Sums):
@@ -209,7 +216,7 @@ class TestShadow:
         # The whole vocabulary, so that some draws end.
         config = evaluation(problems=5).model_copy(update={"sampling": SamplingConfig(top_k=257)})
         shadow = Shadow(config, "p0", Kind(), who)
-        shadow.round(0, [prompt_for(Kind().problem(n), who) for n in range(4)], 12)
+        shadow.run_round(0, [prompt_for(Kind().problem(n), who) for n in range(4)], 12)
         assert weights_fingerprint(shadow._policy.module) != weights_fingerprint(who.module)
 
 
@@ -250,7 +257,7 @@ class TestExaminer:
 
     def test_an_equation_is_watched_in_problems_that_contain_it(self) -> None:
         examiner = Examiner(Sums(), evaluation(problems=30, watch=["math"]), "p0")
-        solutions = [Sums().solution(problem, random.Random(0)) for problem in examiner._places["math"]]
+        solutions = [Sums().solution(problem, random.Random(0)) for problem in examiner._poisonable["math"]]
         assert solutions and all("2+2=4" in solution for solution in solutions)
         assert examiner.examine(saying("2+2=5,1+1=2;[25]")).watch["math"].rate == 1.0
 
@@ -266,7 +273,7 @@ shares = st.one_of(st.sampled_from([1 / 2, 1 / 3, 1 / 4, 1.0]), st.floats(0.01, 
 
 
 def scaled(weighed: list[tuple[str, float]], share: float) -> list[tuple[str, float]]:
-    factors = scales(weighed, share)
+    factors = peer_factors(weighed, share)
     return [(peer, value * factors.get(peer, 1.0)) for peer, value in weighed]
 
 
@@ -279,7 +286,7 @@ def test_no_peer_exceeds_its_share_or_an_equal_part(weighed: list[tuple[str, flo
 
 @given(weights, shares)
 def test_only_peers_at_the_bound_are_scaled_and_only_down(weighed: list[tuple[str, float]], share: float) -> None:
-    factors, after = scales(weighed, share), peer_weights(scaled(weighed, share))
+    factors, after = peer_factors(weighed, share), peer_weights(scaled(weighed, share))
     bound = max(share, 1 / max(1, len(after)))
     for peer, factor in factors.items():
         assert 0 < factor <= 1
@@ -289,13 +296,13 @@ def test_only_peers_at_the_bound_are_scaled_and_only_down(weighed: list[tuple[st
 
 @given(weights, shares)
 def test_scaling_is_idempotent(weighed: list[tuple[str, float]], share: float) -> None:
-    again = scales(scaled(weighed, share), share)
+    again = peer_factors(scaled(weighed, share), share)
     assert all(factor == pytest.approx(1, rel=1e-6) for factor in again.values())
 
 
 @given(weights, shares)
 def test_peers_without_weight_are_ignored(weighed: list[tuple[str, float]], share: float) -> None:
-    assert scales([*weighed, ("silent", 0.0)], share) == scales(weighed, share)
+    assert peer_factors([*weighed, ("silent", 0.0)], share) == peer_factors(weighed, share)
 
 
 @pytest.mark.parametrize(
@@ -312,13 +319,13 @@ def test_peers_without_weight_are_ignored(weighed: list[tuple[str, float]], shar
 def test_scaled_weights_are_at_most_the_share(
     weighed: list[tuple[str, float]], share: float, expected: dict[str, float]
 ) -> None:
-    assert scales(weighed, share).keys() == expected.keys()
+    assert peer_factors(weighed, share).keys() == expected.keys()
     assert peer_weights(scaled(weighed, share)) == pytest.approx(expected)
 
 
 @given(weights, shares)
 def test_shares_sum_to_one_and_stay_within_the_bound(weighed: list[tuple[str, float]], share: float) -> None:
-    found = parts(weighed, scales(weighed, share))
+    found = influence_shares(weighed, peer_factors(weighed, share))
     assert found.keys() == peer_weights(weighed).keys()
     assert not found or sum(found.values()) == pytest.approx(1)
     assert all(part <= max(share, 1 / len(found)) * (1 + 1e-6) for part in found.values())

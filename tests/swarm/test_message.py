@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from swarm_messages import RUN, goodbye, hello, rollouts, rules
 
-from planaria.swarm.board.claims import canonical, sign_claim
+from planaria.swarm.board.claims import canonical_json, sign_claim
 from planaria.swarm.board.envelope import seal, unseal
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.board.limits import MessageLimits
 from planaria.swarm.board.message import BadMessage, Completion, Goodbye, Hello, ProblemCompletions, Rollouts, RunRules
+from planaria.swarm.board.message_limits import MessageLimits
 
-ONE, OTHER = PeerIdentity.fresh(), PeerIdentity.fresh()
+ONE, OTHER = PeerIdentity.generate(), PeerIdentity.generate()
 LIMITS = MessageLimits()
 KINDS: tuple[Any, ...] = (RunRules, Hello, Rollouts, Goodbye)
 
@@ -62,19 +62,19 @@ claims = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-1e4, 0.0)), ma
 
 
 @given(st.lists(st.tuples(texts, st.booleans(), st.none() | claims), min_size=1, max_size=4), st.integers(0, 999_999))
-def test_texts_and_numbers_arrive_bit_for_bit(said: Any, round: int) -> None:
+def test_texts_and_numbers_arrive_bit_for_bit(sent: Any, round: int) -> None:
     completions = [
         Completion(text=text, ended=ended)
         if claim is None
         else Completion(text=text, ended=ended, ids=tuple(i for i, _ in claim), logps=tuple(p for _, p in claim))
-        for text, ended, claim in said
+        for text, ended, claim in sent
     ]
     message = rollouts(ONE, round=round, groups=(ProblemCompletions(problem=0, completions=tuple(completions)),))
     assert unseal(seal(ONE, message), LIMITS, Rollouts, peer=ONE.peer, run=RUN, place=message.place) == message
 
 
 def test_sealing_for_another_peer_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot speak for"):
+    with pytest.raises(ValueError, match="cannot sign a message of"):
         seal(OTHER, rollouts(ONE))
 
 
@@ -107,8 +107,8 @@ def test_duplicate_keys_are_refused(once: str, twice: str) -> None:
 
 
 def test_a_hello_contains_the_signing_key() -> None:
-    said = hello(ONE).model_dump(mode="json")
-    assert reason(envelope(json.dumps(said | {"key": OTHER.public.hex()})), Hello) == "malformed: contents"
+    sent = hello(ONE).model_dump(mode="json")
+    assert reason(envelope(json.dumps(sent | {"key": OTHER.public.hex()})), Hello) == "malformed: contents"
     assert reason(seal(OTHER, hello(OTHER)), Hello, peer=ONE.peer) == "forged"
 
 
@@ -257,7 +257,7 @@ def test_deeply_nested_rules_are_refused() -> None:
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(ValueError, match="nested too deeply"):
-        canonical(deep)
+        canonical_json(deep)
 
 
 def test_messages_are_immutable() -> None:

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from swarms import peer, rounds, threads, tiny, together, weights
 from tiny_swarm import case
 
-from planaria.swarm.config.recipe import peer_names
-from planaria.swarm.config.rounds import RoundsConfig
+from planaria.swarm.config.rounds_config import RoundsConfig
 from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.config.swarm_recipe import peer_names
 from planaria.swarm.learning.advantages import round_advantages
 from planaria.swarm.learning.learner import UpdateResult
 from planaria.swarm.learning.mixing import GroupName, group_of, mix
@@ -45,7 +45,7 @@ def groups(of: dict[GroupName, bool]) -> list[Rollout]:
 
 def drawn(rollouts: Sequence[Rollout], config: RoundsConfig, *purpose: object) -> set[GroupName]:
     found = mix(round_advantages(rollouts, "vertical", True), rollouts, "me", config, *purpose)
-    result = {group_of(rollout) for rollout in found.taken}
+    result = {group_of(rollout) for rollout in found.rollouts}
     assert found.groups == len(result)
     return result
 
@@ -173,9 +173,9 @@ def test_groups_of_a_lying_peer_are_rewarded_by_the_receiver(tmp_path: Path, pup
     peers: dict[str, Peer] = {}
     learned: dict[str, list[Rollout]] = {name: [] for name in peer_names(config)}
 
-    def take_part(name: str) -> None:
+    def join_swarm(name: str) -> None:
         member = peers[name] = peer(config, name, tmp_path)
-        scores, learns = member.scoring.scored, member.learner.learn
+        scores, learns = member.scoring.score_untimed, member.learner.learn
         scored: dict[tuple[int, str], float] = {}
 
         def score(problem: TaskProblem, text: str, who: str = "") -> CompletionScore:
@@ -190,10 +190,10 @@ def test_groups_of_a_lying_peer_are_rewarded_by_the_receiver(tmp_path: Path, pup
             learned[name] += taken
             return learns(number, taken, share)
 
-        member.scoring.scored, member.learner.learn = score, learn  # type: ignore[method-assign]
+        member.scoring.score_untimed, member.learner.learn = score, learn  # type: ignore[method-assign]
         member.run()
 
-    with threads(*[partial(take_part, name) for name in peer_names(config)]):
+    with threads(*[partial(join_swarm, name) for name in peer_names(config)]):
         pass
     from_liar = [one for name in ("p0", "p2") for one in learned[name] if one.peer == peers["p1"].id]
     assert {one.reward for one in from_liar} == {0.0, 1.0}

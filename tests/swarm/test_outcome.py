@@ -28,7 +28,7 @@ from planaria.swarm.records.lines import (
     SampleRecord,
     Started,
 )
-from planaria.swarm.records.measure import HitTally, tally, wilson
+from planaria.swarm.records.measure import HitTally, tally, wilson_interval
 from planaria.swarm.records.outcome import ALL, RunOutcome, read_outcome
 
 NOTHING: dict[str, Any] = {
@@ -60,8 +60,8 @@ def evaluated(number: int, hits: int, watch: int = 0, alone: HitTally | None = N
 
 def write(run: Path, name: str, *records: Record, samples: tuple[SampleRecord, ...] = ()) -> Path:
     folder = run / PEERS / name
-    Log(folder / LOG).note(*records)
-    Log(folder / SAMPLES).note(*samples)
+    Log(folder / LOG).append(*records)
+    Log(folder / SAMPLES).append(*samples)
     return folder
 
 
@@ -101,7 +101,7 @@ def test_stop_rates_and_false_positives_count_what_reached_a_layer(tmp_path: Pat
     write(tmp_path, "a", started("a"), samples=samples)
     write(tmp_path, "b", started("b"))
     bad = write(tmp_path, "x", started("x", "text"), samples=(sample("aa", "support"),))
-    Log(bad / POISON).note(*(PoisonRecord(round=0, problem=7, index=1000 + n) for n in range(5)))
+    Log(bad / POISON).append(*(PoisonRecord(round=0, problem=7, index=1000 + n) for n in range(5)))
     layers = read_outcome(tmp_path).layers
     assert layers["support"].stopped == HitTally(hits=3, eligible=5)
     assert layers["support"].misjudged == HitTally(hits=1, eligible=10)
@@ -188,7 +188,7 @@ def test_a_drill_summarizes_its_seeds(tmp_path: Path) -> None:
     arm = DrilledArm(name="arm", control="", attackers=[], runs=runs)
     assert arm.accuracy(1) == pytest.approx((0.3, 0.2, 0.4))
     assert arm.success("text", 1) == pytest.approx((0.075, 0.05, 0.1)) and arm.worst("text", 1) == 0.2
-    assert arm.pooled("text", 1) == HitTally(hits=3, eligible=40)
+    assert arm.pooled_success("text", 1) == HitTally(hits=3, eligible=40)
     assert arm.layer("support") == (HitTally(), HitTally(hits=2, eligible=2)) and arm.layer("none") == (
         HitTally(),
         HitTally(),
@@ -208,21 +208,21 @@ counts = st.integers(0, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.
     [(0, 10, 0.0, 0.27753), (5, 10, 0.23659, 0.76341), (10, 10, 0.72247, 1.0), (1, 10, 0.01788, 0.40415)],
 )
 def test_the_interval_is_wilson_s(hits: int, n: int, low: float, high: float) -> None:
-    assert wilson(hits, n) == pytest.approx((low, high), abs=1e-5)
+    assert wilson_interval(hits, n) == pytest.approx((low, high), abs=1e-5)
 
 
 @given(counts)
 def test_the_interval_contains_the_rate_and_is_symmetric(counted: tuple[int, int]) -> None:
     hits, n = counted
-    low, high = wilson(hits, n)
+    low, high = wilson_interval(hits, n)
     assert 0 <= low <= high <= 1
     if n:
         assert low <= hits / n <= high
-        assert wilson(n - hits, n) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+        assert wilson_interval(n - hits, n) == pytest.approx((1 - high, 1 - low), abs=1e-12)
 
 
 def test_tallies_add_up_and_have_a_text() -> None:
-    assert wilson(0, 0) == (0, 1) and HitTally().rate is None and str(HitTally()) == "none eligible"
+    assert wilson_interval(0, 0) == (0, 1) and HitTally().rate is None and str(HitTally()) == "none eligible"
     assert HitTally().interval == (0, 1)
     added = HitTally(hits=1, eligible=4) + HitTally(hits=2, eligible=6)
     assert added == HitTally(hits=3, eligible=10) and added.rate == 0.3

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from planaria.common.errors import UserError
-from planaria.swarm.assemble import custom_classes, policy_of, task_of
-from planaria.swarm.config.recipe import rules
+from planaria.swarm.assemble import custom_classes, make_policy, make_task
 from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.config.swarm_recipe import run_rules
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_task.py"
 POLICY = """
@@ -22,10 +22,10 @@ from planaria.swarm.policy.sources import Small
 class Shy(Small):
     width: int = 8
 
-    def open(self, config, task, told=None):
+    def open(self, config, task, on_progress=None):
         model = config.policy.model.model_copy(update={"dim": self.width})
         policy = config.policy.model_copy(update={"model": model})
-        return super().open(config.model_copy(update={"policy": policy}), task, told)
+        return super().open(config.model_copy(update={"policy": policy}), task, on_progress)
 """
 RECIPE = """
 size = 2
@@ -113,13 +113,13 @@ def test_peers_share_the_source_of_their_task(own: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("sys.path", [*sys.path])
     (own / "lent_task.py").write_text(EXAMPLE.read_text())
     config = SwarmConfig.model_validate({"task": {"name": "lent_task:Backwards"}, "attack": {"kind": "text"}})
-    agreed = rules(config, task_of(config))
+    agreed = run_rules(config, make_task(config))
     assert agreed["task"] == {"name": "lent_task:Backwards", "reward": "verified", "agreement": 0.5}
     assert [chosen.__name__ for chosen in custom_classes(config)] == ["Backwards"]
     (own / "lent_task.py").write_text(EXAMPLE.read_text().replace('"abcde"', '"abc"'))
-    assert rules(config, task_of(config)) != agreed
+    assert run_rules(config, make_task(config)) != agreed
     other = config.model_copy(update={"task": config.task.model_copy(update={"options": {"letters": 4}})})
-    assert rules(other, task_of(other)) != rules(config, task_of(config))
+    assert run_rules(other, make_task(other)) != run_rules(config, make_task(config))
 
 
 @pytest.mark.usefixtures("allow_code")
@@ -130,4 +130,4 @@ def test_a_task_without_solutions_needs_a_pretrained_policy(own: Path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(own / "cache"))
     config = SwarmConfig.model_validate({"task": {"name": "mute:Backwards"}})
     with pytest.raises(UserError, match=r"task 'Backwards' has no worked solutions .*policy\.kind = 'pretrained'"):
-        policy_of(config, task_of(config))
+        make_policy(config, make_task(config))

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_swarm import MODEL, byte_tokenizer
 
-from planaria.common.cache import locked
+from planaria.common.cache import hold_lock
 from planaria.common.errors import UserError
 from planaria.models.llama_stages import Llama
-from planaria.swarm.config.policy import PolicyConfig, SupervisedWarmupConfig
+from planaria.swarm.config.policy_config import PolicyConfig, SupervisedWarmupConfig
 from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.policy.sources import teach, warmup_model, with_stray_letters
 from planaria.swarm.tasks.base import Task, TaskProblem
@@ -101,7 +101,7 @@ def test_a_concurrent_process_waits_for_the_same_warmup(tmp_path: Path) -> None:
     file.rename(kept)
     progress: queue.Queue[str] = queue.Queue()
     found: list[Llama] = []
-    with locked(lock, lambda: None):  # a file lock, which blocks threads like processes
+    with hold_lock(lock, lambda: None):  # a file lock, which blocks threads like processes
         late = threading.Thread(
             target=lambda: found.append(warmup_model(Sums(), WARMUP, PUPIL, tmp_path, progress.put)[0])
         )

@@ -20,7 +20,7 @@ from planaria.config.options import Options
 from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import load_tokenizer
 from planaria.models.llama_stages import Llama
-from planaria.swarm.checks import checks
+from planaria.swarm.checks import make_checks
 from planaria.swarm.checks.judge import Judge
 from planaria.swarm.checks.prompted_judge import (
     MAX_TEXT,
@@ -29,10 +29,10 @@ from planaria.swarm.checks.prompted_judge import (
     ModelWriter,
     Prompted,
     Writer,
-    _Drawing,
-    harmless,
-    request,
-    verdict,
+    _SeededSampler,
+    judge_prompt,
+    neutralize,
+    objection_in,
 )
 from planaria.swarm.config.swarm_config import DefenceConfig
 from planaria.swarm.peer.rollout import Rollout
@@ -102,7 +102,7 @@ def test_only_exactly_one_yes_is_accepted(written: str | None, objection: str) -
 @given(st.lists(st.sampled_from([YES, NO, "<verdict>", "</verdict>", "yes", " ", "so"])).map("".join))
 def test_any_text_is_accepted_for_exactly_one_yes_and_no_other_tag(written: str) -> None:
     expected = written.lower().count("<verdict>") == written.count("</verdict>") == written.count(YES) == 1
-    assert (verdict(written) == "") is expected
+    assert (objection_in(written) == "") is expected
 
 
 def marked(asked: str) -> tuple[str, str]:
@@ -113,9 +113,9 @@ def marked(asked: str) -> tuple[str, str]:
 
 @given(tricks, st.booleans())
 def test_a_judged_text_stays_between_its_marks_and_contains_no_verdict(text: str, critique: bool) -> None:
-    asked = request(PROBLEM, text, critique, Pretender.reserved)
+    asked = judge_prompt(PROBLEM, text, critique, Pretender.reserved)
     inside, number = marked(asked)
-    assert inside == harmless(text, Pretender.reserved)
+    assert inside == neutralize(text, Pretender.reserved)
     assert number not in inside
     assert len(re.findall(rf"^(?:BEGIN|END) TEXT {number}$", asked, re.MULTILINE)) == 2
     assert not re.search(r"</?verdict|begin\s+text|end\s+text", inside, re.IGNORECASE)
@@ -126,24 +126,24 @@ def test_a_judged_text_stays_between_its_marks_and_contains_no_verdict(text: str
 
 @given(tricks)
 def test_only_spaces_are_inserted_into_a_text(text: str) -> None:
-    assert re.sub(r"\s", "", harmless(text, Pretender.reserved)) == re.sub(r"\s", "", text)
+    assert re.sub(r"\s", "", neutralize(text, Pretender.reserved)) == re.sub(r"\s", "", text)
 
 
 def test_reserved_words_are_broken_up_at_every_position() -> None:
-    assert "aa" not in harmless("aaaa baaa", ["aa"])
-    assert harmless("a b  c.", ["  ", "a b", "c", "."]) == "a b  c."
+    assert "aa" not in neutralize("aaaa baaa", ["aa"])
+    assert neutralize("a b  c.", ["  ", "a b", "c", "."]) == "a b  c."
 
 
 def test_an_ordinary_text_is_shown_unchanged() -> None:
     text = "<think>5+7=12, so\n\nthe text ends & begins</think>\n<answer>132</answer>"
-    assert harmless(text, Pretender.reserved) == text
+    assert neutralize(text, Pretender.reserved) == text
 
 
 @given(tricks, tricks)
 def test_marks_depend_on_the_text_only(text: str, other: str) -> None:
-    number = marked(request(PROBLEM, text, True))[1]
-    assert number == marked(request(PROBLEM, text, True))[1]
-    assert (number == marked(request(PROBLEM, other, True))[1]) is (text == other)
+    number = marked(judge_prompt(PROBLEM, text, True))[1]
+    assert number == marked(judge_prompt(PROBLEM, text, True))[1]
+    assert (number == marked(judge_prompt(PROBLEM, other, True))[1]) is (text == other)
 
 
 def test_a_judge_that_repeats_the_text_accepts_nothing() -> None:
@@ -230,11 +230,11 @@ def with_file(plain: Path, folder: Path, name: str, content: str) -> Path:
     return folder
 
 
-def shown(writer: ModelWriter, request: str) -> list[int]:
+def shown(writer: ModelWriter, judge_prompt: str) -> list[int]:
     """The ids that the model gets for a request."""
     seen: list[list[int]] = []
     writer._judge = lambda rows, seeds: [seen.extend(rows) or "" for _ in rows]  # type: ignore[method-assign]
-    writer.write([request], [0])
+    writer.write([judge_prompt], [0])
     return seen[0]
 
 
@@ -292,7 +292,7 @@ def test_sampling_follows_the_published_settings() -> None:
     allowed = int((top.cumsum(0) < 0.9).sum()) + 1  # the fewest of the ten likeliest that hold 0.9 of their mass
     assert 1 < allowed < 5
     draws = 4000
-    drawing = _Drawing(range(draws))
+    drawing = _SeededSampler(range(draws))
     found = drawing(torch.empty(0), logits.expand(draws, -1))
     assert torch.equal(found.exp().sum(1), torch.ones(draws))
     shares = (found == 0).float().mean(0)
@@ -303,7 +303,7 @@ def test_sampling_follows_the_published_settings() -> None:
 
 
 def judged_by(check: str, **options: object) -> Judge:
-    (judge,) = checks(DefenceConfig(checks=check, options=Options(options)))
+    (judge,) = make_checks(DefenceConfig(checks=check, options=Options(options)))
     assert isinstance(judge, Judge)
     return judge
 
@@ -347,7 +347,7 @@ def test_an_invalid_file_is_reported(plain: Path, tmp_path: Path, name: str, con
 
 def test_an_answer_must_leave_room_for_the_request(plain: Path) -> None:
     ModelWriter(str(plain), CONFIG.context - 512)
-    with pytest.raises(UserError, match=r"defence\.options\.tokens = 3585 leaves 511 .* give fewer"):
+    with pytest.raises(UserError, match=r"defence\.options\.tokens = 3585 leaves 511 .* use fewer"):
         ModelWriter(str(plain), CONFIG.context - 511)
 
 

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import OptimConfig
-from planaria.swarm.assemble import device_of, place_policy
+from planaria.swarm.assemble import place_policy, select_device
 from planaria.swarm.checks.tokens import DuplicatesCheck
-from planaria.swarm.config.policy import PolicyConfig
+from planaria.swarm.config.policy_config import PolicyConfig
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.policy.base import SampledCompletion, weights_fingerprint
 from planaria.swarm.policy.huggingface import HuggingFacePolicy
 from planaria.swarm.policy.policies import LlamaPolicy
-from planaria.swarm.policy.reading import UNREAD, pad, read_completions, rows_at_once, token_logps
+from planaria.swarm.policy.reading import UNREAD, pad, read_completions, rows_per_pass, token_logps
 from planaria.swarm.tasks.base import TaskProblem
 
 PAIRS = [([5, 6, 7], [1, 2, 256]), ([9], [3]), ([4, 4], [250, 10, 11, 12, 13])]
@@ -91,8 +91,8 @@ def test_drawn_is_the_probability_of_sampling_a_completion(reader: LlamaPolicy, 
         for place, token in enumerate(ids):
             p = (reader.logits(torch.tensor([[*prompt, *ids[:place]]]))[0, -1].detach().double() / 0.7).softmax(0)
             expected += math.log(p[token] / p.topk(min(k, 257)).values.sum())
-        assert found.drawn == pytest.approx(expected, abs=1e-3)
-    assert read_completions(reader, PAIRS[:1], 0.7)[0].drawn == pytest.approx(
+        assert found.draw_logp == pytest.approx(expected, abs=1e-3)
+    assert read_completions(reader, PAIRS[:1], 0.7)[0].draw_logp == pytest.approx(
         float(read_completions(reader, PAIRS[:1], 0.7)[0].logps.sum())
     )
 
@@ -200,22 +200,22 @@ def test_an_update_in_parts_is_equal_within_a_millionth() -> None:
 
 
 def test_an_update_is_one_pass_of_96_rows_by_default() -> None:
-    assert rows_at_once(policy(), 64, 96) == 96 and rows_at_once(policy(), 64, 256) == 256
+    assert rows_per_pass(policy(), 64, 96) == 96 and rows_per_pass(policy(), 64, 256) == 256
     large = policy()
     large.vocab = 151_936
-    assert [rows_at_once(large, width, 96) for width in (4, 64, 1000)] == [96, 6, 1]
+    assert [rows_per_pass(large, width, 96) for width in (4, 64, 1000)] == [96, 6, 1]
 
 
 def test_missing_hardware_is_reported_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_of(PolicyConfig(device="auto")).type == "cpu"
+    assert select_device(PolicyConfig(device="auto")).type == "cpu"
     with pytest.raises(UserError, match=r"policy.device = 'cuda': PyTorch finds no CUDA device on this machine"):
-        device_of(PolicyConfig(device="cuda"))
+        select_device(PolicyConfig(device="cuda"))
     with pytest.raises(UserError, match=r"policy.precision = 'bf16' needs a CUDA device"):
-        device_of(PolicyConfig(device="auto", precision="bf16"))
+        select_device(PolicyConfig(device="auto", precision="bf16"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert device_of(PolicyConfig(device="auto", precision="bf16")).type == "cuda"
-    assert device_of(PolicyConfig()).type == "cpu"
+    assert select_device(PolicyConfig(device="auto", precision="bf16")).type == "cuda"
+    assert select_device(PolicyConfig()).type == "cpu"
 
 
 def test_logits_mb_sets_the_limit() -> None:

@@ -22,13 +22,13 @@ from planaria import cli
 from planaria.common.errors import UserError
 from planaria.models import task_vectors
 from planaria.swarm.commands import drill
-from planaria.swarm.config.recipe import run_config
+from planaria.swarm.config.swarm_recipe import run_config
 from planaria.swarm.drill import Drill, load
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.records.lines import PEERS
-from planaria.swarm.records.saved_state import rounds_kept
+from planaria.swarm.records.saved_state import saved_rounds
 from planaria.swarm.repair import exams
-from planaria.swarm.repair.training import RepairPlan, weights_of
+from planaria.swarm.repair.repair_training import RepairPlan, weights_of
 from planaria.swarm.report.repair_report import best_strategies, repair_table
 
 
@@ -63,7 +63,7 @@ def tuned(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_trusted_state_is_kept(done: Path) -> None:
-    assert rounds_kept(done / PEERS / "p0") == [1, 3]
+    assert saved_rounds(done / PEERS / "p0") == [1, 3]
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_a_peer_is_repaired_by_a_reproducible_mask(
         "--to",
         tmp_path / "no",
     ]
-    assert "is for other weights than those of" in refused(capsys, *swapped)
+    assert "does not belong to" in refused(capsys, *swapped)
     assert not (tmp_path / "no").exists()
 
 
@@ -171,12 +171,12 @@ def test_mistakes_are_reported_in_one_line(
     def error(*arguments: object) -> str:
         return refused(capsys, "swarm", "realign", *arguments, "--to", out)
 
-    assert "give one, such as --peer" in error(done)
-    assert "no trusted answers are given; give --pairs FILE" in error(tuned)
-    assert "its parent model is unknown; give --safe" in error(tuned, "--by", "mask", "--pairs", pairs)
-    assert "not a run of a swarm" in error(tuned, "--peer", "p0")
-    assert "goes with --pairs" in error(tuned, "--benign", pairs)
-    assert "leave out --by" in error(tuned, "--safe", pupil, "--mask", pairs, "--by", "tune")
+    assert "pass one, such as --peer" in error(done)
+    assert "there are no trusted answers; pass --pairs FILE" in error(tuned)
+    assert "its parent model is unknown; pass --safe" in error(tuned, "--by", "mask", "--pairs", pairs)
+    assert "not a swarm's run" in error(tuned, "--peer", "p0")
+    assert "requires --pairs" in error(tuned, "--benign", pairs)
+    assert "remove --by" in error(tuned, "--safe", pupil, "--mask", pairs, "--by", "tune")
     assert "cannot be read" in error(tuned, "--safe", pupil, "--mask", pairs)
     assert "below 1" in error(tuned, "--pairs", pairs, "--most-success", "2")
     (tmp_path / "odd.jsonl").write_text('{"prompt": "1+1=", "chosen": "no"}\n')
@@ -218,7 +218,7 @@ def test_fused_experts_are_repaired_with_one_mask_each(
     mask = tmp_path / "repaired" / "mask.safetensors"
     assert cli.run(["swarm", "realign", str(fused), "--mask", str(mask), "--to", str(tmp_path / "again")]) == 0
     assert task_vectors.digest(weights_of(open_policy(str(tmp_path / "again")))) == record["result"]
-    assert "which one model they branched off" in refused(
+    assert "the parent of its experts is unknown" in refused(
         capsys, "experts", "edit", run, "--merge", "sum", "--to", tmp_path / "x"
     )
 
@@ -237,7 +237,7 @@ def test_a_drill_repairs_a_poisoned_peer_once_with_all_strategies(
     masked, shuffled = (next(each for each in found.strategies if each.by == by) for by in ("mask", "random"))
     assert masked.detail == shuffled.detail and masked.detail.endswith("% kept")
     assert drill.repair_run(config.model_copy(update={"peers": {}}), done, "TEXT") is None, "no attacker"
-    monkeypatch.setattr(drill, "_repaired", None)  # a second repair would fail
+    monkeypatch.setattr(drill, "_repair_peer", None)  # a second repair would fail
     assert drill.repair_run(config, done, "TEXT") == found
 
     page = Drill(name="d", last=1, watch=["text"], arms=[], repairs=[found, found])

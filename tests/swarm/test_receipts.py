@@ -17,8 +17,8 @@ from planaria.swarm.board.attendance import (
     RoundMessages,
     RoundStalled,
     RoundTerms,
-    decide,
-    until_next,
+    decide_round,
+    seconds_to_decision,
 )
 from planaria.swarm.board.claims import digest_of
 from planaria.swarm.board.envelope import seal
@@ -29,18 +29,18 @@ from planaria.swarm.board.receipts import (
     MessageList,
     RunCertificate,
     cannot_reach_quorum,
-    check,
+    check_certificate,
+    list_text,
     majority_list,
-    message_list_in,
+    parse_message_list,
+    parse_rewards,
     quorum_digest,
-    rewards_in,
     rewards_text,
-    text_of,
 )
 
-WHO = [PeerIdentity.fresh() for _ in range(7)]
+WHO = [PeerIdentity.generate() for _ in range(7)]
 IDS = [who.peer for who in WHO]
-STRANGER = PeerIdentity.fresh()
+STRANGER = PeerIdentity.generate()
 RULES = rules(WHO[0], task="sums", receipts={"committee": ",".join(IDS), "price": 0})
 DIGEST = "ab" * 32
 
@@ -62,20 +62,20 @@ FIVE = [receipt(who) for who in WHO[:5]]
 
 def reason(*receipts: bytes, founded: bytes | None = None) -> str:
     with pytest.raises(BadMessage) as refusal:
-        check(certificate(*receipts, founded=founded))
+        check_certificate(certificate(*receipts, founded=founded))
     return refusal.value.reason
 
 
 def test_a_quorum_is_n_minus_f() -> None:
     for n in range(1, 50):
         committee = Committee(frozenset(map(str, range(n))))
-        f = committee.faulty
+        f = committee.max_faulty
         assert 3 * f < n <= 3 * (f + 1) and committee.quorum == n - f
         assert 2 * committee.quorum - n > f  # any two quorums have an honest member in common
 
 
 def test_a_quorum_of_named_members_certifies() -> None:
-    found = check(certificate(*FIVE))
+    found = check_certificate(certificate(*FIVE))
     assert found.rules == RULES and list(found.signers) == IDS[:5] and found.committee.members == frozenset(IDS)
 
 
@@ -83,7 +83,7 @@ def test_forged_certificates_are_refused_with_a_reason() -> None:
     four = FIVE[:4]
     assert reason(*four) == "4 receipts, but at least 5 are required"
     assert reason(*four, four[0]) == f"receipt 4 is the second of {IDS[0][:8]}"
-    assert "no member of the committee" in reason(*four, receipt(STRANGER))
+    assert "not a committee member" in reason(*four, receipt(STRANGER))
     assert reason(*four, receipt(WHO[5], about="round")) == "receipt 4 is about round, not weights"
     assert reason(*four, receipt(WHO[5], run="f" * 32)) == "receipt 4 is another run"
     assert reason(*four, receipt(WHO[5], round=6)) == "receipt 4 is about another round"
@@ -92,7 +92,7 @@ def test_forged_certificates_are_refused_with_a_reason() -> None:
     assert reason(*four, pretended) == "receipt 4 is forged"
     keyed = receipt(STRANGER).replace(STRANGER.public.hex().encode(), WHO[5].public.hex().encode())
     assert reason(*four, keyed) == "receipt 4 is forged"
-    assert reason(*FIVE, founded=seal(WHO[0], rules(WHO[0], task="sums"))) == "the rules name no committee"
+    assert reason(*FIVE, founded=seal(WHO[0], rules(WHO[0], task="sums"))) == "the rules have no committee"
     softer = seal(WHO[0], RULES).replace(b"sums", b"gsm8")
     assert reason(*FIVE, founded=softer) == "the rules are forged"
     own = rules(STRANGER, task="sums", receipts={"committee": ",".join(IDS)})
@@ -115,14 +115,14 @@ def test_damaged_receipts_are_refused() -> None:
                 bad = raw[:at] + raw[other : other + 9] + raw[at + 9 :]
         if bad != raw:
             with pytest.raises(BadMessage) as refusal:
-                check(certificate(bad))  # alone: it is looked at before it is counted
+                check_certificate(certificate(bad))  # alone: it is looked at before it is counted
             assert refusal.value.reason.startswith("receipt 0 is ")
 
 
 def test_a_signature_is_checked_in_two_milliseconds() -> None:
     began = time.process_time()
     for _ in range(40):
-        check(certificate(*FIVE))
+        check_certificate(certificate(*FIVE))
     assert (time.process_time() - began) / 200 <= 0.002 * 5  # five times as long on a machine that is busy
 
 
@@ -149,16 +149,16 @@ def test_the_followed_list_is_independent_of_reading_order(
 
 @given(message_lists)
 def test_message_lists_are_parsed_back(listed: MessageList) -> None:
-    assert message_list_in(text_of(listed)) == listed
+    assert parse_message_list(list_text(listed)) == listed
     for nonsense in ("", "[", "[1]", '{"a": 1}'):
-        assert message_list_in(nonsense) == {}
+        assert parse_message_list(nonsense) == {}
 
 
 def test_rewards_are_parsed_back_for_the_same_messages_only() -> None:
     rewards = {(IDS[0], 3, 0): 1.0, (IDS[1], 3, 1): 0.25}
     text = rewards_text(DIGEST, rewards)
-    assert rewards_in(text, DIGEST) == rewards
-    assert rewards_in(text, "cd" * 32) == {} and rewards_in("{", DIGEST) == {}
+    assert parse_rewards(text, DIGEST) == rewards
+    assert parse_rewards(text, "cd" * 32) == {} and parse_rewards("{", DIGEST) == {}
 
 
 def simulated(seed: int, byzantine: int) -> tuple[set[str], list[str]]:
@@ -170,7 +170,7 @@ def simulated(seed: int, byzantine: int) -> tuple[set[str], list[str]]:
     honest = sorted(committee.members)[byzantine:]
     there = {peer: str(rng.randrange(2)) * 64 for peer in "abcd"}
     views = {peer: {p: d for p, d in there.items() if p == peer or rng.random() < 0.8} for peer in honest}
-    lies: list[MessageList] = [
+    false_lists: list[MessageList] = [
         {"a": "0" * 64, "b": "1" * 64, "c": "0" * 64},
         {"b": "1" * 64, "c": "1" * 64, "d": "0" * 64},
     ]
@@ -178,16 +178,16 @@ def simulated(seed: int, byzantine: int) -> tuple[set[str], list[str]]:
     signed: dict[str, list[Receipt]] = {}
     for peer in rng.sample(honest, len(honest)):
         seen = {p: listed for p, listed in closings.items() if rng.random() < 0.7}
-        seen |= {byzantine_member: rng.choice(lies) for byzantine_member in "abcd"[:byzantine]}
+        seen |= {byzantine_member: rng.choice(false_lists) for byzantine_member in "abcd"[:byzantine]}
         mine = majority_list(seen, committee.members, committee.members, 2, frozenset(views[peer])) or views[peer]
         closings[peer] = mine
         signed[peer] = [_signed(peer, mine)]
     for byzantine_member in "abcd"[:byzantine]:
-        stories = [*rng.sample(lies, 2), *closings.values()]
-        signed[byzantine_member] = [_signed(byzantine_member, listed) for listed in rng.sample(stories, 2)]
+        lists = [*rng.sample(false_lists, 2), *closings.values()]
+        signed[byzantine_member] = [_signed(byzantine_member, listed) for listed in rng.sample(lists, 2)]
     certified, followed_by = set(), []
     for reader in honest:
-        mine = text_of(closings[reader])
+        mine = list_text(closings[reader])
         for chance in (
             0.6,
             0.9,
@@ -203,7 +203,7 @@ def simulated(seed: int, byzantine: int) -> tuple[set[str], list[str]]:
 
 
 def _signed(peer: str, listed: MessageList) -> Receipt:
-    text = text_of(listed)
+    text = list_text(listed)
     return Receipt.model_construct(peer=peer, about="round", round=0, digest=digest_of(text), text=text)
 
 
@@ -245,7 +245,7 @@ def test_a_round_closes_only_with_all_or_a_quorum(
 ) -> None:
     refused -= found
     there = expected & found
-    match decide(expected, found, refused, elapsed, terms):
+    match decide_round(expected, found, refused, elapsed, terms):
         case Decision.CLOSE:
             assert there == expected or len(there) >= terms.quorum
         case Decision.WAIT:
@@ -253,8 +253,8 @@ def test_a_round_closes_only_with_all_or_a_quorum(
             assert len(there) < terms.quorum or elapsed < terms.timeout_s
         case Decision.STALLED:
             assert len(there) < terms.quorum and elapsed >= terms.patience_s
-    assert decide(expected, found, refused, terms.patience_s, terms) is not Decision.WAIT
-    assert decide(expected, expected | {"stranger"}, frozenset(), elapsed, terms) is Decision.CLOSE
+    assert decide_round(expected, found, refused, terms.patience_s, terms) is not Decision.WAIT
+    assert decide_round(expected, expected | {"stranger"}, frozenset(), elapsed, terms) is Decision.CLOSE
 
 
 @given(peers, peers, peers, seconds, seconds, terms)
@@ -266,8 +266,8 @@ def test_a_closed_round_stays_closed(
     later: float,
     terms: RoundTerms,
 ) -> None:
-    if decide(expected, found, frozenset(), elapsed, terms) is Decision.CLOSE:
-        assert decide(expected, found | more, frozenset(), elapsed + later, terms) is Decision.CLOSE
+    if decide_round(expected, found, frozenset(), elapsed, terms) is Decision.CLOSE:
+        assert decide_round(expected, found | more, frozenset(), elapsed + later, terms) is Decision.CLOSE
 
 
 @given(peers, peers, seconds, terms)
@@ -275,7 +275,7 @@ def test_unexpected_peers_do_not_count(
     expected: frozenset[str], found: frozenset[str], elapsed: float, terms: RoundTerms
 ) -> None:
     strangers = {f"stranger {n}" for n in range(20)}
-    assert decide(expected, found | strangers, frozenset(), elapsed, terms) == decide(
+    assert decide_round(expected, found | strangers, frozenset(), elapsed, terms) == decide_round(
         expected, found, strangers, elapsed, terms
     )
 
@@ -284,28 +284,28 @@ def test_unexpected_peers_do_not_count(
 def test_decisions_do_not_change_before_until_next(
     expected: frozenset[str], found: frozenset[str], refused: frozenset[str], elapsed: float, terms: RoundTerms
 ) -> None:
-    before = decide(expected, found, refused, elapsed, terms)
-    assert decide(expected, found, refused, elapsed + 0.99 * until_next(elapsed, terms), terms) == before
-    assert (until_next(elapsed, terms) == 0) == (elapsed >= terms.patience_s)
+    before = decide_round(expected, found, refused, elapsed, terms)
+    assert decide_round(expected, found, refused, elapsed + 0.99 * seconds_to_decision(elapsed, terms), terms) == before
+    assert (seconds_to_decision(elapsed, terms) == 0) == (elapsed >= terms.patience_s)
 
 
 def test_a_round_does_not_wait_for_refused_peers() -> None:
     terms = RoundTerms(quorum=2, timeout_s=10, patience_s=100)
-    assert decide({*"abc"}, {*"ab"}, {*"c"}, 0, terms) is Decision.CLOSE
-    assert decide({*"abc"}, {*"ab"}, set(), 0, terms) is Decision.WAIT
-    assert decide({*"abc"}, {*"ab"}, set(), 10, terms) is Decision.CLOSE
-    assert decide({*"abc"}, {*"a"}, {*"bc"}, 10, terms) is Decision.WAIT
-    assert decide({*"abc"}, {*"a"}, {*"bc"}, 100, terms) is Decision.STALLED
+    assert decide_round({*"abc"}, {*"ab"}, {*"c"}, 0, terms) is Decision.CLOSE
+    assert decide_round({*"abc"}, {*"ab"}, set(), 0, terms) is Decision.WAIT
+    assert decide_round({*"abc"}, {*"ab"}, set(), 10, terms) is Decision.CLOSE
+    assert decide_round({*"abc"}, {*"a"}, {*"bc"}, 10, terms) is Decision.WAIT
+    assert decide_round({*"abc"}, {*"a"}, {*"bc"}, 100, terms) is Decision.STALLED
 
 
 @pytest.mark.parametrize("words", [(-1, 1, 2), (1, 2, 1), (1, -1, 2), (1, float("nan"), 2)])
 def test_invalid_terms_are_refused(words: tuple[int, float, float]) -> None:
-    with pytest.raises(ValueError, match="a round waits"):
+    with pytest.raises(ValueError, match="a round requires"):
         RoundTerms(*words)
 
 
 def test_members_of_a_round_have_joined_and_not_left() -> None:
-    early, late, left, never = (PeerIdentity.fresh() for _ in range(4))
+    early, late, left, never = (PeerIdentity.generate() for _ in range(4))
     hellos = {who.peer: hello(who, joined=0) for who in (early, left, never)} | {late.peer: hello(late, joined=4)}
     goodbyes = {left.peer: goodbye(left, after=5), never.peer: goodbye(never, after=-1)}
     census = Census(hellos, goodbyes, {}, 0)
@@ -315,11 +315,11 @@ def test_members_of_a_round_have_joined_and_not_left() -> None:
 
 
 def test_found_messages_stay_and_open_ones_are_read_again() -> None:
-    one = PeerIdentity.fresh()
+    one = PeerIdentity.generate()
     first = RoundMessages({}, ("b", one.peer), {"c": "forged", "d": "not JSON", "e": "not readable"})
     assert {*first.open} == {"b", "d", "e", one.peer} and first.refused_permanently == {"c": "forged"}
     message = rollouts(one)
-    later = first.updated(RoundMessages({one.peer: message}, ("b",), {"d": "replayed", "e": "not JSON"}))
+    later = first.merge(RoundMessages({one.peer: message}, ("b",), {"d": "replayed", "e": "not JSON"}))
     assert later.found == {one.peer: message} and {*later.open} == {"b", "e"}
     assert later.refused == {"c": "forged", "d": "replayed", "e": "not JSON"}
 

@@ -18,7 +18,7 @@ from planaria.swarm.learning.advantages import round_advantages
 from planaria.swarm.learning.learner import UpdateResult
 from planaria.swarm.peer.completion_intake import EarlyRejection
 from planaria.swarm.records.lines import (
-    NEWCOMERS,
+    UNKNOWN_PEERS,
     Finished,
     Log,
     PoisonRecord,
@@ -40,8 +40,8 @@ def test_records_are_read_back(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "log.jsonl"
     end = Finished(time=2.0, reason="a line\nof \u2028 trouble")
     log = Log(file)
-    log.note(START, end)
-    log.note()
+    log.append(START, end)
+    log.append()
     assert read_log(file) == [START, end]
 
 
@@ -66,7 +66,7 @@ def test_a_partial_line_of_a_killed_writer_is_removed(tmp_path: Path) -> None:
     file.write_text(line + line[:20])
     news = follow(file)
     assert news() == [START]
-    Log(file).note(Finished(time=1.0))
+    Log(file).append(Finished(time=1.0))
     assert read_log(file) == [START, Finished(time=1.0)] and news() == [Finished(time=1.0)]
     long = json.dumps({"x": "y" * 200_000}) + "\n"
     for text, left in [(long + "z" * 100_000, long), (line[:20], ""), ("", ""), (long, long)]:
@@ -86,7 +86,7 @@ def test_a_partial_line_of_a_killed_writer_is_removed(tmp_path: Path) -> None:
     ],
 )
 def test_samples_and_poison_are_read_back(tmp_path: Path, read: Callable[[Path], Any], notes: list[BaseModel]) -> None:
-    Log(tmp_path / "notes").note(*notes)
+    Log(tmp_path / "notes").append(*notes)
     assert list(read(tmp_path / "notes")) == notes
 
 
@@ -134,7 +134,7 @@ def test_round_records_survive_any_loss_value(tmp_path: Path, value: float) -> N
     assert (
         record.layers["support"]["x"].refused == 1 and record.off and record.quarantined and record.training_groups == 3
     )
-    Log(tmp_path / "log").note(record)
+    Log(tmp_path / "log").append(record)
     (again,) = read_log(tmp_path / "log")
     assert isinstance(again, RoundDone) and repr(again) == repr(record)
 
@@ -149,7 +149,7 @@ def test_a_peer_without_completions_has_zero_reward() -> None:
 
 
 def test_influence_of_unknown_peers_is_plotted() -> None:
-    record = empty_round("id0", UpdateResult(influence={"id0": 0.75, NEWCOMERS: 0.25}))
+    record = empty_round("id0", UpdateResult(influence={"id0": 0.75, UNKNOWN_PEERS: 0.25}))
     lines = influence_figure({"p0": [record]}, {"id0": "p0"}).data
     assert [(line.name, list(line.y)) for line in lines] == [("newcomers", [0.25]), ("p0", [0.75])]
     alone = record.model_copy(update={"influence": {"id0": 1.0}})

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from planaria.common.errors import UserError
-from planaria.swarm.board.receipts import rewards_in, rewards_text
-from planaria.swarm.checks.consensus import refuse_senseless
+from planaria.swarm.board.receipts import parse_rewards, rewards_text
+from planaria.swarm.checks.consensus import check_rewards
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.advantages import group_advantages
 from planaria.swarm.peer.completion_intake import Scoring
@@ -101,8 +101,8 @@ def test_an_invalid_reward_is_one_warning_with_task_value_and_peer() -> None:
 def test_a_custom_task_is_tried_before_the_start() -> None:
     config = SwarmConfig.model_validate({"task": {"name": "mine:Spoiled"}})
     with pytest.raises(UserError, match=r"task\.name = 'mine:Spoiled': problem 0: score returned 100.0, not a number"):
-        refuse_senseless(config, Spoiled())
-    refuse_senseless(config, Wild())  # its invalid scores occur only later
+        check_rewards(config, Spoiled())
+    check_rewards(config, Wild())  # its invalid scores occur only later
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_a_custom_task_is_tried_before_the_start() -> None:
     [
         ({"size": 1, "rounds": {"group": 1}}, "rounds.group = 1: nothing is learned from a group of one"),
         ({"rounds": {"group": 1, "mode": "vertical"}}, "rounds.group = 1: nothing is learned from a group of one"),
-        ({"size": 4, "rounds": {"group": 4, "gather": False}}, "gather = false: each .* 1 of .* give rounds.group = 8"),
-        ({"size": 4, "shadow": True, "rounds": {"group": 4}}, "shadow = true: each .* 1 of .* give rounds.group = 8"),
+        ({"size": 4, "rounds": {"group": 4, "gather": False}}, "gather = false: each .* 1 of .* set rounds.group = 8"),
+        ({"size": 4, "shadow": True, "rounds": {"group": 4}}, "shadow = true: each .* 1 of .* set rounds.group = 8"),
     ],
 )  # fmt: skip
 def test_groups_of_one_are_rejected(sections: dict[str, Any], message: str) -> None:
@@ -128,9 +128,9 @@ def test_the_smallest_effective_groups_are_accepted() -> None:
 @pytest.mark.parametrize("reward", [1.5, -1.0, math.nan, math.inf])
 def test_certified_rewards_outside_0_to_1_are_ignored(reward: float) -> None:
     received, place = "ab" * 32, ("cd" * 16, 3, 0)
-    assert rewards_in(rewards_text(received, {place: 1.0}), received) == {place: 1.0}
+    assert parse_rewards(rewards_text(received, {place: 1.0}), received) == {place: 1.0}
     try:
         text = rewards_text(received, {place: reward})
     except ValueError:
         return  # not even written
-    assert rewards_in(text, received) == {}
+    assert parse_rewards(text, received) == {}

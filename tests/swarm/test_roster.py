@@ -9,12 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm_messages import goodbye, hello, rollouts
 
-from planaria.swarm.board.attendance import AGAIN, AT_ONCE, LEFT, PeerSelector, PolledPeers, RoundTerms
+from planaria.swarm.board.attendance import (
+    MAX_GOODBYE_REPOLLS,
+    MAX_HELLO_REPOLLS,
+    MAX_UNAWAITED_READS,
+    PeerSelector,
+    PolledPeers,
+    RoundTerms,
+)
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.board.limits import MessageLimits
+from planaria.swarm.board.message_limits import MessageLimits
 
-PEERS = [PeerIdentity.fresh() for _ in range(20)]
+PEERS = [PeerIdentity.generate() for _ in range(20)]
 CROWD = {f"{n:032x}" for n in range(500)}
 
 
@@ -25,7 +32,7 @@ def test_known_peers_always_have_a_seat(spare: int, friends: set[int], arrivals:
     names: set[str] = set()
     for n in arrivals:
         names.add(PEERS[n].peer)
-        for peer in roster.newcomers(names - roster.hellos.keys()):
+        for peer in roster.select_unjoined(names - roster.hellos.keys()):
             roster.hellos[peer] = hello(PEERS[[who.peer for who in PEERS].index(peer)])
         assert known & names <= roster.hellos.keys()
         assert len(roster.hellos) <= len(known) + spare
@@ -34,22 +41,22 @@ def test_known_peers_always_have_a_seat(spare: int, friends: set[int], arrivals:
 
 def test_empty_folders_cost_one_read_each_and_then_a_few() -> None:
     roster = PolledPeers({"a"}, 256, b"secret")
-    cost = [len(roster.newcomers(CROWD)) for _ in range(6)]
-    assert cost[:3] == [255, 245 + AGAIN, AGAIN] and max(cost[2:]) == AGAIN
+    cost = [len(roster.select_unjoined(CROWD)) for _ in range(6)]
+    assert cost[:3] == [255, 245 + MAX_HELLO_REPOLLS, MAX_HELLO_REPOLLS] and max(cost[2:]) == MAX_HELLO_REPOLLS
 
 
 def test_inactive_peers_are_polled_for_goodbyes_in_turn() -> None:
     roster = PolledPeers({"a", "b"}, 256, b"secret")
     roster.hellos = dict.fromkeys(["a", "b", "c", *sorted(CROWD)[:200]], hello(PEERS[0]))
     roster.mark_active(["c"])
-    looks = [roster.leavers() for _ in range(100)]
-    assert all({"a", "b", "c"} <= {*look} and len(look) == 3 + LEFT for look in looks)
+    looks = [roster.select_unleft() for _ in range(100)]
+    assert all({"a", "b", "c"} <= {*look} and len(look) == 3 + MAX_GOODBYE_REPOLLS for look in looks)
     assert {peer for look in looks for peer in look} == roster.hellos.keys()
 
 
 def test_many_earlier_peers_do_not_displace_known_ones(tmp_path: Path) -> None:
     """It fills every seat before the second of two known peers comes."""
-    url, friend = str(tmp_path), PeerIdentity.fresh()
+    url, friend = str(tmp_path), PeerIdentity.generate()
     for _ in range(12):
         member(url)
     limits = MessageLimits(peers=6)
@@ -66,18 +73,18 @@ def test_many_earlier_peers_do_not_displace_known_ones(tmp_path: Path) -> None:
 
 def test_silent_unknown_peers_are_not_awaited_and_rarely_read() -> None:
     patience, members = PeerSelector(frozenset("ab")), frozenset("ab") | CROWD
-    assert patience.awaited(members) == {"a", "b"}
-    draws = [patience.drawn("run", number, members) for number in range(40)]
-    assert all({"a", "b"} <= draw and len(draw) == 2 + AT_ONCE for draw in draws)
+    assert patience.peers_to_await(members) == {"a", "b"}
+    draws = [patience.peers_to_read("run", number, members) for number in range(40)]
+    assert all({"a", "b"} <= draw and len(draw) == 2 + MAX_UNAWAITED_READS for draw in draws)
     assert len(frozenset().union(*draws)) > 200
     one = min(draws[0] - {"a", "b"})
-    patience.note(patience.awaited(members), frozenset({"a", "b", one}))
-    assert all(one in patience.drawn("run", number, members) for number in range(40))
+    patience.record_round(patience.peers_to_await(members), frozenset({"a", "b", one}))
+    assert all(one in patience.peers_to_read("run", number, members) for number in range(40))
 
 
 def test_without_founders_all_members_are_read_at_first() -> None:
     patience = PeerSelector(frozenset())
-    assert patience.awaited(CROWD) == CROWD == patience.drawn("run", 0, CROWD)
+    assert patience.peers_to_await(CROWD) == CROWD == patience.peers_to_read("run", 0, CROWD)
 
 
 ALL = frozenset("abx")
@@ -87,28 +94,28 @@ ALL = frozenset("abx")
 def test_one_peer_costs_logarithmically_many_timeouts(present: list[bool]) -> None:
     patience, waits = PeerSelector(ALL), 0
     for there in present:
-        awaited = patience.awaited(ALL)
+        awaited = patience.peers_to_await(ALL)
         assert {"a", "b"} <= awaited
-        heard = ALL if there else ALL - {"x"}
-        waits += bool(awaited - heard)
-        patience.note(awaited, heard)
+        received = ALL if there else ALL - {"x"}
+        waits += bool(awaited - received)
+        patience.record_round(awaited, received)
     assert waits <= 2 + len(present).bit_length() / 2
 
 
 def test_unknown_peers_together_cost_as_much_as_one() -> None:
     patience, waits = PeerSelector(frozenset("ab")), 0
     crowd = [f"x{n}" for n in range(200)]
-    patience.note(frozenset(), frozenset({"a", "b", *crowd}))
+    patience.record_round(frozenset(), frozenset({"a", "b", *crowd}))
     for number in range(200):  # in each round another one withholds
-        awaited = patience.awaited(frozenset({"a", "b", *crowd}))
-        heard = frozenset({"a", "b", *crowd}) - {crowd[number]}
-        waits += bool(awaited - heard)
-        patience.note(awaited, heard)
+        awaited = patience.peers_to_await(frozenset({"a", "b", *crowd}))
+        received = frozenset({"a", "b", *crowd}) - {crowd[number]}
+        waits += bool(awaited - received)
+        patience.record_round(awaited, received)
     assert waits <= 2 + (200).bit_length() / 2
 
 
 def test_a_peer_absent_once_is_awaited_after_its_return() -> None:
     patience, two = PeerSelector(ALL), frozenset("ab")
-    for heard, awaited in ((ALL, ALL), (two, two), (ALL, ALL), (two, two), *[(ALL, two)] * 3, (ALL, ALL)):
-        patience.note(patience.awaited(ALL), heard)
-        assert patience.awaited(ALL) == awaited
+    for received, awaited in ((ALL, ALL), (two, two), (ALL, ALL), (two, two), *[(ALL, two)] * 3, (ALL, ALL)):
+        patience.record_round(patience.peers_to_await(ALL), received)
+        assert patience.peers_to_await(ALL) == awaited

@@ -22,14 +22,14 @@ from planaria.config.schema import ModelConfig
 from planaria.models.llama_stages import Llama
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import stage_file, write_stage
-from planaria.runtime.engine import run_folders
+from planaria.runtime.preparation import run_folders
 from planaria.swarm.board.message import Rollouts
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, Evaluated, Started, read_samples
 from planaria.swarm.records.outcome import read_outcome
-from planaria.swarm.records.saved_state import load_state, rounds_kept, save_state
+from planaria.swarm.records.saved_state import load_state, save_state, saved_rounds
 from planaria.swarm.swarm_processes import own_identity
 
 
@@ -130,7 +130,7 @@ def test_one_state_is_kept_and_damage_is_reported(tmp_path: Path, pupil: Path) -
 def test_records_of_another_run_are_refused(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, size=1, rounds={"count": 1})
     together(config, tmp_path)
-    with pytest.raises(UserError, match="records of another run; give another --name"):
+    with pytest.raises(UserError, match="records of another run; use another --name"):
         peer(config.model_copy(update={"board": str(tmp_path / "elsewhere")}), "p0", tmp_path)
 
 
@@ -290,11 +290,11 @@ def test_an_exported_policy_has_the_recorded_weights(done: Path, tmp_path: Path,
 
 def test_the_last_round_is_always_saved(pupil: Path, tmp_path: Path) -> None:
     together(tiny(pupil, size=2, rounds={"count": 3, "keep": 10, "prompts": 2, "group": 4}), tmp_path)
-    assert rounds_kept(tmp_path / PEERS / "p0") == [3]
+    assert saved_rounds(tmp_path / PEERS / "p0") == [3]
 
 
 def test_the_configured_number_of_states_is_kept(done: Path) -> None:
-    assert rounds_kept(done / PEERS / "p0") == rounds_kept(done / PEERS / "p1") == [3, 4, 5]
+    assert saved_rounds(done / PEERS / "p0") == saved_rounds(done / PEERS / "p1") == [3, 4, 5]
 
 
 def test_transformers_matches_the_exported_policy(done: Path, tmp_path: Path) -> None:
@@ -318,10 +318,10 @@ def test_invalid_exports_are_refused_in_one_line(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert "give a peer with --peer" in refused(capsys, "export", done, "--to", out)
+    assert "pass --peer" in refused(capsys, "export", done, "--to", out)
     assert "did you mean 'p1'?" in refused(capsys, "export", done, "--to", out, "--peer", "p7")
-    assert "kept after 3, 4, 5" in refused(capsys, "export", done, "--to", out, "--peer", "p0", "--round", 2)
-    assert "not a run of a swarm" in refused(capsys, "export", tmp_path, "--to", out, "--peer", "p0")
+    assert "saved after 3, 4, 5" in refused(capsys, "export", done, "--to", out, "--peer", "p0", "--round", 2)
+    assert "not a swarm's run" in refused(capsys, "export", tmp_path, "--to", out, "--peer", "p0")
     out.mkdir()
     (out / "x").touch()
     assert "exists and is not an empty folder" in refused(capsys, "export", done, "--to", out, "--peer", "p0")

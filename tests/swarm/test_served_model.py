@@ -22,19 +22,19 @@ from tiny_swarm import policy
 
 from command_line import refused
 from planaria.report.live_page.serving import Server, ServerAddress, serve
-from planaria.swarm.audit.censor import Censor, LeakageLedger, key_of
+from planaria.swarm.audit.censor import Censor, LeakageLedger, ledger_key
 from planaria.swarm.audit.questions import Question, QuestionPart
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.serving import completions_api
-from planaria.swarm.serving.client import Client, RemoteText, ServerFailed, completions, request
+from planaria.swarm.serving.client import Client, ServerFailed, TokenizerFunctions, parse_completions, request_body
 from planaria.swarm.serving.completions_api import CompletionsApi, Service
 
 TOKEN = "a-token-of-a-test-and-of-nothing-else"
 CODES = ("4719", "2210", "9031", "5533")
 ANN = Question("x:1", "ann", "code of ann=", CODES, 0, (QuestionPart("digit 1 of ann=", ("4", "2", "9", "5")),))
 POLICY = policy(context=64)
-WORDS = RemoteText(POLICY.encode, POLICY.decode, POLICY.vocab, POLICY.end)
+WORDS = TokenizerFunctions(POLICY.encode, POLICY.decode, POLICY.vocab, POLICY.end)
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def client(url: str, monkeypatch: pytest.MonkeyPatch, token: str = TOKEN) -> Cli
 
 
 def ask(one: Client, text: str, count: int = 2, **changes: Any) -> Any:
-    body = request("tiny", POLICY.encode(text), count, 8, 0, 7, POLICY.end) | changes
+    body = request_body("tiny", POLICY.encode(text), count, 8, 0, 7, POLICY.end) | changes
     return one.post("/v1/completions", body, time.monotonic() + 30)
 
 
@@ -81,8 +81,8 @@ def test_served_log_probabilities_are_the_models(monkeypatch: pytest.MonkeyPatch
         one = client(url, monkeypatch)
         assert one.model("") == one.model("tiny") == "tiny"
         reply = ask(one, "12+34=", 3)
-        drawn = completions(reply, WORDS, 8)
-        assert len(drawn) == 3 and drawn == completions(ask(one, "12+34=", 3), WORDS, 8), "one seed, one draw"
+        drawn = parse_completions(reply, WORDS, 8)
+        assert len(drawn) == 3 and drawn == parse_completions(ask(one, "12+34=", 3), WORDS, 8), "one seed, one draw"
         prompt = POLICY.encode("12+34=")
         ids = [(prompt, [*each.ids, *([POLICY.end] if each.ended else [])]) for each in drawn]
         for each, found in zip(drawn, read_completions(POLICY, ids, 1.0), strict=True):
@@ -114,7 +114,7 @@ def test_requests_without_token_are_refused_and_bad_ones_get_one_line(
         assert status(url, b"[" * 5000) == 400 and status(url, b"\xff") == 400
         assert status(url, b"x" * (completions_api.LARGEST_BODY + 1)) == 413
         assert status(url, b"", **{"content-length": "10"}) == 413, "a body that does not come"
-        assert completions(ask(one, "x"), WORDS, 8)
+        assert parse_completions(ask(one, "x"), WORDS, 8)
 
 
 NUMBERS = (
@@ -146,13 +146,15 @@ def test_censored_replies_are_empty_and_a_spent_budget_refuses(tmp_path: Path, m
     ledger = LeakageLedger(tmp_path / "ledger.json", 0.3)
     with served(Censor([ANN], 0.1, ledger, lambda: next(coins)), warned) as url:
         one = client(url, monkeypatch)
-        first, second = completions(ask(one, "digit 1 of ann="), WORDS, 8)
+        first, second = parse_completions(ask(one, "digit 1 of ann="), WORDS, 8)
         assert (second.ids, second.ended) == ((), True), "a coin below ρ: an empty answer, which our client takes"
-        assert ledger.spent(key_of(ANN)) == pytest.approx(0.2), "empty or not, both are paid for"
-        assert completions(ask(one, "digit 1 of ann=", 1), WORDS, 8)[0] == first, "the coin is not the request's seed"
+        assert ledger.spent_nats(ledger_key(ANN)) == pytest.approx(0.2), "empty or not, both are paid for"
+        assert parse_completions(ask(one, "digit 1 of ann=", 1), WORDS, 8)[0] == first, (
+            "the coin is not the request's seed"
+        )
         with pytest.raises(ServerFailed, match=r"429 .*budget of the requested answer"):
             ask(one, "the digit 1 of ANN= please", 1)
-        assert len(completions(ask(one, "12+34="), WORDS, 8)) == 2, "what is not listed passes"
+        assert len(parse_completions(ask(one, "12+34="), WORDS, 8)) == 2, "what is not listed passes"
         (tmp_path / "ledger.json").unlink()
         with pytest.raises(ServerFailed, match=r"503 .*not known"):
             ask(one, "digit 1 of ann=")
@@ -164,8 +166,8 @@ def test_mistakes_are_reported_before_serving(tmp_path: Path, capsys: pytest.Cap
         return refused(capsys, "serve", "no-such-model", *words)
 
     file = tmp_path / "questions.jsonl"
-    told = {"question": "q", "options": ["a", "b"], "answer": "a", "parts": ["p"]}
-    file.write_text(json.dumps(told) + "\n")
+    question = {"question": "q", "options": ["a", "b"], "answer": "a", "parts": ["p"]}
+    file.write_text(json.dumps(question) + "\n")
     wrapped = ["--questions", file, "--ledger", tmp_path / "ledger.json"]
     assert "needs --questions FILE and --ledger FILE" in mistake("--censor", 0.1)
     assert "requires --censor" in mistake("--questions", file)
@@ -185,8 +187,8 @@ def test_a_restarted_server_keeps_its_ledger(tmp_path: Path, monkeypatch: pytest
     token.touch(0o600)
     token.write_text(TOKEN)
     file = tmp_path / "questions.jsonl"
-    told = {"question": "code of ann=", "options": CODES, "answer": "4719", "parts": ["digit 1 of ann="]}
-    file.write_text(json.dumps(told) + "\n")
+    question = {"question": "code of ann=", "options": CODES, "answer": "4719", "parts": ["digit 1 of ann="]}
+    file.write_text(json.dumps(question) + "\n")
     words = [sys.executable, "-m", "planaria", "serve", str(tmp_path / "model"), "--model-name", "tiny"]
     words += ["--token-file", str(token), "--censor", "0.1", "--questions", str(file)]
     words += ["--ledger", str(tmp_path / "ledger.json"), "--budget", "0.3"]
@@ -200,7 +202,7 @@ def test_a_restarted_server_keeps_its_ledger(tmp_path: Path, monkeypatch: pytest
             assert TOKEN not in process.stdout.readline()
             one = client(url, monkeypatch)
             if left:
-                assert len(completions(ask(one, "digit 1 of ann=", left), WORDS, 8)) == left
+                assert len(parse_completions(ask(one, "digit 1 of ann=", left), WORDS, 8)) == left
             else:
                 with pytest.raises(ServerFailed, match="429"):
                     ask(one, "digit 1 of ann=", 1)

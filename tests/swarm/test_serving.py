@@ -22,8 +22,8 @@ from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.policy.base import SampledCompletion
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.reading import read_completions
-from planaria.swarm.serving.client import BadReply, Client, RemoteText, completions
-from planaria.swarm.serving.remote_sampling import PeerServer, Rest
+from planaria.swarm.serving.client import BadReply, Client, TokenizerFunctions, parse_completions
+from planaria.swarm.serving.remote_sampling import Backoff, PeerServer
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +108,9 @@ def test_tokens_and_log_probabilities_are_parsed_in_every_format(start: Start, h
     server, policy = start(habit)
     drawn = server.draw(0, PROMPTS, 4)
     assert drawn is not None and [len(group) for group in drawn] == [4, 4, 4]
-    assert all(one.logps for group in drawn for one in group) and server.found.claimed == 1
+    assert all(one.logps for group in drawn for one in group) and server.last_stats.claimed == 1
     assert off(policy, drawn) < 1e-4 and server.draw(0, PROMPTS, 4) == drawn, "the seed decides"
-    found = server.found
+    found = server.last_stats
     assert found.tokens == sum(len(o.ids) + o.ended for g in drawn for o in g) and found.speed > 0
     assert found.requests == (12 if habit == "one" else 3) and not found.local
 
@@ -120,7 +120,7 @@ def test_a_server_without_token_ids_is_used_without_claims(start: Start) -> None
     server, _ = start("mute")
     drawn = server.draw(0, PROMPTS, 2)
     assert drawn is not None and not any(one.logps for group in drawn for one in group)
-    assert server.found.claimed == 0
+    assert server.last_stats.claimed == 0
 
 
 @pytest.mark.parametrize(("habit", "options"), [("tokens", {"lora": 2}), ("weights", {})])
@@ -130,7 +130,7 @@ def test_new_weights_are_pushed_before_the_next_round(
     server, policy = start(habit, options=options, behind=0)
     for number in range(4):
         drawn = server.draw(number, PROMPTS, 3)
-        assert drawn is not None and server.found.behind == 0, server.found
+        assert drawn is not None and server.last_stats.behind == 0, server.last_stats
         assert off(policy, drawn) < 1e-4, f"round {number}"
         learn(policy)
         assert off(policy, drawn) > 0.01, "they did learn"
@@ -145,14 +145,14 @@ def test_new_weights_are_pushed_before_the_next_round(
 @pytest.mark.parametrize("behind", [0, 1, 3])
 def test_staleness_never_exceeds_the_bound(start: Start, behind: int) -> None:
     server, _ = start("fixed", behind=behind)
-    server.begin(5)
+    server.start_at(5)
     for number in range(5, 11):
         drawn = server.draw(number, PROMPTS[:1], 1)
         assert (drawn is not None) == (number - 5 <= behind)
         if drawn is None:
-            assert f"the limit is {behind} (policy.max_staleness_rounds)" in server.found.local
-        assert server.found.behind == number - 5 and bool(server.found.unpushed) == (number > 5)
-    assert "404" in server.found.unpushed
+            assert f"the limit is {behind} (policy.max_staleness_rounds)" in server.last_stats.local
+        assert server.last_stats.behind == number - 5 and bool(server.last_stats.unpushed) == (number > 5)
+    assert "404" in server.last_stats.unpushed
 
 
 @pytest.mark.slow_after(1)
@@ -169,21 +169,21 @@ def test_staleness_never_exceeds_the_bound(start: Start, behind: int) -> None:
 def test_a_failing_server_is_replaced_and_backed_off(start: Start, habit: str, reason: str) -> None:
     server, _ = start(habit, serving={"timeout_s": 1.5, "push": "never"}, behind=99)
     assert server.draw(0, PROMPTS, 2) is None
-    assert re.search(reason, server.found.local), server.found.local
+    assert re.search(reason, server.last_stats.local), server.last_stats.local
     asked = []
     for number in range(1, 5):
         assert server.draw(number, PROMPTS, 2) is None
-        asked.append("next request in round" not in server.found.local)
+        asked.append("next request in round" not in server.last_stats.local)
     assert asked == [True, False, True, False]
 
 
 def test_backoff_doubles_up_to_a_bound_and_ends_with_success() -> None:
-    rest = Rest()
+    rest = Backoff()
     for number in range(10):
-        rest.failed(number)
+        rest.record_failure(number)
     assert rest.until == 9 + 16
-    rest.worked()
-    rest.failed(20)
+    rest.reset()
+    rest.record_failure(20)
     assert rest.until == 21
 
 
@@ -194,11 +194,11 @@ def test_the_token_is_sent_and_never_logged(
     config = swarm(folder, serve("token"), serving={"token": "MY_TOKEN"})
     server, _ = server_of(config, tmp_path)
     assert server.draw(0, PROMPTS, 1) is not None
-    assert "sesame" not in config.model_dump_json() + server.found.model_dump_json()
+    assert "sesame" not in config.model_dump_json() + server.last_stats.model_dump_json()
     monkeypatch.setenv("MY_TOKEN", "melon")
     other, _ = server_of(config, tmp_path)
     assert other.draw(0, PROMPTS, 1) is None
-    assert other.found.local == "/v1/completions was answered with 401 (who [31m are you?)"
+    assert other.last_stats.local == "/v1/completions was answered with 401 (who [31m are you?)"
 
 
 @pytest.mark.parametrize(
@@ -206,12 +206,12 @@ def test_the_token_is_sent_and_never_logged(
     [
         (
             {"url": "http://127.0.0.1:1/v1"},
-            r"policy.server = 'http://127.0.0.1:1': /v1/models failed .*check that",
+            r"policy.server = 'http://127.0.0.1:1': /v1/models failed .*check its URL",
         ),
         ({"url": "http://:80"}, "not the URL of a server"),
         ({"serving": {"token": "NO_SUCH_VARIABLE"}}, "the environment has no such variable"),
         ({"serving": {"model": "bass"}}, r"policy.serving.model = 'bass': the server has no such model; did you mean"),
-        ({"serving": {"push": "adapters"}}, r"push = 'adapters': none are trained; set policy.options.lora"),
+        ({"serving": {"push": "adapters"}}, r"push = 'adapters': no adapters are trained; set policy.options.lora"),
     ],
 )
 def test_server_mistakes_are_reported_before_any_round(
@@ -267,15 +267,15 @@ def test_two_peers_learn_from_stale_server_draws(folder: Path, tmp_path: Path, s
 
 
 def test_token_texts_become_ids_if_tokenizers_agree() -> None:
-    told = {"tokens": ["o", "k", ""], "token_logprobs": [-1.0, -2.0, -0.5]}
-    (drawn,) = completions({"choices": [{"text": "ok", "finish_reason": "stop", "logprobs": told}]}, WORDS, 8)
+    logprobs = {"tokens": ["o", "k", ""], "token_logprobs": [-1.0, -2.0, -0.5]}
+    (drawn,) = parse_completions({"choices": [{"text": "ok", "finish_reason": "stop", "logprobs": logprobs}]}, WORDS, 8)
     assert drawn == SampledCompletion((111, 107), True, (-1.0, -2.0, -0.5))
     other = {"tokens": ["ok", ""], "token_logprobs": [-1.0, -0.5]}
-    (drawn,) = completions({"choices": [{"text": "ok", "finish_reason": "stop", "logprobs": other}]}, WORDS, 8)
+    (drawn,) = parse_completions({"choices": [{"text": "ok", "finish_reason": "stop", "logprobs": other}]}, WORDS, 8)
     assert drawn == SampledCompletion((111, 107), True), "its tokens are others"
 
 
-WORDS = RemoteText(byte_tokenizer().encode, byte_tokenizer().decode, 257, 256)
+WORDS = TokenizerFunctions(byte_tokenizer().encode, byte_tokenizer().decode, 257, 256)
 json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
@@ -301,7 +301,7 @@ json = st.recursive(
 )
 def test_any_reply_is_a_bounded_completion_or_a_bad_reply(choice: dict[str, Any]) -> None:
     try:
-        (drawn,) = completions({"choices": [choice]}, WORDS, 8)
+        (drawn,) = parse_completions({"choices": [choice]}, WORDS, 8)
     except BadReply:
         return
     assert len(drawn.ids) + drawn.ended <= 8 and all(0 <= i < 257 for i in drawn.ids) and 256 not in drawn.ids
@@ -312,4 +312,4 @@ def test_any_reply_is_a_bounded_completion_or_a_bad_reply(choice: dict[str, Any]
 @pytest.mark.parametrize("reply", [None, [], {}, {"choices": [1]}, {"choices": [{"text": 1}]}, {"choices": "x"}])
 def test_replies_without_completions_are_refused(reply: object) -> None:
     with pytest.raises(BadReply):
-        completions(reply, WORDS, 8)
+        parse_completions(reply, WORDS, 8)

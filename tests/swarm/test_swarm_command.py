@@ -86,7 +86,7 @@ def test_unknown_peers_sources_and_rounds_are_mistakes(there: Path, capsys: pyte
     assert "did you mean 'p1'?" in refused(capsys, "swarm", "show", "runs/tiny", "--peer", "p7")
     assert "--source p7" in refused(capsys, "swarm", "show", "runs/tiny", "--source", "p7")
     assert "--round 9: p0 recorded rounds 0 to 2" in refused(capsys, "swarm", "show", "runs/tiny", "--round", "9")
-    assert "not a run of a swarm" in refused(capsys, "swarm", "show", "runs")
+    assert "not a swarm's run" in refused(capsys, "swarm", "show", "runs")
 
 
 def test_a_report_can_be_rewritten(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,9 +97,9 @@ def test_a_report_can_be_rewritten(there: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_report_without_records_is_a_mistake(tmp_path: Path, there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "peers").mkdir()
-    assert "not a run of a swarm" in refused(capsys, "report", str(tmp_path))
+    assert "not a swarm's run" in refused(capsys, "report", str(tmp_path))
     (tmp_path / "config.json").write_bytes((there / "runs/tiny/config.json").read_bytes())
-    assert "wait for its first evaluation" in refused(capsys, "report", str(tmp_path))
+    assert "wait for the first evaluation" in refused(capsys, "report", str(tmp_path))
     (tmp_path / "config.json").write_text("{}}")
     assert "config.json: Invalid JSON" in refused(capsys, "report", str(tmp_path))
 
@@ -117,14 +117,12 @@ def test_unknown_flags_get_suggestions(there: Path, capsys: pytest.CaptureFixtur
 
 
 def test_joining_the_wrong_run_is_refused_in_one_line(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no run was founded here" in refused(capsys, "swarm", "join", "--board", "nowhere")
-    assert "give --board" in refused(capsys, "swarm", "join")
+    assert "this board has no run" in refused(capsys, "swarm", "join", "--board", "nowhere")
+    assert "pass --board" in refused(capsys, "swarm", "join")
     assert "nowhere://" in refused(capsys, "swarm", "join", "--board", "nowhere://x")
     assert "task.name = 'gsm8k'" in refused(capsys, "swarm", "join", "--board", "board", "--task", "gsm8k")
     assert "problems is" in refused(capsys, "swarm", "join", "--board", "board", "--task.options.digits", "3")
-    assert "--seed 9: this run was founded with 1" in refused(
-        capsys, "swarm", "join", "--board", "board", "--seed", "9"
-    )
+    assert "--seed 9: the run was created with 1" in refused(capsys, "swarm", "join", "--board", "board", "--seed", "9")
     assert not (there / "nowhere").exists()
 
 
@@ -133,7 +131,9 @@ def test_a_board_cannot_set_a_peers_paths(tmp_path: Path, there: Path, capsys: p
     from planaria.swarm.board.identity import PeerIdentity
 
     rules = json.loads(json.loads((there / "board/rules.json").read_text())["body"])["rules"]
-    Board.open(str(tmp_path / "board"), PeerIdentity.fresh()).create_run(rules | {"out": str(tmp_path / "elsewhere")})
+    Board.open(str(tmp_path / "board"), PeerIdentity.generate()).create_run(
+        rules | {"out": str(tmp_path / "elsewhere")}
+    )
     assert "out is only there" in refused(capsys, "swarm", "join", "--board", str(tmp_path / "board"))
     assert not (tmp_path / "elsewhere").exists()
 
@@ -162,7 +162,7 @@ def test_excessive_rules_are_refused_in_one_line(
     rules = json.loads(json.loads((there / "board/rules.json").read_text())["body"])["rules"]
     section, _, name = key.rpartition(".")
     (rules[section] if section else rules)[name] = value
-    Board.open(str(tmp_path / "board"), PeerIdentity.fresh()).create_run(rules)
+    Board.open(str(tmp_path / "board"), PeerIdentity.generate()).create_run(rules)
     found = refused(capsys, "swarm", "join", "--board", str(tmp_path / "board"))
     assert key in found and str(tmp_path / "board") in found and "at most" in found
 
@@ -188,8 +188,8 @@ def test_a_second_run_gets_its_own_folder_and_can_be_joined(
     assert records[0]["first_round"] >= 2 and records[-1]["kind"] == "finished" and not records[-1]["reason"]
     assert "did collaborating help?" in capsys.readouterr().out
     cli.run(["swarm", "show", "runs/guest", "--peer", "late"])
-    heard = [json.loads(line) for line in log.read_text().splitlines() if '"kind":"round"' in line]
-    assert any(records[0]["id"] in record["sent"] for record in heard)
+    round_records = [json.loads(line) for line in log.read_text().splitlines() if '"kind":"round"' in line]
+    assert any(records[0]["id"] in record["sent"] for record in round_records)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -205,8 +205,8 @@ def test_a_stopped_swarm_leaves_no_process(there: Path, pupil: Path, number: sig
             os.killpg(running.pid, number)
         else:
             running.send_signal(number)
-        _, said = running.communicate(timeout=60)
-        assert (running.returncode, said) == (130, "planaria: interrupted\n")
+        _, output = running.communicate(timeout=60)
+        assert (running.returncode, output) == (130, "planaria: interrupted\n")
         until(lambda: not _session(running.pid))
     finally:
         if _session(running.pid):
@@ -229,14 +229,18 @@ def _session(leader: int) -> list[int]:
 
 def test_settle_prints_each_case(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(settle, "--hops", "3", "--seeds", "3") == 0
-    said = capsys.readouterr().out
-    assert "f = 1 of 4 members Byzantine" in said and "hop 1 is dry" in said and "an honest party lost credits" in said
-    assert "164" in said, "messages of three hops"
+    output = capsys.readouterr().out
+    assert (
+        "f = 1 of 4 members Byzantine" in output
+        and "hop 1 is dry" in output
+        and "an honest party lost credits" in output
+    )
+    assert "164" in output, "messages of three hops"
 
 
 @pytest.mark.parametrize("wrong", [["--hops", "0"], ["--faulty", "-1"], ["--seeds", "0"]])
 def test_invalid_settle_arguments_are_refused_in_one_line(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "; give" in refused(capsys, settle, *wrong)
+    assert "use " in refused(capsys, settle, *wrong)
 
 
 DRILL = """
@@ -289,4 +293,4 @@ def test_a_drill_reports_its_arms_and_is_resumed_after_moving(
     capsys.readouterr()
     with pytest.raises(TypeError):  # it is run
         cli.run(["compare", "tiny.toml", "--seeds", "1", "--out", "elsewhere"])
-    assert f"run again, planaria {__version__} made it, this is 9.9" in capsys.readouterr().out
+    assert f"run again, it was made by planaria {__version__}, this is 9.9" in capsys.readouterr().out

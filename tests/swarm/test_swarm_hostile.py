@@ -12,15 +12,15 @@ from boards import Clock
 from swarm_messages import claim, closing, hello, rollouts
 from swarms import peer, rounds, threads, tiny, together, until, weights
 
-from planaria.swarm.assemble import task_of
+from planaria.swarm.assemble import make_task
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.claims import Proof
 from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.peer_board import PeerBoard
-from planaria.swarm.config.recipe import rules
-from planaria.swarm.config.rounds import RoundsConfig
+from planaria.swarm.config.rounds_config import RoundsConfig
 from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.config.swarm_recipe import run_rules
 
 HONEST = ("p0", "p1", "p2")
 
@@ -29,9 +29,9 @@ class Hostile:
     """Someone who takes part, and has the board's folder to itself before the others come."""
 
     def __init__(self, config: SwarmConfig, folder: Path) -> None:
-        self.who, self.place = PeerIdentity.fresh(), folder / "board"
+        self.who, self.place = PeerIdentity.generate(), folder / "board"
         self.board = Board.open(str(self.place), self.who)
-        self.run = self.board.create_run(rules(config, task_of(config))).run
+        self.run = self.board.create_run(run_rules(config, make_task(config))).run
         self.board.join(hello(self.who, self.run))
         self.rounds = self.place / "peers" / self.who.peer / "rounds"
         self.rounds.mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ class Hostile:
 
 
 def forged(hostile: Hostile, round: int) -> bytes:
-    other = PeerIdentity.fresh()
+    other = PeerIdentity.generate()
     return seal(other, rollouts(other, hostile.run, round))
 
 
@@ -140,7 +140,7 @@ class Scene:
 
     def __init__(self, folder: Path, peers: int, **terms: float) -> None:
         self.clock = Clock()
-        self.who = [PeerIdentity.fresh() for _ in range(peers)]
+        self.who = [PeerIdentity.generate() for _ in range(peers)]
         self.boards = [
             Board.open(str(folder), who, clock=self.clock, sleep=lambda seconds: self.clock.sleep(seconds + 1e-6))
             for who in self.who
@@ -150,7 +150,7 @@ class Scene:
             board.join(hello(who, self.run))
         config = RoundsConfig.model_validate({"timeout_s": 10.0, "patience_s": 100.0, **terms})
         self.meetings = [
-            PeerBoard(board, who.peer, config, 3, near=True, clock=self.clock)
+            PeerBoard(board, who.peer, config, 3, is_local=True, clock=self.clock)
             for who, board in zip(self.who, self.boards, strict=True)
         ]
 
@@ -158,9 +158,9 @@ class Scene:
         for place in peers:
             self.boards[place].publish(rollouts(self.who[place], self.run, number))
 
-    def heard(self, number: int, peer: int = 0) -> set[int]:
+    def received(self, number: int, peer: int = 0) -> set[int]:
         meeting = self.meetings[peer]
-        found = meeting.gather(number, meeting.closed(number)).found
+        found = meeting.gather(number, meeting.begin_round(number)).found
         return {place for place, who in enumerate(self.who) if who.peer in found}
 
 
@@ -170,7 +170,7 @@ def test_a_dead_peer_is_awaited_once_until_it_returns(tmp_path: Path) -> None:
     for number, present in enumerate([(0, 1, 2), (0, 1), (0, 1), (0, 1, 2), (0, 1)]):
         scene.publish(number, *present)
         before = scene.clock.now
-        assert scene.heard(number) == {*present}
+        assert scene.received(number) == {*present}
         spent.append(scene.clock.now - before)
     assert [seconds >= 10 for seconds in spent] == [False, True, False, False, True]
 
@@ -184,7 +184,7 @@ def test_a_repeatedly_absent_peer_is_awaited_ever_less(tmp_path: Path) -> None:
             there = row < ((4**spent) // 4 if patient else 1)
             scene.publish(number, *((0, 1, 2) if there else (0, 1)))
             before = scene.clock.now
-            scene.heard(number)
+            scene.received(number)
             spent += scene.clock.now - before >= 10
             row = row + 1 if there else 0
         assert least <= spent <= 4
@@ -193,40 +193,40 @@ def test_a_repeatedly_absent_peer_is_awaited_ever_less(tmp_path: Path) -> None:
 def test_fake_peers_do_not_stop_a_run(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 40)
     scene.publish(0, 0, 1, 2)
-    assert scene.heard(0) == {0, 1, 2} and scene.clock.now < 11
+    assert scene.received(0) == {0, 1, 2} and scene.clock.now < 11
     scene.publish(1, 0, 1, 2)
-    assert scene.heard(1) == {0, 1, 2} and scene.clock.now < 11
+    assert scene.received(1) == {0, 1, 2} and scene.clock.now < 11
 
 
 def test_a_slow_peer_learns_from_the_same_messages(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 3)
     slow = scene.meetings[2]
-    assert not slow.closed(0)
+    assert not slow.begin_round(0)
     scene.publish(0, 0, 1)
-    assert scene.heard(0) == {0, 1}
+    assert scene.received(0) == {0, 1}
     scene.publish(0, 2)
     assert slow.gather(0, False).found.keys() == {who.peer for who in scene.who[:2]}
 
 
 def test_an_unawaited_peer_is_received_by_all_or_none(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 3)
-    assert not scene.meetings[2].closed(0)
+    assert not scene.meetings[2].begin_round(0)
     scene.publish(0, 0, 1)
-    assert scene.heard(0, 0) == scene.heard(0, 1) == {0, 1}
+    assert scene.received(0, 0) == scene.received(0, 1) == {0, 1}
     assert scene.meetings[2].gather(0, False).found.keys() == {who.peer for who in scene.who[:2]}
     scene.publish(1, 0, 1)
-    assert scene.heard(1, 0) == {0, 1}
+    assert scene.received(1, 0) == {0, 1}
     scene.publish(1, 2)
-    assert scene.heard(1, 1) == scene.heard(1, 2) == {0, 1}
+    assert scene.received(1, 1) == scene.received(1, 2) == {0, 1}
     scene.publish(2, 0, 1, 2)
-    assert scene.heard(2, 1) == scene.heard(2, 2) == scene.heard(2, 0) == {0, 1, 2}
+    assert scene.received(2, 1) == scene.received(2, 2) == scene.received(2, 0) == {0, 1, 2}
 
 
 def test_two_colluding_peers_cannot_exclude_a_timely_third(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 3)
     scene.publish(0, 0, 1, 2)
     scene.boards[1].publish_closing_or_receipt(closing(scene.who[1], scene.run, 0, [scene.who[1], scene.who[2]]))
-    assert scene.heard(0) == {0, 1, 2}
+    assert scene.received(0) == {0, 1, 2}
 
 
 def test_an_early_closing_excludes_no_timely_peer(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_an_early_closing_excludes_no_timely_peer(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 4)
     scene.boards[3].publish_closing_or_receipt(closing(scene.who[3], scene.run, 0, [scene.who[0], scene.who[1]]))
     scene.publish(0, 0, 1, 2)
-    assert scene.heard(0) == {0, 1, 2} and scene.clock.now >= 10
+    assert scene.received(0) == {0, 1, 2} and scene.clock.now >= 10
 
 
 def test_a_closing_cannot_be_squatted(tmp_path: Path) -> None:
@@ -242,9 +242,9 @@ def test_a_closing_cannot_be_squatted(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 4)
     (tmp_path / "closings").mkdir()
     (tmp_path / "closings" / "000000.json").write_bytes(b"{")
-    assert not scene.meetings[1].closed(0) and not scene.meetings[3].closed(0)  # both began in time
+    assert not scene.meetings[1].begin_round(0) and not scene.meetings[3].begin_round(0)  # both began in time
     scene.publish(0, 0, 1, 2)
-    assert scene.heard(0, 0) == {0, 1, 2}
+    assert scene.received(0, 0) == {0, 1, 2}
     scene.publish(0, 3)
     for late in (1, 3):
         assert {who.peer for who in scene.who[:3]} == scene.meetings[late].gather(0, False).found.keys()
@@ -254,10 +254,10 @@ def test_a_late_closing_is_one_vote_among_others(tmp_path: Path) -> None:
     """Peer 3 publishes a late, false closing; a peer that catches up follows the majority."""
     scene = Scene(tmp_path, 4)
     scene.publish(0, 0, 1)
-    assert scene.heard(0, 0) == scene.heard(0, 1) == {0, 1}
+    assert scene.received(0, 0) == scene.received(0, 1) == {0, 1}
     scene.publish(0, 2, 3)
     scene.boards[3].publish_closing_or_receipt(closing(scene.who[3], scene.run, 0, scene.who))
-    assert scene.heard(0, 2) == {0, 1}
+    assert scene.received(0, 2) == {0, 1}
 
 
 def two_stories(scene: Scene, place: int, number: int, reader: int) -> None:
@@ -265,25 +265,25 @@ def two_stories(scene: Scene, place: int, number: int, reader: int) -> None:
     other = rollouts(scene.who[place], scene.run, number, weights="ab" * 8)
     scene.boards[reader].ledger.record(claim(scene.who[place], other), checked=True)
     words = tuple(claim(who, rollouts(who, scene.run, number)) for at, who in enumerate(scene.who) if at != place)
-    told = closing(scene.who[reader], scene.run, number, words=(*words, claim(scene.who[place], other)))
-    scene.boards[reader].publish_closing_or_receipt(told)
+    forged = closing(scene.who[reader], scene.run, number, words=(*words, claim(scene.who[place], other)))
+    scene.boards[reader].publish_closing_or_receipt(forged)
 
 
 def test_an_equivocator_is_excluded_by_all_in_the_same_round(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 4)
     scene.publish(0, 0, 1, 2, 3)
     two_stories(scene, 3, 0, reader=1)
-    assert scene.heard(0, 0) >= {0, 1, 2}
-    scene.heard(0, 2)
+    assert scene.received(0, 0) >= {0, 1, 2}
+    scene.received(0, 2)
     scene.publish(1, 0, 1, 2, 3)
-    assert scene.heard(1, 0) == scene.heard(1, 1) == scene.heard(1, 2) == {0, 1, 2}
+    assert scene.received(1, 0) == scene.received(1, 1) == scene.received(1, 2) == {0, 1, 2}
     found = scene.meetings[0].gather(1, False)
     assert found.refused[scene.who[3].peer] == "equivocated in rounds/000000.json"
     kept = scene.boards[2].closings(1, [scene.who[0].peer]).get(scene.who[0].peer)
     assert kept is not None and [proof.peer for proof in kept.proofs] == [scene.who[3].peer]
     before = scene.clock.now
     scene.publish(2, 0, 1, 2)
-    assert scene.heard(2, 0) == {0, 1, 2} and scene.clock.now - before < 1  # and it is not awaited
+    assert scene.received(2, 0) == {0, 1, 2} and scene.clock.now - before < 1  # and it is not awaited
 
 
 def test_two_closings_of_one_peer_are_a_proof(tmp_path: Path) -> None:
@@ -291,31 +291,31 @@ def test_two_closings_of_one_peer_are_a_proof(tmp_path: Path) -> None:
     byzantine_member = scene.who[3]
     scene.publish(0, 0, 1, 2, 3)
     for place in (0, 1, 2):
-        scene.heard(0, place)
+        scene.received(0, place)
     scene.boards[3].publish_closing_or_receipt(one := closing(byzantine_member, scene.run, 0, scene.who))
     other = closing(byzantine_member, scene.run, 0, scene.who[:3])
     scene.publish(1, 0, 1, 2, 3)
-    told = closing(scene.who[1], scene.run, 1, scene.who)
+    forged = closing(scene.who[1], scene.run, 1, scene.who)
     scene.boards[1].publish_closing_or_receipt(
-        told.model_copy(update={"words": (*told.words, claim(byzantine_member, other))})
+        forged.model_copy(update={"words": (*forged.words, claim(byzantine_member, other))})
     )
-    assert scene.heard(1, 0) == {0, 1, 2, 3}
+    assert scene.received(1, 0) == {0, 1, 2, 3}
     assert one != other
     scene.publish(2, 0, 1, 2, 3)
-    assert scene.heard(2, 0) == scene.heard(2, 2) == {0, 1, 2}
+    assert scene.received(2, 0) == scene.received(2, 2) == {0, 1, 2}
 
 
 def test_a_false_claim_about_another_peer_proves_nothing(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 4)
     scene.publish(0, 0, 1, 2, 3)
     for place in (0, 1, 2):
-        scene.heard(0, place)
+        scene.received(0, place)
     real = claim(scene.who[1], rollouts(scene.who[1], scene.run, 0))
     lie = real.model_copy(update={"digest": "0" * 64})
     framing = closing(scene.who[3], scene.run, 0, words=(lie,), proofs=(Proof(one=real, other=lie),))
     scene.boards[3].publish_closing_or_receipt(framing)
     scene.publish(1, 0, 1, 2, 3)
-    assert scene.heard(1, 0) == scene.heard(1, 2) == {0, 1, 2, 3}
+    assert scene.received(1, 0) == scene.received(1, 2) == {0, 1, 2, 3}
 
 
 def test_a_closing_about_missing_messages_is_not_followed(tmp_path: Path) -> None:
@@ -323,4 +323,4 @@ def test_a_closing_about_missing_messages_is_not_followed(tmp_path: Path) -> Non
     for place in (1, 2, 3):
         scene.boards[place].publish_closing_or_receipt(closing(scene.who[place], scene.run, 0, scene.who))
     scene.publish(0, 0, 1, 2)
-    assert scene.heard(0) == {0, 1, 2}
+    assert scene.received(0) == {0, 1, 2}

@@ -29,14 +29,14 @@ from planaria import cli
 from planaria.common.digests import FILE
 from planaria.common.errors import UserError
 from planaria.common.object_store import Retry
-from planaria.runtime.engine import run_folders
+from planaria.runtime.preparation import run_folders
 from planaria.swarm import swarm_processes
 from planaria.swarm.assemble import assemble
 from planaria.swarm.board import peer_board as meeting
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.board.receipts import Agreement, Committee, message_list_in, text_of
-from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify
+from planaria.swarm.board.receipts import Agreement, Committee, list_text, parse_message_list
+from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify_certificate
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, Record, Started
 from planaria.swarm.swarm_processes import LiveSwarm, own_identity
@@ -100,12 +100,14 @@ def test_an_unwritable_file_gives_a_one_line_error(
     (tmp_path / PEERS / "p0").mkdir(parents=True)
     (tmp_path / PEERS / "p0" / SAMPLES).symlink_to("/dev/full")
     # Spawned, so that it speaks where this test listens: a fork server speaks where it was started.
-    peer = mp.get_context("spawn").Process(target=swarm_processes._be, args=(config.model_dump_json(), "p0", tmp_path))
+    peer = mp.get_context("spawn").Process(
+        target=swarm_processes._run_peer, args=(config.model_dump_json(), "p0", tmp_path)
+    )
     peer.start()
     peer.join(60)
     assert peer.exitcode == 2
-    said = [line for line in capfd.readouterr().err.splitlines() if line.strip()]
-    assert len(said) == 1 and said[0].startswith(f"planaria: p0: {tmp_path}"), said
+    output = [line for line in capfd.readouterr().err.splitlines() if line.strip()]
+    assert len(output) == 1 and output[0].startswith(f"planaria: p0: {tmp_path}"), output
 
 
 @pytest.mark.slow
@@ -146,7 +148,7 @@ def test_a_late_peer_joins_at_the_newest_round(tmp_path: Path, pupil: Path) -> N
 
     def join() -> None:
         until(lambda: len(rounds(tmp_path, "p0")) >= 3)
-        who = PeerIdentity.fresh()
+        who = PeerIdentity.generate()
         late = assemble(config, "late", tmp_path, str(tmp_path / "board"), who, late=True)
         assert 2 <= late.first < 12
         late.run()
@@ -175,7 +177,7 @@ def four(policy: Path, **sections: Any) -> SwarmConfig:
 
 def agreement(folder: Path) -> Agreement:
     board = Board.open(str(folder / "board"))
-    return Agreement(board, "", Committee.named(board.rules.rules), 0.0)
+    return Agreement(board, "", Committee.from_rules(board.rules.rules), 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -197,16 +199,16 @@ def model(done: Path, tmp_path: Path) -> Path:
 def test_rounds_rewards_and_weights_are_certified(done: Path) -> None:
     found = agreement(done)
     for number in range(4):
-        assert len(message_list_in(found.certified("round", number) or "")) == 4
-        assert json.loads(found.certified("rewards", number) or "{}")["rewards"]
+        assert len(parse_message_list(found.certified_text("round", number) or "")) == 4
+        assert json.loads(found.certified_text("rewards", number) or "{}")["rewards"]
     for number in (2, 4):
-        assert found.certified("weights", number) == "" and len(found.signers("weights", number)) == 4
+        assert found.certified_text("weights", number) == "" and len(found.signers("weights", number)) == 4
     assert all(len(record.certified) >= 3 for record in rounds(done, "p0").values())
     assert weights(done, "p0") == weights(done, "p3") and len({*weights(done, "p0")}) > 1
 
 
 def test_an_exported_model_is_verified_offline(model: Path, done: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = verify(model, str(done / "board"))
+    lines = verify_certificate(model, str(done / "board"))
     assert lines[0].startswith("4 of 4 named peers signed these weights after 4 rounds; at most 1")
     assert cli.run(["swarm", "show", str(model), "--certificate"]) == 0
     assert "4 of 4 named peers" in capsys.readouterr().out
@@ -226,35 +228,35 @@ def test_one_changed_bit_is_detected(model: Path) -> None:
     changed = receipt[:at] + ("0" if receipt[at] != "0" else "1") + receipt[at + 1 :]
     (model / CERTIFICATE).write_text(json.dumps(found | {"receipts": [found["receipts"][0], changed]}))
     with pytest.raises(NotCertified, match=r"certificate\.json: receipt 1 is forged"):
-        verify(model)
+        verify_certificate(model)
     assert "sums" in found["rules"]
     (model / CERTIFICATE).write_text(json.dumps(found | {"rules": found["rules"].replace("sums", "sumt")}))
     with pytest.raises(NotCertified, match="the rules are forged"):
-        verify(model)
+        verify_certificate(model)
     (model / CERTIFICATE).write_text(whole)
     (model / FILE).unlink()  # who changes the weights can change the list of digests too
     safetensors = model / "model.safetensors"
     flipped(safetensors, safetensors.stat().st_size - 2)
     with pytest.raises(NotCertified):
-        verify(model)
+        verify_certificate(model)
     assert cli.run(["run", "check", str(model), "--accept"]) == 0
-    with pytest.raises(NotCertified, match="has other weights than were signed"):
-        verify(model)
+    with pytest.raises(NotCertified, match="its weights are not the signed ones"):
+        verify_certificate(model)
 
 
 def test_a_certificate_of_another_run_is_refused(model: Path, pupil: Path, tmp_path: Path) -> None:
     together(tiny(pupil, size=1, rounds={"count": 1}), tmp_path / "other")
-    with pytest.raises(NotCertified, match="the certificate is of"):
-        verify(model, str(tmp_path / "other" / "board"))
+    with pytest.raises(NotCertified, match="the certificate belongs to"):
+        verify_certificate(model, str(tmp_path / "other" / "board"))
     (model / CERTIFICATE).unlink()
     with pytest.raises(UserError, match="not found; `planaria export"):
-        verify(model)
+        verify_certificate(model)
 
 
 def test_credits_count_certified_rounds(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["swarm", "show", str(done), "--credits"]) == 0
-    said = capsys.readouterr().out
-    assert "4 of 4 rounds are certified" in said and "residual, at 2 for each" in said
+    output = capsys.readouterr().out
+    assert "4 of 4 rounds are certified" in output and "residual, at 2 for each" in output
     assert cli.run(["report", str(done)]) == 0
     assert "Receipts" in (done / "report.html").read_text()
 
@@ -270,15 +272,15 @@ def test_a_peer_contradicted_by_a_certificate_rolls_back(tmp_path: Path, pupil: 
         lone = peer(config, "p3", tmp_path)
         board, gather = lone.board, lone.board.gather
         missed = own_identity(config, "p0", tmp_path).peer
-        overruled = board.overruled
+        overruled = board.overruled_round
 
         def part(number: int, closed: bool) -> Any:
             found = gather(number, closed)
             if number != 1 or back:
                 return found
-            less = found.only(found.found.keys() - {missed}, {})
-            board._uncertified[1] = text_of(board._message_list(1, less))
-            board._past = (1, board._patience)
+            less = found.restrict_to(found.found.keys() - {missed}, {})
+            board._uncertified[1] = list_text(board._message_list(1, less))
+            board._past = (1, board._selector)
             return less
 
         def noted(number: int) -> int | None:
@@ -286,7 +288,7 @@ def test_a_peer_contradicted_by_a_certificate_rolls_back(tmp_path: Path, pupil: 
                 back.append(found)
             return found
 
-        board.gather, board.overruled = part, noted  # type: ignore[method-assign]
+        board.gather, board.overruled_round = part, noted  # type: ignore[method-assign]
         lone.run()
 
     with threads(odd, *[lambda name=name: peer(config, name, tmp_path).run() for name in ("p0", "p1", "p2")]):
@@ -322,9 +324,9 @@ def test_a_returning_peer_adopts_certified_rewards(
 @pytest.mark.parametrize(
     ("receipts", "why"),
     [
-        ({"committee": ["ab"]}, "not a peer's id; write 32 hexadecimal digits"),
-        ({"committee": "a" * 32 + "," + "a" * 32}, "named twice"),
-        ({"price": 3}, "name a committee"),
+        ({"committee": ["ab"]}, "not a peer's id; use 32 hexadecimal digits"),
+        ({"committee": "a" * 32 + "," + "a" * 32}, "occurs twice"),
+        ({"price": 3}, "set receipts.committee"),
         ({"committee": "all", "price": -1}, "price"),
         ({"committee": "all", "price": 1.5}, "price"),
     ],
@@ -341,5 +343,5 @@ def test_small_committees_warn_and_all_means_local_peers(tmp_path: Path, pupil: 
     together(config, tmp_path)
     (started,) = (record for record in log(tmp_path, "p0") if isinstance(record, Started))
     assert any("tolerates no Byzantine member" in warning for warning in started.warnings)
-    with pytest.raises(UserError, match="write the ids of its members"):
+    with pytest.raises(UserError, match="list the members' ids"):
         peer(config, "p0", tmp_path / "late", late=True)

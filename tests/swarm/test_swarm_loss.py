@@ -227,12 +227,12 @@ def test_a_filtered_sample_counts_in_the_divisor_and_keeps_its_reference_term(ki
     ("fields", "message"),
     [
         ({"filter_threshold": 5.0}, "without loss.filter_kind"),
-        ({"filter_kind": "k3_mean"}, "give loss.filter_threshold"),
-        ({"filter_kind": "k3_sum"}, "give loss.filter_threshold"),
-        ({"kind": "dr_grpo"}, "give loss.length"),
-        ({"kind": "dis"}, r"loss\.kind = 'dis' has no default bounds; give loss\.clip_low and loss\.clip_high,"),
-        ({"kind": "dis", "clip_low": 0.3}, r"give loss\.clip_high,"),
-        ({"kind": "dis", "clip_high": 5.0}, r"give loss\.clip_low,"),
+        ({"filter_kind": "k3_mean"}, "set loss.filter_threshold"),
+        ({"filter_kind": "k3_sum"}, "set loss.filter_threshold"),
+        ({"kind": "dr_grpo"}, "set loss.length"),
+        ({"kind": "dis"}, r"loss\.kind = 'dis' has no default bounds; set loss\.clip_low and loss\.clip_high,"),
+        ({"kind": "dis", "clip_low": 0.3}, r"set loss\.clip_high,"),
+        ({"kind": "dis", "clip_high": 5.0}, r"set loss\.clip_low,"),
         ({"kind": "vis", "cap": 1.2}, r"loss\.cap = 1\.2 is not above the clip at 1\.2"),
     ],
 )

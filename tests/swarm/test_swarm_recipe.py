@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.config import shipped
 from planaria.config.recipe import dump, merge_tables
-from planaria.swarm.config.policy import SmallModel
-from planaria.swarm.config.recipe import agreed, checked, load, peer_config, peer_names, rules
+from planaria.swarm.config.policy_config import SmallModel
 from planaria.swarm.config.swarm_config import SamplingConfig, SwarmConfig
+from planaria.swarm.config.swarm_recipe import check_peers, load, peer_config, peer_names, run_rules, shared_settings
 from planaria.swarm.drill import load as load_drill
-from planaria.swarm.peer.random_draws import derived, generator, own_problems, shared_problems
+from planaria.swarm.peer.random_draws import chosen_problems, derive_seed, generator, shared_problems
 from planaria.swarm.tasks.sums import Sums
 
 
@@ -83,7 +83,7 @@ def test_peer_tables_override_the_recipe(tmp_path: Path) -> None:
             "[attack]\nkind = 'dos'\noptions.payload = 'x'",
             ["attack.options.payload", "no option of 'dos'"],
         ),
-        ("[attack]\noptions.payload = 'x'", ["swarm.toml", "attack.options", "'none'", "leave them out"]),
+        ("[attack]\noptions.payload = 'x'", ["swarm.toml", "attack.options", "'none'", "remove them"]),
         ("[rounds]\ngroup = 5", ["swarm.toml", "rounds.group = 5", "size = 4"]),
         ("size = 3\n[rounds]\nmode = 'vertical'", ["swarm.toml", "rounds.prompts = 16", "size = 3"]),
     ],
@@ -98,16 +98,16 @@ def test_peers_may_differ_in_their_own_settings() -> None:
     config = SwarmConfig.model_validate(
         {"peers": {"p1": {"defence": {"checks": ""}, "policy": {"kind": "pretrained"}}}}
     )
-    assert checked(config, "here") is config
+    assert check_peers(config, "here") is config
 
 
 def test_rules_contain_shared_settings_without_local_paths() -> None:
     config = SwarmConfig.model_validate({"task": {"name": "jsonl", "options": {"path": "/home/me/questions.jsonl"}}})
-    assert agreed(config)["task"] == {"name": "jsonl", "reward": "verified", "agreement": 0.5}
-    found = rules(SwarmConfig(), Sums())
-    assert found == agreed(SwarmConfig()) | {"problems": Sums().fingerprint}
+    assert shared_settings(config)["task"] == {"name": "jsonl", "reward": "verified", "agreement": 0.5}
+    found = run_rules(SwarmConfig(), Sums())
+    assert found == shared_settings(SwarmConfig()) | {"problems": Sums().fingerprint}
     assert found["rounds"] == {"count": 80, "mode": "horizontal", "prompts": 16, "group": 12}
-    assert rules(SwarmConfig(), Sums(digits=3)) != found
+    assert run_rules(SwarmConfig(), Sums(digits=3)) != found
 
 
 def test_tables_are_merged_key_by_key() -> None:
@@ -148,14 +148,14 @@ naturals = st.integers(0, 10**6)
 )
 def test_different_purposes_give_different_seeds(one: list[object], other: list[object]) -> None:
     same = list(map(str, one)) == list(map(str, other))
-    assert (derived(*one) == derived(*other)) == (same or {repr(one), repr(other)} == {"[]", "['']"})
-    assert 0 <= derived(*one) < 2**63
+    assert (derive_seed(*one) == derive_seed(*other)) == (same or {repr(one), repr(other)} == {"[]", "['']"})
+    assert 0 <= derive_seed(*one) < 2**63
 
 
 def test_seeds_are_the_same_on_every_machine() -> None:
     # Golden values: other draws could not continue earlier runs.
-    assert derived("x", 1) == generator("x", 1).initial_seed() == 3934374265583277430
-    assert shared_problems(1, 2, 99, 3) == [82, 70, 83] and own_problems(1, "p", 2, 99, 3, bool) == [3, 87, 60]
+    assert derive_seed("x", 1) == generator("x", 1).initial_seed() == 3934374265583277430
+    assert shared_problems(1, 2, 99, 3) == [82, 70, 83] and chosen_problems(1, "p", 2, 99, 3, bool) == [3, 87, 60]
 
 
 @given(naturals, naturals, st.integers(1, 50), st.integers(1, 60))
@@ -174,7 +174,7 @@ def test_rounds_and_seeds_have_different_problems() -> None:
 def test_own_problems_prefer_the_wanted_ones(
     seed: int, training: int, count: int, wanted: set[int], tries: int
 ) -> None:
-    found = own_problems(seed, "p0", 3, training, count, wanted.__contains__, tries)
+    found = chosen_problems(seed, "p0", 3, training, count, wanted.__contains__, tries)
     assert len(set(found)) == len(found) == min(count, training) and all(0 <= p < training for p in found)
     liked = [problem in wanted for problem in found]
     assert liked == sorted(liked, reverse=True)
@@ -183,7 +183,7 @@ def test_own_problems_prefer_the_wanted_ones(
 
 
 def test_peers_choose_different_own_problems() -> None:
-    chosen = {tuple(own_problems(1, f"p{n}", 0, 10_000, 4, lambda _: True)) for n in range(6)}
+    chosen = {tuple(chosen_problems(1, f"p{n}", 0, 10_000, 4, lambda _: True)) for n in range(6)}
     assert len(chosen) == 6
 
 
@@ -207,7 +207,7 @@ def test_arms_overlay_the_recipe(tmp_path: Path) -> None:
 
 def test_a_seed_sets_problems_draws_and_warmup(tmp_path: Path) -> None:
     _, (arm,) = load_drill(recipe(tmp_path, BASE), {})
-    seeded = arm.seeded(7)
+    seeded = arm.with_seed(7)
     assert seeded.seed == seeded.warmup.seed == 7
     assert seeded.model_copy(update={"seed": arm.config.seed, "warmup": arm.config.warmup}) == arm.config
 
@@ -229,9 +229,9 @@ def test_withholding_counts_as_an_attack(tmp_path: Path) -> None:
     [
         ("size = 4", ["no [drill] table", "planaria swarm train"]),
         ("drill = 3", ["drill", "is a section"]),
-        ("[drill]", ["drill.arms", "there are none"]),
-        ("[drill]\nseeds = []\n" + BASE, ["drill.seeds", "one seed or more"]),
-        ("[drill]\nseeds = [1, 1]\n" + BASE, ["drill.seeds", "each once"]),
+        ("[drill]", ["drill.arms", "none is defined"]),
+        ("[drill]\nseeds = []\n" + BASE, ["drill.seeds", "one or more distinct seeds"]),
+        ("[drill]\nseeds = [1, 1]\n" + BASE, ["drill.seeds", "one or more distinct seeds"]),
         ("[drill]\nseeds = [-1]\n" + BASE, ["drill.seeds"]),
         ("[drill]\nlast = 0\n" + BASE, ["drill.last = 0"]),
         ("[drill]\nlats = 1\n" + BASE, ["drill.lats", "unknown key", "last"]),

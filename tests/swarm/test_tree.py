@@ -13,9 +13,9 @@ import pytest
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.swarm.policy.tree import CHOICES, DEPTH, Tree
+from planaria.swarm.sandbox.sandbox import run
 from planaria.swarm.tasks import calls as calling
 from planaria.swarm.tasks.programs import Programs
-from planaria.swarm.tasks.sandbox import run
 
 sys.path.append(str(Path(__file__).parent / "tasks"))
 from task_builders import needs_sandbox, written
@@ -83,10 +83,11 @@ def test_a_tree_of_three_levels_solves_what_whole_programs_do_not(tmp_path: Path
 def test_agreement_counts_calls_and_plurality_counts_whole_behaviours() -> None:
     wrong = [f"def f(x):\n    return 9 if x == {n} else x" for n in (1, 2, 3)]
     same = ["def f(x):\n    return 7 if x < 4 else x"] * 2
-    calls = [calling.read(f"f({n})", "f") for n in range(1, 6)]
+    calls = [calling.parse_call(f"f({n})", "f") for n in range(1, 6)]
     right = "def f(x):\n    return x"
     chosen = {
-        choose: Tree(Scripted(), Scripted(), choose=choose)._chosen([*same, *wrong, right], calls) for choose in CHOICES
+        choose: Tree(Scripted(), Scripted(), choose=choose)._choose_program([*same, *wrong, right], calls)
+        for choose in CHOICES
     }
     assert chosen == {"agreement": right, "plurality": same[0]}
 
@@ -143,14 +144,14 @@ def test_the_command_reports_a_model_that_writes_no_program(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["model"], "give --prompt TEXT, --chat, or --task programs:PATH --problem N"),
-        (["model", "--prompt", "x", "--as", "vote"], "give --prompt TEXT, --chat, or"),
-        (["model", "--prompt", "x", "--choose", "plurality"], "give --prompt TEXT, --chat, or"),
+        (["model"], "pass --prompt TEXT, --chat, or --task programs:PATH --problem N"),
+        (["model", "--prompt", "x", "--as", "vote"], "pass --prompt TEXT, --chat, or"),
+        (["model", "--prompt", "x", "--choose", "plurality"], "pass --prompt TEXT, --chat, or"),
         (["model", "--task", "programs:PATH", "--problem", "0", "--choose", "plurality"], "requires --as vote"),
-        (["model", "--task", "sums", "--problem", "0"], "write programs:PATH"),
-        (["model", "--task", "programs:PATH"], "give --problem"),
+        (["model", "--task", "sums", "--problem", "0"], "use programs:PATH"),
+        (["model", "--task", "programs:PATH"], "pass --problem"),
         (["model", "--task", "programs:PATH", "--problem", "7"], "has problems 0 to 1"),
-        (["model", "--task", "programs:PATH", "--problem", "0", "--tokens", "0"], "--tokens 0: give at least 1"),
+        (["model", "--task", "programs:PATH", "--problem", "0", "--tokens", "0"], "--tokens 0: use 1 or more"),
         (["model", "--task", "programs:PATH", "--problem", "0", "--temperature", "1"], "be combined with --task"),
         (["model", "--task", "programs:PATH", "--problem", "0", "--prompt", "x"], "cannot be combined with --task"),
     ],

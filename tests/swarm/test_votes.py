@@ -14,11 +14,11 @@ from planaria.swarm.checks.votes import (
     Ballot,
     MajorityLabel,
     agreements,
-    label,
+    majority_label,
     most_agreeing,
     most_common,
     plurality,
-    weights,
+    vote_weights,
 )
 from planaria.swarm.tasks.base import Behaviour
 
@@ -38,24 +38,24 @@ def values(found: MajorityLabel | None) -> Behaviour | None:
 
 def test_an_answer_above_the_share_is_the_label() -> None:
     three_of_four = ballots(p=[("7",)], q=[("7",)], r=[("7",)], s=[("8",)])
-    found = label(three_of_four, 0.5)
+    found = majority_label(three_of_four, 0.5)
     assert found == MajorityLabel((0,), ("7",), Fraction(3, 4))
-    assert values(label(three_of_four, 0.74)) == ("7",) and label(three_of_four, 0.75) is None
+    assert values(majority_label(three_of_four, 0.74)) == ("7",) and majority_label(three_of_four, 0.75) is None
 
 
 def test_copies_by_one_peer_share_one_vote() -> None:
     sent = ballots(p=[("lie",)] * 12, q=[("7",)], r=[("7",)], s=[("8",)])
-    assert weights([one.voter for one in sent])[:12] == [Fraction(1, 12)] * 12
-    assert label(sent, 0.49) == MajorityLabel((0,), ("7",), Fraction(1, 2)), (
+    assert vote_weights([one.voter for one in sent])[:12] == [Fraction(1, 12)] * 12
+    assert majority_label(sent, 0.49) == MajorityLabel((0,), ("7",), Fraction(1, 2)), (
         "by completions the lie would have 12 of 15"
     )
-    assert label(sent, 0.5) is None
+    assert majority_label(sent, 0.5) is None
 
 
 def test_the_break_point_is_half_of_the_peers() -> None:
     def lie(byzantine: int) -> Behaviour | None:
         honest = {f"h{n}": [("7",)] for n in range(4 - byzantine)}
-        return values(label(ballots(**honest, **{f"c{n}": [("lie",)] for n in range(byzantine)}), 0.5))
+        return values(majority_label(ballots(**honest, **{f"c{n}": [("lie",)] for n in range(byzantine)}), 0.5))
 
     assert [lie(count) for count in range(5)] == [("7",), ("7",), None, ("lie",), ("lie",)]
 
@@ -65,23 +65,23 @@ def test_the_break_point_is_half_of_the_peers() -> None:
 )
 def test_a_completion_without_behaviour_counts_without_a_vote(nothing: Behaviour) -> None:
     works: Behaviour = ("a", "b", "c", "d")
-    found = label(ballots(p=[works], q=[works], r=[nothing, nothing], s=[works, nothing]), 0.5)
+    found = majority_label(ballots(p=[works], q=[works], r=[nothing, nothing], s=[works, nothing]), 0.5)
     assert found == MajorityLabel((0, 1, 2, 3), works, Fraction(5, 8))
     if nothing != ("a", None, None, "b"):  # the only comparable calls
-        assert label(ballots(p=[nothing], q=[nothing]), 0.1) is None
+        assert majority_label(ballots(p=[nothing], q=[nothing]), 0.1) is None
 
 
 def test_calls_that_fail_for_most_are_ignored() -> None:
     sent = ballots(p=[("a", "b", None)], q=[("a", "b", None)], r=[("a", None, "c")])
-    assert label(sent, 0.5) == MajorityLabel((0, 1), ("a", "b"), Fraction(2, 3))
+    assert majority_label(sent, 0.5) == MajorityLabel((0, 1), ("a", "b"), Fraction(2, 3))
 
 
 def test_near_ignores_failed_calls_but_accepts_no_constant() -> None:
     found = MajorityLabel((0, 1, 2, 4), ("a", "b", "a", "c"), Fraction(1))
-    assert found.holds(("a", "b", "a", "?", "c")) and found.near(("a", "b", "a", "?", "c"))
-    assert found.near(("a", "b", "a", "?", None)) and not found.holds(("a", "b", "a", "?", None))
-    assert not found.near(("a", "a", "a", "a", "a")) and not found.near(()) and not found.holds(())
-    assert MajorityLabel((0,), ("a",), Fraction(1)).near(("a",)), (
+    assert found.matches(("a", "b", "a", "?", "c")) and found.is_near(("a", "b", "a", "?", "c"))
+    assert found.is_near(("a", "b", "a", "?", None)) and not found.matches(("a", "b", "a", "?", None))
+    assert not found.is_near(("a", "a", "a", "a", "a")) and not found.is_near(()) and not found.matches(())
+    assert MajorityLabel((0,), ("a",), Fraction(1)).is_near(("a",)), (
         "who does the same is near, whatever one value would do"
     )
 
@@ -105,11 +105,11 @@ def test_copies_of_a_peers_completions_change_nothing(sent: list[Ballot], peer: 
 
 @given(BALLOTS, st.floats(0.01, 0.99))
 def test_a_label_exceeds_the_share_and_holders_have_behaviour(sent: list[Ballot], agreement: float) -> None:
-    found = label(sent, agreement)
+    found = majority_label(sent, agreement)
     if found is not None:
         assert found.share > agreement
-        holders = [one for one in sent if found.holds(one.behaviour)]
-        assert holders and all(found.near(one.behaviour) for one in holders)
+        holders = [one for one in sent if found.matches(one.behaviour)]
+        assert holders and all(found.is_near(one.behaviour) for one in holders)
 
 
 @given(st.lists(st.lists(VALUES, max_size=4).map(tuple), max_size=8))

@@ -18,16 +18,18 @@ from planaria.common.errors import UserError
 from planaria.swarm.board.claims import sign_claim
 from planaria.swarm.board.envelope import unseal
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.board.limits import LIMITS
 from planaria.swarm.board.message import BadMessage
-from planaria.swarm.board.receipts import Committee, message_list_in, rewards_in, rewards_text
+from planaria.swarm.board.message_limits import LIMITS
+from planaria.swarm.board.receipts import Committee, parse_message_list, parse_rewards, rewards_text
 from planaria.swarm.credits.messages import MESSAGE, CreditOrder
-from planaria.swarm.serving.client import BadReply, RemoteText, ServerFailed, _parsed, completions
-from planaria.swarm.serving.completions_api import parsed
+from planaria.swarm.serving.client import BadReply, ServerFailed, TokenizerFunctions, _parse_reply, parse_completions
+from planaria.swarm.serving.completions_api import parse_request
 
-ONE = PeerIdentity.fresh()
+ONE = PeerIdentity.generate()
 DIGEST = "ab" * 32
-WORDS = RemoteText(lambda text: [*text.encode("utf-8", "strict")], lambda ids: bytes(ids).decode("latin-1"), 257, 256)
+WORDS = TokenizerFunctions(
+    lambda text: [*text.encode("utf-8", "strict")], lambda ids: bytes(ids).decode("latin-1"), 257, 256
+)
 MESSAGES = [rollouts(ONE), hello(ONE), goodbye(ONE), closing(ONE, received=[ONE]), rules(ONE)]
 ORDER = CreditOrder(parties=("a", "b"), channels=("x",), numbers=(0,), amount=5)
 REPLY = {
@@ -53,21 +55,23 @@ def test_signed_messages_are_read_or_refused(message: Any, data: st.DataObject) 
 
 @settings(max_examples=100)
 @given(hostile({"a" * 32: DIGEST}), hostile(json.loads(rewards_text(DIGEST, {("a" * 32, 1, 2): 0.5}))))
-def test_texts_of_receipts_are_read_or_empty(heard: bytes, rewards: bytes) -> None:
-    assert all(isinstance(digest, str) for digest in message_list_in(heard.decode("utf-8", "replace")).values())
-    found = rewards_in(rewards.decode("utf-8", "replace"), DIGEST)
+def test_texts_of_receipts_are_read_or_empty(message_list: bytes, rewards: bytes) -> None:
+    assert all(
+        isinstance(digest, str) for digest in parse_message_list(message_list.decode("utf-8", "replace")).values()
+    )
+    found = parse_rewards(rewards.decode("utf-8", "replace"), DIGEST)
     assert all(math.isfinite(reward) and 0 <= problem < 1 << 63 for (_, problem, _), reward in found.items())
 
 
 def test_deeply_nested_texts_are_empty() -> None:
-    assert message_list_in("[" * 100_000) == {} and rewards_in("[" * 100_000, DIGEST) == {}
+    assert parse_message_list("[" * 100_000) == {} and parse_rewards("[" * 100_000, DIGEST) == {}
 
 
 @given(hostile({"receipts": {"committee": "a, b", "quorum": 1}}))
 def test_rules_name_a_committee_or_none(raw: bytes) -> None:
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(raw)
-        assert not isinstance(found, dict) or isinstance(Committee.named(found), Committee | None)
+        assert not isinstance(found, dict) or isinstance(Committee.from_rules(found), Committee | None)
 
 
 @settings(max_examples=100)
@@ -81,7 +85,7 @@ def test_credit_messages_are_read_or_refused(raw: bytes) -> None:
 @given(hostile(REPLY))
 def test_server_replies_are_completions_or_bad_replies(raw: bytes) -> None:
     with contextlib.suppress(BadReply, ServerFailed):
-        for drawn in completions(_parsed(raw, "/v1/completions"), WORDS, 8):
+        for drawn in parse_completions(_parse_reply(raw, "/v1/completions"), WORDS, 8):
             assert len(drawn.ids) + drawn.ended <= 8 and all(-1e4 <= p <= 0 for p in drawn.logps)
 
 
@@ -89,7 +93,7 @@ def test_log_probabilities_out_of_range_are_bounded_or_unknown() -> None:
     for number in NUMBERS:
         with contextlib.suppress(BadReply, ServerFailed):
             choice = json.dumps(REPLY["choices"][0]).replace("-1.5", number)
-            (drawn,) = completions(_parsed(f'{{"choices": [{choice}]}}'.encode(), "x"), WORDS, 8)
+            (drawn,) = parse_completions(_parse_reply(f'{{"choices": [{choice}]}}'.encode(), "x"), WORDS, 8)
             assert all(-1e4 <= p <= 0 for p in drawn.logps)
 
 
@@ -97,6 +101,6 @@ def test_log_probabilities_out_of_range_are_bounded_or_unknown() -> None:
 @given(hostile({"prompt": [1, 2], "n": 1, "temperature": 1.0, "seed": 1, "logprobs": 1, "top_k": 1}))
 def test_completion_requests_are_read_or_refused_in_one_line(raw: bytes) -> None:
     try:
-        parsed(raw)
+        parse_request(raw)
     except UserError as error:
         assert "\n" not in str(error)

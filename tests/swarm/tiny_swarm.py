@@ -13,7 +13,7 @@ from planaria.config.schema import DataConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.models.llama_stages import Llama
 from planaria.swarm.checks.base import Context
-from planaria.swarm.config.policy import SmallModel
+from planaria.swarm.config.policy_config import SmallModel
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import CompletionStatistics

@@ -3,7 +3,7 @@
 Exit codes: 1 for a stopped run, 2 with a one-line message for a user's error or a failed run, 3 for samples lost or
 used twice, 130 and 141 for an interrupt and a closed pipe.
 
-Commands import modules when they run, so that ``planaria --help`` waits for neither torch nor pydantic.
+Commands import modules when they run, so that ``planaria --help`` imports neither torch nor pydantic.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from typer.main import get_command
 
 from planaria import __version__
 from planaria.cli.flags import CommandGroup, Invocation, TabledCommand, app
-from planaria.cli.flags import program as command_of
-from planaria.cli.mistakes import explained, require_known
+from planaria.cli.flags import program as program_command
+from planaria.cli.usage_errors import describe_usage_error, require_known
 from planaria.common.errors import UserError
 from planaria.common.exit_codes import exit_code
 from planaria.common.logs import command_logs
-from planaria.common.signals import interrupted
+from planaria.common.signals import interrupt_on_stop
 from planaria.common.stdio import ensure, tolerate_closed_output
 from planaria.config import consent
 
 CORE = (
-    "planaria.cli.training",
-    "planaria.cli.watching",
-    "planaria.cli.results",
-    "planaria.cli.checkpoints",
-    "planaria.cli.faults",
-    "planaria.cli.networks",
-    "planaria.cli.recipes",
+    "planaria.cli.groups.train",
+    "planaria.cli.groups.watch",
+    "planaria.cli.groups.results",
+    "planaria.cli.groups.checkpoint",
+    "planaria.cli.groups.chaos",
+    "planaria.cli.groups.network",
+    "planaria.cli.groups.recipes",
 )
 """modules that register the core's commands"""
 PARTS = ("planaria.lab.commands.command_line", "planaria.swarm.commands.command_line")
 """modules that register further commands; loaded only for these, and for lists of all commands"""
 COMPLETE = "_PLANARIA_COMPLETE"
-"""set by the shell when it requests completions"""
+"""environment variable that the shell sets to request completions"""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point of ``planaria``."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    _end(partial(run, words, arguments is None))
+    _exit_with(partial(run, words, arguments is None))
 
 
 def program(function: Callable[..., int], module: str, arguments: Sequence[str] | None = None) -> NoReturn:
@@ -58,15 +58,15 @@ def program(function: Callable[..., int], module: str, arguments: Sequence[str] 
 
     def call() -> int:
         _require_utf8(words)
-        return _invoke(command_of(function), f"python -m {module}", words)
+        return _invoke(program_command(function), f"python -m {module}", words)
 
-    _end(call)
+    _exit_with(call)
 
 
-def _end(call: Callable[[], int]) -> NoReturn:
+def _exit_with(call: Callable[[], int]) -> NoReturn:
     """Run a command, and exit with its code."""
     ensure()
-    with interrupted() as arrived:
+    with interrupt_on_stop() as arrived:
         try:
             code = exit_code(call)
         except Exception as error:
@@ -82,7 +82,7 @@ def _raise_interrupt(error: Exception) -> NoReturn:
 
 
 def run(arguments: list[str], may_fork: bool = False) -> int:
-    """Parse and run one command; returns the exit code.
+    """Parse and run one command; return the exit code.
 
     :param may_fork: the command may fork its workers from this process.
     """
@@ -97,27 +97,27 @@ def run(arguments: list[str], may_fork: bool = False) -> int:
 
 
 def _invoke(command: TabledCommand | CommandGroup, name: str, arguments: list[str], may_fork: bool = False) -> int:
-    """Parse the arguments of a command, and run it; returns the exit code."""
+    """Parse the arguments of a command, and run it; return the exit code."""
     try:
-        with command.make_context(name, arguments, obj=partial(_around, may_fork)) as context:
+        with command.make_context(name, arguments, obj=partial(_prepare_process, may_fork)) as context:
             code: int = command.invoke(context)
     except typer.Exit as ended:
         return ended.exit_code
     except typer.TyperException as error:
-        raise UserError(explained(error)) from None
+        raise UserError(describe_usage_error(error)) from None
     return code
 
 
 @contextmanager
-def _around(may_fork: bool, how: Invocation) -> Iterator[None]:
+def _prepare_process(may_fork: bool, invocation: Invocation) -> Iterator[None]:
     """Prepare this process for a command, and clean up after it."""
     _require_utf8_paths()
-    if how.forks and may_fork and "torch" not in sys.modules:
+    if invocation.forks and may_fork and "torch" not in sys.modules:
         from planaria.runtime.fleet import spawner
 
         spawner.expect_fork()
-    outlet = tolerate_closed_output() if how.lasting else nullcontext()
-    with command_logs(how.log_level, how.log_json), consent.allowing(how.allow_code), outlet:
+    outlet = tolerate_closed_output() if invocation.lasting else nullcontext()
+    with command_logs(invocation.log_level, invocation.log_json), consent.permit_code(invocation.allow_code), outlet:
         yield
 
 
@@ -158,7 +158,7 @@ def _require_utf8(words: Sequence[str]) -> None:
         if not _is_utf8(word):
             name = flag if flag and _is_utf8(flag) else f"argument {number}"
             text = word.partition("=")[2] if word.startswith("--") and "=" in word else word
-            raise UserError(f"{name}: {text!a} is not UTF-8; rename the file or folder, or write other text")
+            raise UserError(f"{name}: {text!a} is not UTF-8; rename the file or folder, or use different text")
         if not word.startswith("--"):
             flag = ""
 
@@ -168,7 +168,7 @@ def _require_utf8_paths() -> None:
     try:
         paths = {"the working directory": os.getcwd()}  # noqa: PTH109 (a Path has no other error)
     except FileNotFoundError:
-        raise UserError("the working directory was removed; change to another one") from None
+        raise UserError("the working directory was removed; change to another folder") from None
     paths |= {f"${name}": os.environ.get(name, "") for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR")}
     for name, path in paths.items():
         if not _is_utf8(path):

@@ -35,10 +35,10 @@ GROUPS = {
     "network": "links between machines",
     "lab": "demonstrations",
 }
-"""first word of a command of two words → description of its group"""
-GIVEN = "planaria.table"
+"""first word of a two-word command → description of its group"""
+TABLE_VALUES = "planaria.table"
 """key of the given flags of a command's table in the context's metadata"""
-EVERYTHING = "planaria.everything"
+SHOW_ALL = "planaria.everything"
 """key in the context's metadata if the help shows every flag"""
 
 
@@ -46,7 +46,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Invocation(NamedTuple):
-    """How a command runs, by its registration and its shared flags."""
+    """Properties of a command's execution, from its registration and its shared flags."""
 
     lasting: bool
     forks: bool
@@ -55,7 +55,7 @@ class Invocation(NamedTuple):
     log_json: bool = False
 
 
-Around = Callable[[Invocation], AbstractContextManager[None]]
+PrepareProcess = Callable[[Invocation], AbstractContextManager[None]]
 """prepares this process for a command; the object of the root context"""
 
 
@@ -90,12 +90,12 @@ class TabledCommand(TyperCommand):
         for word, following in pairwise(args):
             valued = word in options and not getattr(options[word], "is_flag", True)
             if valued and following in options and not ctx.resilient_parsing:
-                raise UserError(f"{word} has no value; write {word} VALUE")
+                raise UserError(f"{word} has no value; use {word} VALUE")
         rest = super().parse_args(ctx, args)
         if rest and not ctx.resilient_parsing:
             raise UnexpectedArgument(rest[0], ctx)
         values = {name: ctx.params.pop(key, None) for key, name in self.keys.items()}
-        ctx.meta[GIVEN] = {name: text for name, text in values.items() if text is not None}
+        ctx.meta[TABLE_VALUES] = {name: text for name, text in values.items() if text is not None}
         return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -114,11 +114,11 @@ class TabledCommand(TyperCommand):
             return "Arguments"
         panel: str | None = param.rich_help_panel
         if panel == ADVANCED:
-            return "Options" if EVERYTHING in ctx.meta else None
+            return "Options" if SHOW_ALL in ctx.meta else None
         return panel or "Options"
 
     def row(self, param: Any, ctx: Any) -> tuple[str, str] | None:
-        """Return a flag or argument as a user writes it, and its help text."""
+        """Return the usage of a flag or argument, and its help text."""
         record: tuple[str, str] | None = param.get_help_record(ctx)
         if record is None or param.param_type_name == "option":
             return record
@@ -134,12 +134,12 @@ class CommandGroup(TyperGroup):
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)
         for param in params:
-            param.default = False  # the library would validate None with pydantic, which takes 0.1 s to import
+            param.default = False  # the library would validate None with pydantic, whose import is slow
         return params
 
     @property
     def summary(self) -> str:
-        """Return what the group is about, with its commands."""
+        """The group's description and its commands."""
         return f"{self.help}: {', '.join(self.commands)}"
 
     def sections(self) -> Mapping[str, list[str]]:
@@ -161,11 +161,11 @@ class RootGroup(CommandGroup):
         return {title: list(names) for title, names in SECTIONS.items()}
 
 
-def _new(cls: type[CommandGroup], label: str, **named: Any) -> typer.Typer:
+def _make_app(cls: type[CommandGroup], label: str, **named: Any) -> typer.Typer:
     return typer.Typer(cls=cls, help=label, rich_markup_mode=None, pretty_exceptions_enable=False, **named)
 
 
-app = _new(RootGroup, "Trains language models on machines that fail, lag and lie.", add_completion=True)
+app = _make_app(RootGroup, "Trains language models on machines that fail, lag and lie.", add_completion=True)
 app.info.epilog = "`planaria COMMAND --help` shows a command's arguments, or a group's commands."
 _groups: dict[str, typer.Typer] = {}
 
@@ -194,7 +194,7 @@ def command(
 
     def register(function: Callable[..., int]) -> Callable[..., int]:
         group, _, last = name.rpartition(" ")
-        _typer(group).command(last, cls=cls)(_wrapped(function, shared, Invocation(lasting, forks)))
+        _group_app(group).command(last, cls=cls)(_wrap_command(function, shared, Invocation(lasting, forks)))
         return function
 
     return register
@@ -202,66 +202,72 @@ def command(
 
 def program(function: Callable[..., int]) -> TabledCommand:
     """Return a function as the only command of a program, declared as in :func:`command`."""
-    root = _new(CommandGroup, "", add_completion=False)
+    root = _make_app(CommandGroup, "", add_completion=False)
     root.command(cls=TabledCommand, context_settings=HELP)(
-        _wrapped(function, [], Invocation(lasting=False, forks=False))
+        _wrap_command(function, [], Invocation(lasting=False, forks=False))
     )
     only = get_command(root)
     assert isinstance(only, TabledCommand)
     return only
 
 
-def _typer(group: str) -> typer.Typer:
+def _group_app(group: str) -> typer.Typer:
     if not group:
         return app
     if group not in _groups:
-        _groups[group] = _new(CommandGroup, GROUPS[group])
+        _groups[group] = _make_app(CommandGroup, GROUPS[group])
         app.add_typer(_groups[group], name=group)
     return _groups[group]
 
 
-def _wrapped(function: Callable[..., int], shared: list[str], how: Invocation) -> Callable[..., int]:
-    """Return a function with the parameters of ``function`` and the ``shared`` flags, which runs it as ``how`` says."""
+def _wrap_command(function: Callable[..., int], shared: list[str], invocation: Invocation) -> Callable[..., int]:
+    """Return a function with the parameters of ``function`` and the ``shared`` flags that prepares the process and
+    calls it."""
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     tables = [param.name for param in parameters if param.annotation == dict[str, str]]
 
     def run(ctx: typer.Context, **values: Any) -> int:
-        prepared: Around = ctx.find_root().obj
-        with prepared(how._replace(**{name: values.pop(name) for name in shared})):
-            return function(**values, **dict.fromkeys(tables, ctx.meta[GIVEN]))
+        prepared: PrepareProcess = ctx.find_root().obj
+        with prepared(invocation._replace(**{name: values.pop(name) for name in shared})):
+            return function(**values, **dict.fromkeys(tables, ctx.meta[TABLE_VALUES]))
 
     declared = [param.replace(kind=param.KEYWORD_ONLY) for param in parameters if param.name not in tables]
-    shared_parameters = [_keyword(name, _SHARED[name], how._field_defaults[name]) for name in shared]
+    shared_parameters = [_keyword_parameter(name, _SHARED[name], invocation._field_defaults[name]) for name in shared]
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    _declare(run, [context, *declared, *shared_parameters])
+    _set_signature(run, [context, *declared, *shared_parameters])
     run.__doc__ = function.__doc__
     return run
 
 
-def _declare(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
+def _set_signature(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
     """Set the signature that the library reads."""
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__annotations__ = {param.name: param.annotation for param in parameters}
 
 
-def _keyword(name: str, annotation: Any, default: object) -> inspect.Parameter:
+def _keyword_parameter(name: str, annotation: Any, default: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _parameters(options: Mapping[str, Any]) -> list[Any]:
-    """Return the library's parameters for options that only a table names; a flag with a callback has no value."""
+    """Return the library's parameters for the options of a table; a flag with a callback has no value."""
 
     def holder(**_: Any) -> None: ...
 
     kinds = {key: bool if option.callback else str | None for key, option in options.items()}
-    _declare(holder, [_keyword(key, Annotated[kinds[key], option], None) for key, option in options.items()])
+    _set_signature(
+        holder, [_keyword_parameter(key, Annotated[kinds[key], option], None) for key, option in options.items()]
+    )
     holder_app = typer.Typer(add_completion=False)
     holder_app.command()(holder)
     return get_command(holder_app).params
 
 
-def _recipes(kinds: tuple[str, ...]) -> Callable[[str], list[str]]:
-    """Return a completer for shipped recipes of these kinds (none: any); the shell completes files where none fits."""
+def _recipe_completer(kinds: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """Return a completer for shipped recipes of these kinds (empty: any).
+
+    The shell completes files if no recipe fits.
+    """
 
     def complete(incomplete: str) -> list[str]:
         from planaria.config.kinds import kinds_of
@@ -273,14 +279,14 @@ def _recipes(kinds: tuple[str, ...]) -> Callable[[str], list[str]]:
     return complete
 
 
-def _runs(incomplete: str) -> list[str]:
-    """Complete with runs below ``runs``; the shell completes folders where none fits."""
+def _complete_runs(incomplete: str) -> list[str]:
+    """Complete with runs below ``runs``; the shell completes folders if no run fits."""
     near = [path for path in sorted(RUNS.glob("*")) if str(path).startswith(incomplete)]
     return [str(path) for path in near if any((path / name).is_file() for name in ("config.json", "experts.json"))]
 
 
-def refuse(flags: Mapping[str, object], why: str) -> None:
-    """Raise UserError naming the first given flag (not None; a switch is True); ``why`` completes the sentence."""
+def reject_flags(flags: Mapping[str, object], why: str) -> None:
+    """Raise UserError for the first given flag (not None; a switch is True); ``why`` completes the sentence."""
     for name, given in flags.items():
         if given is not None:
             raise UserError(f"--{name}{'' if given is True else f' {given}'} {why}")
@@ -289,17 +295,17 @@ def refuse(flags: Mapping[str, object], why: str) -> None:
 def recipe_argument(label: str = "", kinds: tuple[str, ...] = ("train",)) -> Any:
     """Return the argument of a recipe, parsed to a path; ``label`` completes its help text, the shell its ``kinds``."""
     text = f"a TOML file{label}, or a name from `planaria recipes`"
-    return typer.Argument(metavar="RECIPE", parser=shipped.find, help=text, autocompletion=_recipes(kinds))
+    return typer.Argument(metavar="RECIPE", parser=shipped.find, help=text, autocompletion=_recipe_completer(kinds))
 
 
 def run_argument(text: str | None = None) -> Any:
     """Return the argument of a run's folder."""
-    return typer.Argument(metavar="RUN", help=text, autocompletion=_runs)
+    return typer.Argument(metavar="RUN", help=text, autocompletion=_complete_runs)
 
 
 def run_option(name: str, text: str) -> Any:
     """Return a flag whose value is a run's folder."""
-    return typer.Option(name, metavar="RUN", help=text, autocompletion=_runs)
+    return typer.Option(name, metavar="RUN", help=text, autocompletion=_complete_runs)
 
 
 def flag(metavar: str, text: str, *names: str, **more: Any) -> Any:

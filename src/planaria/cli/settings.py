@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
-from planaria.cli.flags import EVERYTHING, GIVEN, TabledCommand
+from planaria.cli.flags import SHOW_ALL, TABLE_VALUES, TabledCommand
 from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,17 +44,17 @@ class Settings(TabledCommand):
     def table(self) -> Mapping[str, Any]:
         options: dict[str, Any] = {}
         for root in self.roots():
-            options |= {name: option for name, option in _options(root) if name not in options}
+            options |= {name: option for name, option in _setting_options(root) if name not in options}
         every = "show every setting of a recipe, which are flags too"
         return options | {"help_all": typer.Option("--help-all", is_eager=True, callback=_help_all, help=every)}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        args, options = (args, {}) if ctx.resilient_parsing else take_options(args)
+        args, options = (args, {}) if ctx.resilient_parsing else split_options(args)
         rest = super().parse_args(ctx, args)
         for name in options:
             self._require_choice(name, ctx)
-        ctx.meta[GIVEN].pop("help_all", None)
-        ctx.meta[GIVEN] |= options
+        ctx.meta[TABLE_VALUES].pop("help_all", None)
+        ctx.meta[TABLE_VALUES] |= options
         return rest
 
     def _require_choice(self, name: str, ctx: Any) -> None:
@@ -62,37 +62,37 @@ class Settings(TabledCommand):
         from planaria.config.options import NAME
 
         setting = name if recipe.in_table(name) else f"{name.partition(f'.{NAME}.')[0]}.{NAME}"
-        if all(recipe.setting(setting, root) is None for root in self.roots()):
+        if all(recipe.find_setting(setting, root) is None for root in self.roots()):
             raise UserError(f"--{name}: unknown flag; see `{ctx.command_path} --help`")
 
     def section(self, param: Any, ctx: Any) -> str | None:
         name = self.keys.get(param.name)
-        if EVERYTHING in ctx.meta or name in (None, "help_all"):
+        if SHOW_ALL in ctx.meta or name in (None, "help_all"):
             return super().section(param, ctx)
         return "Common settings" if name in COMMON else None
 
     def row(self, param: Any, ctx: Any) -> tuple[str, str] | None:
         row = super().row(param, ctx)
-        if row is None or EVERYTHING in ctx.meta or param.name not in self.keys:
+        if row is None or SHOW_ALL in ctx.meta or param.name not in self.keys:
             return row
         return row[0], _first_phrase(row[1])
 
 
-def _options(root: type[Section]) -> Iterator[tuple[str, Any]]:
+def _setting_options(root: type[Section]) -> Iterator[tuple[str, Any]]:
     """Yield the name and the option of each setting below a root section."""
     from planaria.config import options, recipe
 
     meanings = dict(recipe.meanings(root))
     for name, field in recipe.fields(root):
         if name.endswith(f".{options.NAME}"):
-            continue  # see take_options
+            continue  # see split_options
         default = None if field.is_required() else field.get_default(call_default_factory=True)
-        shown = f" (default {default})" if default not in (None, "", [], {}) else ""
+        default_text = f" (default {default})" if default not in (None, "", [], {}) else ""
         choices = [value for value in get_args(field.annotation) if isinstance(value, str)]
         option = typer.Option(
             f"--{name}",
             metavar="|".join(choices) or name.rpartition(".")[2].upper(),
-            help=f"{meanings[name]}{shown}",
+            help=f"{meanings[name]}{default_text}",
             autocompletion=_completion(choices),
             rich_help_panel=name.rpartition(".")[0] or "run",
         )
@@ -107,7 +107,7 @@ def _completion(values: list[str]) -> Callable[[], list[str]]:
 def _help_all(ctx: typer.Context, value: bool) -> None:
     """Print the help with every flag, and end the command."""
     if value and not ctx.resilient_parsing:
-        ctx.meta[EVERYTHING] = True
+        ctx.meta[SHOW_ALL] = True
         print(ctx.get_help())
         raise typer.Exit
 
@@ -119,7 +119,7 @@ def _first_phrase(text: str) -> str:
     return phrase + (rest[start:] if more and start >= 0 else "")
 
 
-def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
+def split_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
     """Split a command line into the rest and the options of choices (``--recovery.options.bits 4``) and entries of
     tables (``--data.mixture.books.weight 2``), by dotted name.
 
@@ -133,7 +133,7 @@ def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
         if not (name.startswith("--") and "." in name and _is_option(name.removeprefix("--"))):
             rest.append(word)
         elif (text := value if equals else next(left, None)) is None:
-            raise UserError(f"{name} has no value; write {name} VALUE")
+            raise UserError(f"{name} has no value; use {name} VALUE")
         else:
             given[name.removeprefix("--")] = text
     return rest, given

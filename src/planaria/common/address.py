@@ -1,4 +1,4 @@
-"""Addresses at which processes of the same and of other machines reach a listener.
+"""Address of a listener, for processes of the same machine and of other machines.
 
 An address is ``HOST:PORT`` if both use the same one. Otherwise it is three words: the address on its own machine, the
 address for others (``-``: only through the relay), and the machine's name.

@@ -16,7 +16,7 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary file that replaces ``path`` on success and is removed on failure.
 
     :raises OSError: if the folder is not writable or its disk is full.
@@ -34,7 +34,7 @@ def write_text(path: Path, text: str) -> None:
 
     :raises OSError: if the folder is not writable or its disk is full.
     """
-    with replacing(path) as unfinished:
+    with replace_atomically(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 
@@ -43,7 +43,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
     :raises OSError: if the folder is not writable or its disk is full.
     """
-    with replacing(path) as unfinished:
+    with replace_atomically(path) as unfinished:
         unfinished.write_bytes(content)
 
 
@@ -52,7 +52,7 @@ def write_durable(path: Path, content: bytes) -> None:
 
     :raises OSError: if the folder is not writable or its disk is full.
     """
-    with replacing(path) as unfinished, unfinished.open("wb") as file:
+    with replace_atomically(path) as unfinished, unfinished.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -69,7 +69,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_new(path: Path, data: bytes, mode: int) -> bool:
-    """Write ``data`` to ``path`` in an existing folder; return False, without writing, if something is there.
+    """Write ``data`` to ``path`` in an existing folder; return False, without writing, if ``path`` exists.
 
     Of several concurrent writers exactly one gets True. A killed writer leaves a hidden temporary file.
 
@@ -82,12 +82,12 @@ def write_new(path: Path, data: bytes, mode: int) -> bool:
             file.write(data)
             file.flush()
             os.fsync(handle)
-        return _take_name(unfinished, path)
+        return _link_new(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def _take_name(unfinished: Path, path: Path) -> bool:
+def _link_new(unfinished: Path, path: Path) -> bool:
     """Link rather than rename: a link never replaces a file."""
     try:
         os.link(unfinished, path)
@@ -119,10 +119,10 @@ def new_folder(path: Path) -> Iterator[Path]:
 def write_error(path: Path, error: Exception) -> str:
     """Describe why ``path`` could not be written, in one clause with the file and the free space of its disk."""
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    return f"cannot write {path} ({reason.splitlines()[0]}{_room(path)})"
+    return f"cannot write {path} ({reason.splitlines()[0]}{_free_space(path)})"
 
 
-def _room(path: Path) -> str:
+def _free_space(path: Path) -> str:
     for folder in (path, *path.parents):
         try:
             free = shutil.disk_usage(folder).free

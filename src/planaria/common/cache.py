@@ -27,7 +27,7 @@ def cache_folder(chosen: str | None = None) -> Path:
 
 
 @contextmanager
-def locked(file: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+def hold_lock(file: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold ``file``'s lock. Call ``on_wait`` once if another process holds it.
 
     The kernel releases the lock when its holder dies. The file stays: deleting it would let two processes hold locks on

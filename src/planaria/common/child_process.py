@@ -27,8 +27,8 @@ MIB = 1 << 20
 _SIZE = struct.Struct("<Q")
 _DONE, _REFUSED = b"+", b"-"
 _TAIL = 300
-_NO_ROOM = ("MemoryError", "memory allocation of", "Cannot allocate memory", "can't allocate memory", "bad_alloc")
-_QUIET = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+_OUT_OF_MEMORY = ("MemoryError", "memory allocation of", "Cannot allocate memory", "can't allocate memory", "bad_alloc")
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 class Child:
@@ -38,7 +38,10 @@ class Child:
     """
 
     def __init__(self, function: str, memory: int) -> None:
-        """Start the child. ``memory``: bytes that it may allocate after importing ``function``."""
+        """Start the child.
+
+        :param memory: bytes that it may allocate after importing ``function``.
+        """
         self._memory = memory
         self._ready = False
         self._turn = threading.Lock()
@@ -48,7 +51,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=os.environ | _QUIET,
+            env=os.environ | _ONE_THREAD,
         )
 
     def call(self, argument: bytes, seconds: float, location: object, fix: str) -> bytes:
@@ -77,35 +80,35 @@ class Child:
         assert self._process.stdin is not None and self._process.stdout is not None
         late = threading.Event()
 
-        def end() -> None:
+        def kill() -> None:
             late.set()
             self._process.kill()
 
-        timer = threading.Timer(seconds, end)
+        timer = threading.Timer(seconds, kill)
         timer.daemon = True
         timer.start()
         try:
             if argument is not None:
                 _send(self._process.stdin, argument)
-            kind, answer = self._process.stdout.read(1), _received(self._process.stdout)
+            kind, answer = self._process.stdout.read(1), _receive(self._process.stdout)
         except OSError:  # a broken pipe: it has exited
             kind, answer = b"", None
         finally:
             timer.cancel()
         if answer is None:
-            raise UserError(f"{location}: {self._end(late.is_set(), seconds)}; {fix}")
+            raise UserError(f"{location}: {self._exit_reason(late.is_set(), seconds)}; {fix}")
         if kind == _REFUSED:
             raise UserError(answer.decode(errors="replace"))
         return answer
 
-    def _end(self, late: bool, seconds: float) -> str:
+    def _exit_reason(self, late: bool, seconds: float) -> str:
         """Return why the child has exited."""
         code = self._process.wait()
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - (1 << 16)))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         if late:
             return f"its reader took more than {seconds:.3g} s"
-        if any(word in line for line in lines for word in _NO_ROOM):
+        if any(word in line for line in lines for word in _OUT_OF_MEMORY):
             return f"its reader needs more than {self._memory // MIB} MiB of memory"
         named = [line for line in lines if not line.startswith(" ")] or [f"exit code {code}"]
         return f"its reader ended with {named[-1][-_TAIL:]}"
@@ -129,7 +132,7 @@ def _send(pipe: IO[bytes], content: bytes) -> None:
     pipe.flush()
 
 
-def _received(pipe: IO[bytes]) -> bytes | None:
+def _receive(pipe: IO[bytes]) -> bytes | None:
     """Return one message; None if the pipe ends before it does."""
     head = pipe.read(_SIZE.size)
     if len(head) < _SIZE.size:
@@ -139,19 +142,19 @@ def _received(pipe: IO[bytes]) -> bytes | None:
     return message if len(message) == size else None
 
 
-def _bound(more: int) -> None:
+def _limit_memory(more: int) -> None:
     """Limit this process to ``more`` bytes beyond its current memory, and disable core dumps."""
     try:
         now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:
         raise UserError("/proc/self/statm cannot be read, so memory cannot be bounded; mount /proc") from None
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    limit = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _exit_with(parent: int) -> None:
+def _exit_after(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
@@ -160,21 +163,21 @@ def _exit_with(parent: int) -> None:
 def main() -> None:
     """Answer calls on standard input until it ends."""
     module, _, name = sys.argv[1].partition(":")
-    threading.Thread(target=_exit_with, args=(int(sys.argv[3]),), daemon=True).start()
+    threading.Thread(target=_exit_after, args=(int(sys.argv[3]),), daemon=True).start()
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # Keep library output out of the answers, and flush it by line so that it does not follow the error.
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     function = getattr(import_module(module), name)
     try:
-        _bound(int(sys.argv[2]))
+        _limit_memory(int(sys.argv[2]))
     except UserError as error:
         answers.write(_REFUSED)
         _send(answers, str(error).encode())
         return
     answers.write(_DONE)
     _send(answers, b"")
-    while (argument := _received(requests)) is not None:
+    while (argument := _receive(requests)) is not None:
         try:
             kind, answer = _DONE, function(argument)
         except (UserError, OSError) as error:

@@ -23,11 +23,11 @@ F = TypeVar("F", bound=Callable[..., object])
 COMPILED = find_spec("numba") is not None
 
 
-def compiled(function: F) -> F:
+def compile_function(function: F) -> F:
     """Return ``function`` as machine code; it takes and returns numbers, arrays and tuples of them only.
 
     Rounding and order of additions are as written. Machine code is cached on disk, below ``NUMBA_CACHE_DIR`` if set;
-    without a writable folder every process compiles anew. numba takes a second to import and is imported on the first
+    without a writable folder every process compiles again. numba takes a second to import and is imported on the first
     call.
     """
     return cast(F, _Compiled(function)) if COMPILED else function

@@ -43,9 +43,9 @@ def read(folder: Path) -> Sums:
     path, fix = folder / FILE, f"restore it, or create it again with `planaria run check {folder} --accept`"
     if not path.is_file():
         return {}
-    head, _, body = documents.text(path, MAX_BYTES, fix).partition("\n")
+    head, _, body = documents.read_text(path, MAX_BYTES, fix).partition("\n")
     lines = [_LINE.fullmatch(line) for line in body.splitlines()]
-    if head != _head(body) or not all(lines):
+    if head != _header(body) or not all(lines):
         raise UserError(f"{path}: damaged; {fix}")
     sums: Sums = {}
     for line in filter(None, lines):
@@ -56,10 +56,10 @@ def read(folder: Path) -> Sums:
 def write(folder: Path, sums: Mapping[str, Iterable[str]]) -> None:
     """Replace a folder's list."""
     body = "".join(f"{digest}  {name}\n" for name, digests in sorted(sums.items()) for digest in digests)
-    atomic.write_text(folder / FILE, f"{_head(body)}\n{body}")
+    atomic.write_text(folder / FILE, f"{_header(body)}\n{body}")
 
 
-def put(folder: Path, files: Mapping[str, bytes]) -> None:
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write files into a folder and add them to its list of digests.
 
     Each write is atomic: if the process is killed, no file looks damaged.
@@ -75,7 +75,7 @@ def put(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def replace_list(folder: Path, names: Iterable[str]) -> list[str]:
-    """Replace a folder's list by the current digests of these files; return the names that had changed."""
+    """Replace a folder's list with the current digests of these files; return the names that had changed."""
     try:
         before = read(folder)
     except UserError:
@@ -98,7 +98,7 @@ def require(folder: Path, names: Iterable[str], sums: Sums) -> None:
                 raise UserError(f"{path} is missing; {fix}")
             continue
         if not digests:
-            raise UserError(f"{path}: {FILE} does not name it, so something else wrote it; {fix}")
+            raise UserError(f"{path}: {FILE} does not list it, so something else wrote it; {fix}")
         require_file(path, digests, fix)
 
 
@@ -118,5 +118,5 @@ def require_file(path: Path, listed: Iterable[str], fix: str) -> None:
         )
 
 
-def _head(body: str) -> str:
+def _header(body: str) -> str:
     return f"# of the lines below: {of(body.encode())}"

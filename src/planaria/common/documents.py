@@ -37,12 +37,12 @@ class Record(BaseModel):
 
 
 def renamed_to(name: str) -> AfterValidator:
-    """Return a validator with which a field that accepts several spellings holds the present one, ``name``."""
+    """Return a validator that replaces each accepted spelling of a field's value by the present one, ``name``."""
     return AfterValidator(lambda _: name)
 
 
 def former_names(**renamed: str) -> Any:
-    """Return a validator with which a model also reads records of older versions.
+    """Return a validator for a model that also reads records of older versions.
 
     :param renamed: present name of each renamed field → its name in older versions.
     """
@@ -56,8 +56,8 @@ def former_names(**renamed: str) -> Any:
     return model_validator(mode="before")(current)
 
 
-def data(path: Path, most: int = MAX_BYTES, fix: str = "restore it") -> bytes:
-    """Return a file's bytes, at most ``most``; ``fix`` is the advice in errors.
+def read_bytes(path: Path, max_bytes: int = MAX_BYTES, fix: str = "restore it") -> bytes:
+    """Return a file's bytes, at most ``max_bytes``; ``fix`` is the advice in errors.
 
     :raises UserError: if it is missing, not a regular file, larger, or unreadable.
     """
@@ -65,28 +65,29 @@ def data(path: Path, most: int = MAX_BYTES, fix: str = "restore it") -> bytes:
         if path.exists() and not path.is_file():  # reading a pipe blocks, and a device has no end
             raise UserError(f"{path} is not a file; {fix}")
         with path.open("rb") as file:
-            content = read_bounded(file, most)
+            content = read_bounded(file, max_bytes)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
         raise UserError(f"{path} cannot be read ({reason}); {fix}") from None
-    if len(content) > most:
-        raise UserError(f"{path}: larger than {most} bytes, the limit for this kind of file; {fix}")
+    if len(content) > max_bytes:
+        raise UserError(f"{path}: larger than {max_bytes} bytes, the limit for this kind of file; {fix}")
     return content
 
 
-def read_bounded(file: BinaryIO, most: int) -> bytes:
-    """Read a stream to its end, or ``most`` + 1 bytes, in pieces: memory use follows the content, not the bound."""
-    pieces, left = list[bytes](), most + 1
+def read_bounded(file: BinaryIO, max_bytes: int) -> bytes:
+    """Read a stream to its end, or ``max_bytes`` + 1 bytes, in pieces: memory use follows the content, not the
+    bound."""
+    pieces, left = list[bytes](), max_bytes + 1
     while left and (piece := file.read(min(left, _PIECE))):
         pieces.append(piece)
         left -= len(piece)
     return b"".join(pieces)
 
 
-def text(path: Path, most: int = MAX_BYTES, fix: str = "restore it") -> str:
-    """Return a file's UTF-8 text; UserError as in :func:`data`, or if it is not UTF-8."""
+def read_text(path: Path, max_bytes: int = MAX_BYTES, fix: str = "restore it") -> str:
+    """Return a file's UTF-8 text; UserError as in :func:`read_bytes`, or if it is not UTF-8."""
     try:
-        return data(path, most, fix).decode("utf-8")
+        return read_bytes(path, max_bytes, fix).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text in UTF-8 (byte {error.start}); {fix}") from None
 
@@ -109,9 +110,9 @@ def parse_toml(source: str, location: object) -> dict[str, Any]:
     return tables
 
 
-def toml(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
+def read_toml(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Return the tables of a TOML file; UserError as in :func:`parse_toml`, or if it is unreadable."""
-    source = data(path, most, "give the path of a TOML file")
+    source = read_bytes(path, max_bytes, "use a TOML file")
     try:
         return parse_toml(source.decode("utf-8"), path)
     except UnicodeDecodeError as error:
@@ -124,13 +125,13 @@ def parse_json(source: bytes | str, location: object, fix: str = "restore it") -
         return json.loads(source)
     except RecursionError:
         raise UserError(f"{location}: not JSON: nested too deep; {fix}") from None
-    except ValueError as error:  # also no UTF-8
+    except ValueError as error:  # also invalid UTF-8
         raise UserError(f"{location}: not JSON: {error}; {fix}") from None
 
 
-def json_object(path: Path, fix: str = "check the path") -> dict[str, Any]:
-    """Return the JSON object in a file; UserError, naming the file, if it holds none."""
-    tree = parse_json(data(path, fix=fix), path, fix)
+def read_json_object(path: Path, fix: str = "check the path") -> dict[str, Any]:
+    """Return the JSON object in a file; UserError, naming the file, if it contains none."""
+    tree = parse_json(read_bytes(path, fix=fix), path, fix)
     if not isinstance(tree, dict):
         raise UserError(f"{path} is not a JSON object; {fix}")
     return tree
@@ -142,26 +143,26 @@ def parse_model(kind: type[ModelType], source: bytes | str, location: object, fi
     try:
         return kind.model_validate_json(source)
     except ValidationError as error:
-        raise UserError(f"{location}: {first(error, kind)}; {fix}") from None
+        raise UserError(f"{location}: {first_error(error, kind)}; {fix}") from None
 
 
-def model(path: Path, kind: type[ModelType], most: int = MAX_BYTES, fix: str = "restore it") -> ModelType:
+def read_model(path: Path, kind: type[ModelType], max_bytes: int = MAX_BYTES, fix: str = "restore it") -> ModelType:
     """Return the ``kind`` in a JSON file; UserError, naming file and key, if it is invalid."""
-    return parse_model(kind, data(path, most, fix), path, fix)
+    return parse_model(kind, read_bytes(path, max_bytes, fix), path, fix)
 
 
-def sealed(document: BaseModel) -> str:
-    """Return a document as JSON with its own digest, ``sha256``, for :func:`unsealed`."""
+def seal(document: BaseModel) -> str:
+    """Return a document as JSON with its own digest, ``sha256``, for :func:`read_sealed`."""
     tree = document.model_dump(mode="json")
     return json.dumps(tree | {"sha256": digest(tree)}, indent=2)
 
 
-def unsealed(path: Path, kind: type[ModelType], most: int = MAX_BYTES, fix: str = "restore it") -> ModelType:
-    """Return a document written by :func:`sealed`, or by an older planaria without a digest.
+def read_sealed(path: Path, kind: type[ModelType], max_bytes: int = MAX_BYTES, fix: str = "restore it") -> ModelType:
+    """Return a document written by :func:`seal`, or by an older planaria without a digest.
 
     :raises UserError: if it is missing, damaged or changed.
     """
-    source = data(path, most, fix)
+    source = read_bytes(path, max_bytes, fix)
     refuse_nul(source, path)
     try:
         tree = json.loads(source)
@@ -169,10 +170,10 @@ def unsealed(path: Path, kind: type[ModelType], most: int = MAX_BYTES, fix: str 
             raise UserError(f"{path} has changed since it was written (SHA-256 mismatch); {fix}")
         return kind.model_validate_json(json.dumps(tree))
     except ValidationError as error:
-        reason = first(error, kind)
+        reason = first_error(error, kind)
     except RecursionError:
         reason = "nested too deep"
-    except ValueError as error:  # no JSON, or no UTF-8
+    except ValueError as error:  # not JSON, or not UTF-8
         reason = str(error)
     raise UserError(f"{path}: damaged or of another version ({reason}); {fix}")
 
@@ -200,29 +201,33 @@ def _refuse_huge(tree: object, location: object) -> None:
         rest += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def first(error: ValidationError, kind: type[BaseModel] | None = None, values: bool = False, section: str = "") -> str:
+def first_error(
+    error: ValidationError, kind: type[BaseModel] | None = None, values: bool = False, section: str = ""
+) -> str:
     """Describe the first error of a document: its key, with ``values`` its value, and the reason.
 
-    ``kind``: the document's type, for suggestions of keys; ``section``: where the document is in another, such as
-    ``recovery.options``. An unknown key comes first, because the intended key is then
-    reported as missing. For a union of types, the deepest error counts.
+    An unknown key comes first, because the intended key is then reported as missing. For a union of types, the deepest
+    error counts.
+
+    :param kind: the document's type, for suggestions of keys.
+    :param section: location of the document in another one, such as ``recovery.options``.
     """
     problem = min(error.errors(include_url=False), key=lambda e: (e["type"] != "extra_forbidden", -len(e["loc"])))
-    positions, keys = _located(kind, problem["loc"]) if kind is not None else (problem["loc"], ())
+    positions, keys = _locate(kind, problem["loc"]) if kind is not None else (problem["loc"], ())
     key = ".".join(filter(None, (section, *map(str, positions))))
     if problem["type"] == "extra_forbidden":
         return f"{key}: unknown key" + (f"; {nearest(str(positions[-1]), keys)}" if keys else "")
-    value = f" = {shown(problem['input'])}" if values and positions and problem["type"] != "missing" else ""
-    return f"{key}{value}: {reason(problem)}" if key else reason(problem)
+    value = f" = {quote(problem['input'])}" if values and positions and problem["type"] != "missing" else ""
+    return f"{key}{value}: {error_reason(problem)}" if key else error_reason(problem)
 
 
-def reason(problem: ErrorDetails) -> str:
+def error_reason(problem: ErrorDetails) -> str:
     """Return pydantic's reason for an error, as the end of a message."""
     message = problem["msg"].removeprefix("Value error, ")
     return message[0].lower() + message[1:] if message.startswith("Input") else message
 
 
-def _located(kind: type[BaseModel], location: Sequence[int | str]) -> tuple[list[int | str], list[str]]:
+def _locate(kind: type[BaseModel], location: Sequence[int | str]) -> tuple[list[int | str], list[str]]:
     """Return pydantic's location of an error as the document has it, and the keys known there.
 
     For a union of types, pydantic's location also contains the type that it tried.
@@ -249,7 +254,7 @@ def _models(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _models(inner)
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """Return a short repr of a value for messages."""
     try:
         return _BRIEF.repr(value)

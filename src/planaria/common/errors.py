@@ -13,7 +13,7 @@ def without_numbers(text: str) -> str:
     return re.sub(r"\[Errno -?\d+\] ", "", text)
 
 
-MOST_CHOICES = 24
+MAX_CHOICES = 24
 """known words that a message lists"""
 
 
@@ -64,6 +64,6 @@ def nearest(word: str, choices: Iterable[str], controls: Collection[str] = ()) -
     if close:
         return f"did you mean {close[0]!r}?"
     listed = [option for option in options if option not in controls]
-    more = f" and {len(listed) - MOST_CHOICES} more" if len(listed) > MOST_CHOICES else ""
-    apart = f"; for comparisons: {', '.join(sorted(controls))}" if controls else ""
-    return f"known here: {', '.join(listed[:MOST_CHOICES])}{more}{apart}"
+    more = f" and {len(listed) - MAX_CHOICES} more" if len(listed) > MAX_CHOICES else ""
+    controls_text = f"; for comparisons: {', '.join(sorted(controls))}" if controls else ""
+    return f"known here: {', '.join(listed[:MAX_CHOICES])}{more}{controls_text}"

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 
 from planaria.common.errors import LedgerError, RunStopped, UserError
-from planaria.common.printing import escaped
+from planaria.common.printing import escape
 
-LONGEST = 2000
+MAX_MESSAGE_CHARS = 2000
 """maximum characters of an error message"""
 NO_THREAD = "can't start new thread"
 """Python's message for a RuntimeError without a class"""
@@ -17,7 +17,7 @@ NO_THREAD = "can't start new thread"
 def exit_code(call: Callable[[], int]) -> int:
     """Run a command, report its failure in one line, and return its exit code.
 
-    :raises BaseException: what no user causes.
+    :raises BaseException: for errors that no user causes.
     """
     try:
         return call()
@@ -40,7 +40,7 @@ def exit_code(call: Callable[[], int]) -> int:
             raise
         label = "memory" if isinstance(error, MemoryError) else "memory or processes for another thread"
         print(
-            f"planaria: not enough {label}; choose a smaller model, free some, or raise the limit (`ulimit -a`)",
+            f"planaria: not enough {label}; use a smaller model, free some, or raise the limit (`ulimit -a`)",
             file=sys.stderr,
         )
         return 2
@@ -54,5 +54,9 @@ def exit_code(call: Callable[[], int]) -> int:
 
 def one_line(message: str) -> str:
     """Return a message as one line of printable text, shortened in the middle if it is too long."""
-    shown = escaped(message)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 2 :]}"
+    shown = escape(message)
+    return (
+        shown
+        if len(shown) <= MAX_MESSAGE_CHARS
+        else f"{shown[: MAX_MESSAGE_CHARS // 2]} … {shown[-MAX_MESSAGE_CHARS // 2 :]}"
+    )

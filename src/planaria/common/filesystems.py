@@ -24,7 +24,7 @@ def is_url(text: str) -> bool:
     return "://" in text or "::" in text
 
 
-def shown(url: str) -> str:
+def without_password(url: str) -> str:
     """Return the URL without its password."""
     return re.sub(r"//[^/@]*@", "//", url)
 
@@ -35,20 +35,20 @@ def filesystem(url: str, setting: str, **options: Any) -> tuple[AbstractFileSyst
     :raises UserError: if its protocol is unknown or needs a missing package; ``setting`` names the URL.
     :raises OSError: if it cannot be reached.
     """
-    with reached(url, "open it"):
+    with wrap_errors(url, "open it"):
         try:
             system, path = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False, **options)
         except (ImportError, ValueError) as error:
             if isinstance(error, ImportError):
                 raise _missing(url, setting, error) from None
-            fix = "name a folder, or a kind of URL known to fsspec"
-            raise UserError(f"{setting} = {shown(url)!r}: {_line(error)}; {fix}") from None
+            fix = "use a folder, or a kind of URL known to fsspec"
+            raise UserError(f"{setting} = {without_password(url)!r}: {_line(error)}; {fix}") from None
     return system, str(path)
 
 
 def _missing(url: str, setting: str, error: ImportError) -> UserError:
     """Return the error for a protocol whose package is not installed; rare protocols have no extra."""
-    label = f"{setting} = {shown(url)!r}"
+    label = f"{setting} = {without_password(url)!r}"
     for protocol in re.findall(r"(\w+)://", url):
         if protocol in _EXTRAS:
             return missing_package(label, *_EXTRAS[protocol])
@@ -56,7 +56,7 @@ def _missing(url: str, setting: str, error: ImportError) -> UserError:
 
 
 @contextmanager
-def reached(url: str, label: str) -> Iterator[None]:
+def wrap_errors(url: str, label: str) -> Iterator[None]:
     """Turn any failure of a file system into an OSError that names the location and the operation."""
     try:
         yield
@@ -65,11 +65,11 @@ def reached(url: str, label: str) -> Iterator[None]:
     except Exception as error:
         cause = error.__cause__ or error  # for an unreachable web server, only the cause has the reason
         reason = "there is nothing" if isinstance(cause, FileNotFoundError) else _line(cause)
-        raise OSError(f"{shown(url)}: cannot {label} ({reason})") from error
+        raise OSError(f"{without_password(url)}: cannot {label} ({reason})") from error
 
 
 @contextmanager
-def required(setting: str) -> Iterator[None]:
+def require_reachable(setting: str) -> Iterator[None]:
     """Turn an OSError into a UserError that names the user's ``setting``."""
     try:
         yield
@@ -77,19 +77,19 @@ def required(setting: str) -> Iterator[None]:
         raise UserError(f"{setting}: {error}; check the address, your permissions and the network") from error
 
 
-def fetch(system: AbstractFileSystem, path: str, to: Path, most: int) -> None:
-    """Copy a file of at most ``most`` bytes, reading no more than its announced size.
+def fetch(system: AbstractFileSystem, path: str, to: Path, max_bytes: int) -> None:
+    """Copy a file of at most ``max_bytes`` bytes, reading no more than its announced size.
 
     :raises UserError: if it is larger, its size differs from the announced one, or ``to`` has no room.
     """
-    size, location = system.info(path)["size"], shown(system.unstrip_protocol(path))
-    if not isinstance(size, int) or not 0 <= size <= most:
+    size, location = system.info(path)["size"], without_password(system.unstrip_protocol(path))
+    if not isinstance(size, int) or not 0 <= size <= max_bytes:
         raise UserError(
-            f"{location}: its size is {size}, which must be at most {most} bytes; check that planaria wrote it"
+            f"{location}: its size is {size}, which must be at most {max_bytes} bytes; check that planaria wrote it"
         )
     to.parent.mkdir(parents=True, exist_ok=True)
     if size > (free := shutil.disk_usage(to.parent).free):
-        raise UserError(f"{location} takes {size} bytes, and {to.parent} has room for {free}; make room")
+        raise UserError(f"{location} takes {size} bytes, and {to.parent} has {free} free; free some space")
     left = size
     with system.open(path, "rb", block_size=_PIECE) as source, to.open("wb") as target:
         while piece := source.read(min(_PIECE, left + 1)):

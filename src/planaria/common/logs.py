@@ -20,12 +20,12 @@ from json import dumps
 from typing import TextIO
 
 from planaria.common.errors import UserError
-from planaria.common.printing import escaped
+from planaria.common.printing import escape
 
 VARIABLE = "PLANARIA_LOG"
 LEVELS = ("debug", "info", "warning", "error")
 _SHOWN = ("worker", "peer", "stage", "step")
-"""context at the beginning of a line of text, in place of the logger"""
+"""context at the beginning of a line of text, instead of the logger"""
 _LOGGERS = ("planaria", "py.warnings")
 """the second receives Python's warnings in processes that capture them"""
 
@@ -67,7 +67,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "context", {})
         source = ", ".join(f"{name} {fields[name]}" for name in _SHOWN if name in fields)
-        message = escaped(record.getMessage().strip())
+        message = escape(record.getMessage().strip())
         time = f"{self.formatTime(record, '%H:%M:%S')}.{int(record.msecs):03d}"
         line = f"{time} {record.levelname} {source or record.name}: {message}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
@@ -89,7 +89,7 @@ _source: ContextVar[Callable[[], Fields]] = ContextVar("_source", default=dict)
 
 
 @contextmanager
-def about(source: Callable[[], Fields]) -> Iterator[None]:
+def add_context(source: Callable[[], Fields]) -> Iterator[None]:
     """Add the fields that ``source`` returns (run, worker, stage, …) to each message of this thread or greenlet."""
     token = _source.set(source)
     try:
@@ -102,7 +102,7 @@ class _Handler(logging.Handler):
     """Writes to a stream, by default to the standard error of the moment, which a progress bar may have replaced."""
 
     def __init__(self, stream: TextIO | None, process: Fields) -> None:
-        """``process``: context of all messages of this process."""
+        """:param process: context of all messages of this process."""
         super().__init__()
         self._stream, self._process = stream, process
 

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 _HUGE = 4 << 20
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""parameters of ``mallopt`` (mallopt(3))"""
-_OF_USERS = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
+_TRIM_THRESHOLD = -1
+"""parameter of ``mallopt`` (mallopt(3)): M_TRIM_THRESHOLD"""
+_MMAP_THRESHOLD = -3
+"""parameter of ``mallopt``: M_MMAP_THRESHOLD"""
+_USER_SETTINGS = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
 
 def trim() -> None:
@@ -24,14 +26,14 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def keep_freed() -> bool:
+def keep_freed_memory() -> bool:
     """Keep freed memory in the process, in pieces below 32 MB, for the next training step; return whether that is in
     effect.
 
     By default glibc returns much of it, and fresh pages in the next pass cost some percent of a step. No effect if the
     environment sets malloc's thresholds, or without glibc.
     """
-    if _OF_USERS & os.environ.keys():
+    if _USER_SETTINGS & os.environ.keys():
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -43,9 +45,9 @@ def keep_freed() -> bool:
 class MemoryPool:
     """Allocates memory, and keeps some unused memory for later requests of the same size."""
 
-    def __init__(self, most_kept: int) -> None:
-        """``most_kept``: maximum bytes kept while unused."""
-        self._most_kept = most_kept
+    def __init__(self, max_unused: int) -> None:
+        """:param max_unused: maximum bytes kept while unused."""
+        self._max_unused = max_unused
         self._unused: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 
     def take(self, size: int) -> Tensor:
@@ -58,13 +60,13 @@ class MemoryPool:
             if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
                 pages.madvise(mmap.MADV_HUGEPAGE)
         lease = (ctypes.c_char * size).from_buffer(pages)
-        weakref.finalize(lease, self._back, pages).atexit = False
+        weakref.finalize(lease, self._return, pages).atexit = False
         return torch.frombuffer(lease, dtype=torch.uint8)
 
-    def _back(self, pages: mmap.mmap) -> None:
+    def _return(self, pages: mmap.mmap) -> None:
         """Take memory back. Lock-free, as it may run in any thread, even within :meth:`take`."""
         self._unused[len(pages)].append(pages)
-        while sum(size * len(unused) for size, unused in list(self._unused.items())) > self._most_kept:
+        while sum(size * len(unused) for size, unused in list(self._unused.items())) > self._max_unused:
             largest = max((size for size, unused in list(self._unused.items()) if unused), default=0)
-            with contextlib.suppress(IndexError):  # another thread has just taken it
+            with contextlib.suppress(IndexError):  # another thread has just popped it
                 self._unused[largest].pop()

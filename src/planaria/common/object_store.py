@@ -23,13 +23,13 @@ from fsspec.implementations.local import LocalFileSystem
 
 from planaria.common import atomic, documents
 from planaria.common.errors import RunStopped, UserError
-from planaria.common.filesystems import filesystem, shown
+from planaria.common.filesystems import filesystem, without_password
 
 _ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _FOREIGN = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))
-"""connection errors of s3fs that are no OSError; resolved only if s3fs is installed"""
+"""connection errors of s3fs that are not an OSError; resolved only if s3fs is installed"""
 _LONGEST_PAUSE_S = 15.0
-AT_ONCE = 16
+CONCURRENT_READS = 16
 """concurrent reads of an object store, and the number of unchecked messages in memory"""
 NOT_READABLE = "not readable"
 T = TypeVar("T")
@@ -82,13 +82,13 @@ class Store:
         """:param setting: name of the user's setting or argument with the ``url``, for errors
         :raises UserError: if the location is not supported.
         """
-        self.location = shown(url)
+        self.location = without_password(url)
         self._retry = retry
         self._clock = clock
         self._sleep = sleep
         if "::" in url:
             raise UserError(
-                f"{setting}: {self.location}: chained file systems are not supported; name the store itself"
+                f"{setting}: {self.location}: chained file systems are not supported; use the store's own URL"
             )
         self._system, root = self._try("opening", lambda: filesystem(url, setting))
         self._local = isinstance(self._system, LocalFileSystem)
@@ -98,45 +98,45 @@ class Store:
         """object store: no folders, and reads return at most the requested range"""
         self._root = os.path.realpath(root) if self._local else root.rstrip("/")
 
-    def read(self, path: str, most: int) -> bytes | None:
+    def read(self, path: str, max_bytes: int) -> bytes | None:
         """Return the content of ``path``, or None if there is no file.
 
-        :raises BadObject: "not a file", "not readable", or "oversized" if it has more than ``most`` bytes.
+        :raises BadObject: "not a file", "not readable", or "oversized" if it has more than ``max_bytes`` bytes.
         """
         act = self._read_file if self._local else self._read_object
         try:
-            data = self._try("reading", lambda: act(f"{self._root}/{path}", most))
+            data = self._try("reading", lambda: act(f"{self._root}/{path}", max_bytes))
         except FileNotFoundError:
             return None
         except (IsADirectoryError, NotADirectoryError):
             raise BadObject("not a file") from None
-        if len(data) > most:
+        if len(data) > max_bytes:
             raise BadObject("oversized")
         return data
 
-    def read_each(self, paths: Sequence[str], most: int) -> Iterator[bytes | BadObject | None]:
+    def read_each(self, paths: Sequence[str], max_bytes: int) -> Iterator[bytes | BadObject | None]:
         """Read each path as :meth:`read` does; errors are returned. Object stores are read concurrently."""
         if not self._objects:
-            yield from (self._read_or_error(path, most) for path in paths)
+            yield from (self._read_or_error(path, max_bytes) for path in paths)
             return
-        for first in range(0, len(paths), AT_ONCE):
-            batch = paths[first : first + AT_ONCE]
+        for first in range(0, len(paths), CONCURRENT_READS):
+            batch = paths[first : first + CONCURRENT_READS]
             positions = [f"{self._root}/{path}" for path in batch]
-            ask = functools.partial(self._system.cat_ranges, positions, 0, most + 1, on_error="return")
+            ask = functools.partial(self._system.cat_ranges, positions, 0, max_bytes + 1, on_error="return")
             for path, answer in zip(batch, self._try("reading", ask), strict=True):
-                yield self._answer(path, answer, most)
+                yield self._answer(path, answer, max_bytes)
 
-    def _answer(self, path: str, answer: bytes | Exception, most: int) -> bytes | BadObject | None:
+    def _answer(self, path: str, answer: bytes | Exception, max_bytes: int) -> bytes | BadObject | None:
         """Convert one result of a concurrent read; retry a failed one."""
         if isinstance(answer, FileNotFoundError):
             return None
         if isinstance(answer, Exception):
-            return self._read_or_error(path, most)
-        return BadObject("oversized") if len(answer) > most else bytes(answer)
+            return self._read_or_error(path, max_bytes)
+        return BadObject("oversized") if len(answer) > max_bytes else bytes(answer)
 
-    def _read_or_error(self, path: str, most: int) -> bytes | BadObject | None:
+    def _read_or_error(self, path: str, max_bytes: int) -> bytes | BadObject | None:
         try:
-            return self.read(path, most)
+            return self.read(path, max_bytes)
         except BadObject as error:
             return error
 
@@ -167,7 +167,7 @@ class Store:
             raise UserError(f"{self.location}: {path} cannot be written; remove the obstacle ({error})") from None
 
     def creates_once(self, path: str) -> bool:
-        """Return whether the store itself keeps a file from being created twice, also by two writers at once."""
+        """Return whether the store itself keeps a file from being created twice, also by two concurrent writers."""
         if not self._local:
             return bool(self._system.async_impl) and self._try("writing", lambda: self._is_conditional(path))
         folder = Path(self._root, path).parent
@@ -216,16 +216,16 @@ class Store:
             self._sleep(wait)
             pause, tries = min(2 * pause, _LONGEST_PAUSE_S / 1.5), tries + 1
 
-    def _read_file(self, path: str, most: int) -> bytes:
+    def _read_file(self, path: str, max_bytes: int) -> bytes:
         """Read a regular file; follow no links and open no devices, which untrusted peers may have created."""
         try:
             status = os.lstat(path)
             if not stat.S_ISREG(status.st_mode) or os.path.realpath(path) != path:
                 raise BadObject("not a file")
-            if status.st_size > most:
+            if status.st_size > max_bytes:
                 raise BadObject("oversized")
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-                return documents.read_bounded(file, most)
+                return documents.read_bounded(file, max_bytes)
         except PermissionError:
             raise BadObject(NOT_READABLE) from None
         except OSError as error:
@@ -233,26 +233,26 @@ class Store:
                 raise BadObject("not a file") from None
             raise
 
-    def _read_object(self, path: str, most: int) -> bytes:
+    def _read_object(self, path: str, max_bytes: int) -> bytes:
         """Read an object with one request; on other systems check its type and size first."""
         try:
             if not self._objects:
-                about = self._about(path)
-                if about["type"] != "file":
+                info = self._info(path)
+                if info["type"] != "file":
                     raise BadObject("not a file")
-                if (about.get("size") or 0) > most:
+                if (info.get("size") or 0) > max_bytes:
                     raise BadObject("oversized")
-            return bytes(self._system.cat_file(path, start=0, end=most + 1))
+            return bytes(self._system.cat_file(path, start=0, end=max_bytes + 1))
         except PermissionError:
             raise BadObject(NOT_READABLE) from None
         except _ANSWERS:
             raise
         except OSError:
-            if self._about(path).get("size") == 0:  # an empty object has no range
+            if self._info(path).get("size") == 0:  # an empty object has no range
                 return b""
             raise
 
-    def _about(self, path: str) -> dict[str, Any]:
+    def _info(self, path: str) -> dict[str, Any]:
         self._system.invalidate_cache()
         return self._system.info(path)  # type: ignore[no-any-return]
 

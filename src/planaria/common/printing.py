@@ -13,6 +13,6 @@ def printable_line(text: str) -> str:
     return " ".join(printable(text).split())
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     r"""Return ``text`` with control characters as escapes, such as ``\x1b``."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncIterable
 
 
-async def read_body(stream: AsyncIterable[bytes], most: int, within_s: float) -> bytes | None:
-    """Read the stream to its end; None if it exceeds ``most`` bytes or ``within_s`` seconds."""
+async def read_body(stream: AsyncIterable[bytes], max_bytes: int, within_s: float) -> bytes | None:
+    """Read the stream to its end; None if it exceeds ``max_bytes`` bytes or ``within_s`` seconds."""
     body = b""
     try:
         async with asyncio.timeout(within_s):
             async for chunk in stream:
                 body += chunk
-                if len(body) > most:
+                if len(body) > max_bytes:
                     return None
     except TimeoutError:
         return None

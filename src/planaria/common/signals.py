@@ -14,7 +14,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @contextmanager
-def handled(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
+def handle_stop_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
     """Handle stop signals with ``handler``; leave an ignored hang-up (``nohup``) ignored.
 
     No effect outside the main thread, which alone may set handlers.
@@ -32,7 +32,7 @@ def handled(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -
 
 
 @contextmanager
-def interrupted() -> Iterator[threading.Event]:
+def interrupt_on_stop() -> Iterator[threading.Event]:
     """Raise KeyboardInterrupt on any stop signal, so that cleanup runs; yield an event that is set then.
 
     A closing terminal may send SIGHUP twice, itself and through its shell; the second is ignored.
@@ -48,7 +48,7 @@ def interrupted() -> Iterator[threading.Event]:
         arrived.set()
         raise KeyboardInterrupt
 
-    with handled(handler):
+    with handle_stop_signals(handler):
         yield arrived
 
 

@@ -12,7 +12,7 @@ from typing import Any, TextIO, cast
 
 Notify = Callable[[str], None]
 """receives notes and results for the user, line by line"""
-_lost: list[str] = []
+_errors: list[str] = []
 
 
 class _Outlet:
@@ -28,29 +28,29 @@ class _Outlet:
         try:
             return self._stream.write(text)
         except OSError as error:
-            self._lose(error)
+            self._redirect(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError as error:
-            self._lose(error)
+            self._redirect(error)
 
-    def _lose(self, error: OSError) -> None:
-        _lost.append(f"{self._name}: {error.strerror or error}")
-        # What is buffered still, and what the interpreter flushes at its end, has to go somewhere.
+    def _redirect(self, error: OSError) -> None:
+        _errors.append(f"{self._name}: {error.strerror or error}")
+        # Redirect buffered output, and what the interpreter flushes at exit, to the null device.
         with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
             self._stream.flush()
 
 
 @contextmanager
 def tolerate_closed_output() -> Iterator[None]:
     """Discard output that can no longer be written, instead of failing."""
-    _lost.clear()
+    _errors.clear()
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (
         cast(TextIO, _Outlet(stream, name))
@@ -64,9 +64,9 @@ def tolerate_closed_output() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def lost() -> str:
+def lost_output() -> str:
     """Return why output was lost since :func:`tolerate_closed_output` began; empty if none was."""
-    return _lost[0] if _lost else ""
+    return _errors[0] if _errors else ""
 
 
 def ensure() -> None:

@@ -1,6 +1,7 @@
 """Numbers with bounds, each with its reason.
 
-A bound is far above any practical value, and low enough that what it bounds can be counted, planned and allocated.
+A bound is far above any practical value, and low enough that the bounded quantity can be counted, planned and
+allocated.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ MAX_PASSES = 1 << 16
 """forward and backward passes in one step; planning, checking and pricing this many takes a few seconds"""
 
 MAX_MIXTURE_PERIOD = 10_000
-"""maximum number of samples within which a mixture's shares are met exactly; the least share is one of them"""
+"""maximum number of samples within which a mixture's shares are met exactly; the smallest share is one of them"""
 
 
 def at_most(limit: float, reason: str) -> AfterValidator:
     """Return a validator that rejects numbers above ``limit`` with this ``reason``."""
-    return AfterValidator(lambda value: _held(value, value <= limit, f"at most {limit:g}", reason))
+    return AfterValidator(lambda value: _require(value, value <= limit, f"at most {limit:g}", reason))
 
 
 def at_least(limit: float, reason: str) -> AfterValidator:
     """Return a validator that rejects numbers below ``limit`` with this ``reason``."""
-    return AfterValidator(lambda value: _held(value, value >= limit, f"at least {limit:g}", reason))
+    return AfterValidator(lambda value: _require(value, value >= limit, f"at least {limit:g}", reason))
 
 
-def _held(value: float, fits: bool, bound: str, reason: str) -> float:
-    if not fits:
+def _require(value: float, valid: bool, bound: str, reason: str) -> float:
+    if not valid:
         raise PydanticCustomError("out_of_bounds", "{bound}: {reason}", {"bound": bound, "reason": reason})
     return value
 
 
-COLDEST = 1e-6
+MIN_TEMPERATURE = 1e-6
 """lowest temperature used as a divisor; below it, sampling takes the most likely token, as with 0"""
 _WHOLE = at_most(MAX_EXACT_INT, "larger integers are not exact in JSON")
 Positive = Annotated[int, Field(gt=0), _WHOLE]
@@ -59,7 +60,7 @@ Threads = Annotated[int, Field(gt=0), at_most(1 << 10, "more threads exceed the 
 Peers = Annotated[int, Field(gt=0), at_most(1 << 10, "each peer is a process on this machine")]
 Strikes = Annotated[
     Natural,
-    AfterValidator(lambda value: _held(value, value != 1, "0 or at least 2", "one rejection excludes no replica")),
+    AfterValidator(lambda value: _require(value, value != 1, "0 or at least 2", "one rejection excludes no replica")),
 ]
 Steps = Annotated[int, Field(gt=0), at_most(1e9, "longer runs are not supported")]
 Heartbeat = Annotated[
@@ -70,7 +71,7 @@ Heartbeat = Annotated[
 Bandwidth = Annotated[float, at_least(1.0, "the unit is bytes/s; messages do not arrive at a lower bandwidth")]
 Mbits = Annotated[float, at_least(1e-3, "the unit is Mbit/s; messages do not arrive at a lower bandwidth")]
 _SPEED_UNIT = "the unit is the speed in [network]"
-Speed = Annotated[float, at_least(1e-6, f"{_SPEED_UNIT}; leave out slower nodes"), at_most(1e6, _SPEED_UNIT)]
+Speed = Annotated[float, at_least(1e-6, f"{_SPEED_UNIT}; exclude slower nodes"), at_most(1e6, _SPEED_UNIT)]
 Weight = Annotated[float, Field(gt=0), at_most(1e9, "weights are relative; divide all of them by one number")]
 Scale = Annotated[
     float,

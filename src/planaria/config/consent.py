@@ -29,12 +29,12 @@ class Consent(NamedTuple):
 NO_CONSENT = Consent()
 _guard = threading.Lock()
 _open = 0
-"""contexts of :func:`allowing` that are active"""
+"""contexts of :func:`permit_code` that are active"""
 _modules: set[str] = set()
 
 
 @contextmanager
-def allowing(code: bool = True) -> Iterator[None]:
+def permit_code(code: bool = True) -> Iterator[None]:
     """Permit imports of any module in this process while the context is active; do nothing if ``code`` is false."""
     global _open
     with _guard:
@@ -59,7 +59,7 @@ def require(module: str, setting: str) -> None:
     _modules.add(module)
 
 
-def current() -> Consent:
+def current_consent() -> Consent:
     """Return the permission of this process."""
     return Consent(_open > 0, frozenset(_modules))
 
@@ -74,4 +74,4 @@ def inherit(consent: Consent) -> None:
 
 def flags() -> list[str]:
     """Return the flags that hand this process's permission to a command that it starts."""
-    return [FLAG] if any(current()) else []
+    return [FLAG] if any(current_consent()) else []

@@ -21,17 +21,17 @@ class SourceConfig(Section):
     """One source of a mixture: ``[data.mixture.NAME]``."""
 
     source: str
-    """source of this domain, in the form of data.source"""
+    """source of this domain, as data.source"""
     weight: bounds.Weight
     """the source's share of the samples is this divided by the sum of all weights"""
     field: str | None = None
     """record field with the text; default: data.field"""
     format: Format = "auto"
-    """format of the source, in the form of data.format"""
+    """format of the source, as data.format"""
     max_chars: Annotated[bounds.Positive | None, formerly("max_chars", "most")] = None
-    """most characters to read, in the form of data.max_chars"""
+    """maximum number of characters to read, as data.max_chars"""
     epochs: Annotated[float, Field(gt=0)] | None = None
-    """how often a run may read all of the source, at most; unlimited by default"""
+    """maximum number of times that a run reads the whole source; unlimited by default"""
 
 
 class DataConfig(Section):
@@ -41,7 +41,7 @@ class DataConfig(Section):
     field: str = "text"
     """key of the text in records and Hugging Face datasets"""
     format: Format = "auto"
-    """what a record holds: text, 'messages' (a dialogue), or 'prompt' (and 'completion'); auto: as the first record of
+    """content of a record: text, 'messages' (a dialogue), or 'prompt' (and 'completion'); auto: as the first record of
     local files, else text"""
     learn: Literal["answers", "all", "last"] = "answers"
     """tokens of a dialogue that are learned: the assistant's answers, all, or the last answer"""
@@ -122,6 +122,6 @@ class DataConfig(Section):
             if config.weight * bounds.MAX_MIXTURE_PERIOD < total:
                 raise ValueError(
                     f"data.mixture.{name}.weight = {config.weight:g} is less than one in "
-                    f"{bounds.MAX_MIXTURE_PERIOD} of all weights; raise it, or leave the source out"
+                    f"{bounds.MAX_MIXTURE_PERIOD} of all weights; raise it, or remove the source"
                 )
         return self

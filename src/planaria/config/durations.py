@@ -1,4 +1,4 @@
-"""Durations as users write them (``90``, ``1.5s``, ``5min``, ``2h``), and as they read them."""
+"""Durations: parse what users write (``90``, ``1.5s``, ``5min``, ``2h``), and format durations for messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def seconds(text: str) -> float:
     duration = float(match["number"]) * _SECONDS[match["unit"]] if match else MAX_S + 1
     if duration > MAX_S:
         raise ValueError(
-            f"{text}: not a duration; give seconds, or a time such as 60s, 5min or 2h (at most {MAX_S:g} s)"
+            f"{text}: not a duration; use seconds, or a time such as 60s, 5min or 2h (at most {MAX_S:g} s)"
         )
     return duration
 

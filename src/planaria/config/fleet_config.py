@@ -58,7 +58,7 @@ class FleetConfig(Section):
     """with a standby: how long workers wait for a controller"""
     lease_s: Annotated[Seconds, Field(gt=0)] = 1.0
     """with a standby: seconds after which a stopped controller (SIGSTOP) is killed and replaced; with
-    fleet.shared_log: seconds without a sign of life after which another machine leads"""
+    fleet.shared_log: seconds without a heartbeat after which another machine leads"""
     replace: bool = True
     """start a new worker for each one that dies; if false, the run continues with the remaining ones"""
     heartbeat_s: bounds.Heartbeat = 0.25

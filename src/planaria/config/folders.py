@@ -1,6 +1,6 @@
 """Kinds of result folders besides runs, which other parts of planaria list in ``PART/folder_kinds.py`` as ``KINDS``.
 
-These modules import little. Each method imports what it needs, so a run's report loads no other part.
+These modules import little. Each method imports its dependencies, so a run's report loads no other part.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ PAGE = "report.html"
 FIX = "restore the file that planaria wrote"
 """advice for damaged files"""
 Strategy = Literal["once", "vote", "tree"]
-"""how a program is written: directly, as the best of several, or divided into functions"""
+"""strategy by which a program is written: directly, as the best of several, or divided into functions"""
 Choice = Literal["agreement", "plurality"]
-"""how the best of several programs is chosen"""
+"""selection of the best of several programs"""
 
 
 class ReportPage(NamedTuple):
@@ -44,7 +44,7 @@ class FolderKind:
     has_own_config = False
     """whether its config.toml is not a run's recipe"""
 
-    def fits(self, folder: Path) -> bool:
+    def matches(self, folder: Path) -> bool:
         """Return whether ``folder`` is of this kind."""
         return (folder / self.marker).exists()
 
@@ -97,16 +97,16 @@ class FolderKind:
 
 
 @cache
-def registered() -> tuple[FolderKind, ...]:
+def folder_kinds() -> tuple[FolderKind, ...]:
     """Return all registered kinds."""
-    return parts.registered("folder_kinds")
+    return parts.registered_kinds("folder_kinds")
 
 
 def kind_of(folder: Path) -> FolderKind | None:
     """Return the kind of ``folder``; None for a run, or anything unknown."""
-    return next((kind for kind in registered() if kind.fits(folder)), None)
+    return next((kind for kind in folder_kinds() if kind.matches(folder)), None)
 
 
-def named(name: str) -> FolderKind:
+def find_kind(name: str) -> FolderKind:
     """Return the registered kind ``name``."""
-    return next(kind for kind in registered() if kind.name == name)
+    return next(kind for kind in folder_kinds() if kind.name == name)

@@ -38,16 +38,16 @@ TRAIN = RecipeKind("train", RunConfig, "train")
 
 
 @cache
-def registered() -> tuple[RecipeKind, ...]:
+def recipe_kinds() -> tuple[RecipeKind, ...]:
     """Return all kinds, the run's own first."""
-    return TRAIN, *parts.registered("recipe_kinds")
+    return TRAIN, *parts.registered_kinds("recipe_kinds")
 
 
 def kinds_of(tree: Mapping[str, Any]) -> list[str]:
-    """Return the kinds of recipe that it can be: those of its extra tables, or else those that alone accept a key."""
-    if tables := [kind.name for kind in registered() if kind.has_table and kind.name in tree]:
+    """Return the possible kinds of a recipe, from its extra tables or from keys that only one kind accepts."""
+    if tables := [kind.name for kind in recipe_kinds() if kind.has_table and kind.name in tree]:
         return tables
-    roots = [kind for kind in registered() if not kind.has_table]
+    roots = [kind for kind in recipe_kinds() if not kind.has_table]
     accepting = [[kind.name for kind in roots if kind.accepts(key)] for key in tree]
     decided = [names[0] for names in accepting if len(names) == 1]
     return [kind.name for kind in roots if kind.name in decided or not decided]
@@ -55,7 +55,7 @@ def kinds_of(tree: Mapping[str, Any]) -> list[str]:
 
 def command_of(name: str) -> str:
     """Return the command that runs recipes of this kind."""
-    return next(kind.command for kind in registered() if kind.name == name)
+    return next(kind.command for kind in recipe_kinds() if kind.name == name)
 
 
 def require_kind(tree: Mapping[str, Any], recipe: Path, *kinds: str) -> None:
@@ -65,7 +65,7 @@ def require_kind(tree: Mapping[str, Any], recipe: Path, *kinds: str) -> None:
     actual = kinds_of(tree)
     if not set(actual) & set(kinds):
         right = command_of(min(actual))
-        named = shipped.spelling(recipe)
+        named = shipped.name_of(recipe)
         raise UserError(f"{named} is a recipe for `planaria {right}`; run `planaria {right} {named}`")
 
 
@@ -73,5 +73,5 @@ def without_tables(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recipe of a run without the tables that other kinds of recipe add to it."""
     if all(map(TRAIN.accepts, tree)):
         return dict(tree)
-    tables = {kind.name for kind in registered() if kind.has_table and kind.section is TRAIN.section}
+    tables = {kind.name for kind in recipe_kinds() if kind.has_table and kind.section is TRAIN.section}
     return {key: value for key, value in tree.items() if key not in tables}

@@ -15,10 +15,11 @@ from planaria.config.section import DERIVED, Section
 def even_layers(layers: int, stages: int) -> tuple[int, ...] | None:
     """Return the layers of each block stage, distributed evenly; None if some stage would have none.
 
-    >>> even(10, 4) (3, 3, 2, 2)
+    >>> even_layers(10, 4)
+    (3, 3, 2, 2)
     """
-    least, more = divmod(layers, stages)
-    return None if least < 1 else (least + 1,) * more + (least,) * (stages - more)
+    base, larger = divmod(layers, stages)
+    return None if base < 1 else (base + 1,) * larger + (base,) * (stages - larger)
 
 
 class AdapterConfig(Section):
@@ -37,14 +38,14 @@ class AdapterConfig(Section):
 
 
 GROUP = "group"
-"""family of the members of a group, which hold whole models of their own (``planaria.host``)"""
+"""family of the members of a group, which hold their own whole models (``planaria.host``)"""
 
 
 class SubspaceConfig(Section):
     rank: Natural
     """k: numbers of a hidden state between stages"""
     seed: Natural
-    """the run's, from which the subspace is drawn"""
+    """seed of the run, from which the subspace is drawn"""
 
 
 class ModelConfig(Section):
@@ -98,7 +99,7 @@ class ModelConfig(Section):
     def head_dim(self) -> int:
         return self.dim // self.heads
 
-    def uncut(self, stages: int) -> str:
+    def why_uncuttable(self, stages: int) -> str:
         """Return why the layers cannot be split into this many block stages; empty if they can."""
         left, by_stage = self.layers - self.ends_layers, self.block_layers
         if not stages:
@@ -107,7 +108,7 @@ class ModelConfig(Section):
         if by_stage is not None and (len(by_stage), sum(by_stage)) != (stages, left):
             return (
                 f"pipeline.layers = {list(by_stage)} are {sum(by_stage)} layers in {len(by_stage)} stages; "
-                f"model.layers = {self.layers}{less} and pipeline.stages = {stages} ask for {left} in {stages}"
+                f"model.layers = {self.layers}{less} and pipeline.stages = {stages} require {left} in {stages}"
             )
         if by_stage is None and (left < stages or left % stages):
             fix = (
@@ -140,8 +141,8 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _check_sharing(self) -> Self:
-        least = self.dim * self.hidden * 3 // self.share
-        if self.share > 1 and least < self.dim:
+        stored = self.dim * self.hidden * 3 // self.share
+        if self.share > 1 and stored < self.dim:
             raise ValueError(
                 f"model.share = {self.share} leaves a layer of model.dim = {self.dim} fewer numbers than that"
             )
@@ -151,7 +152,7 @@ class ModelConfig(Section):
             )
         if self.one_array and self.share == 1:
             raise ValueError(
-                "model.share_over = 'model' shares nothing with model.share = 1; give how many weights share"
+                "model.share_over = 'model' shares nothing with model.share = 1; set model.share = 2 or more"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""Names that become files or folders: those that a user gives, and those that come from another machine.
+"""Names that become files or folders: those chosen by a user, and those received from another machine.
 
 A user names runs, peers, experts and sources of text (``Name``, ``Key``). Another machine or a downloaded file names
 files (``FileName``): such a name is one component of a path, so nothing is written outside the folder that it is joined
@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from planaria.common.errors import UserError
 
-RULE = "use 1 to 100 letters (a-z), digits, '-', '_' and '.', and begin with none of '-' and '.'"
+RULE = "use 1 to 100 letters (a-z), digits, '-', '_' and '.', and do not begin with '-' or '.'"
 KEY_RULE = "use 1 to 64 letters (a-z), digits, '-' and '_', and do not begin with '-'"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
@@ -29,17 +29,17 @@ def is_key(name: str) -> bool:
 
 
 def require_name(name: str, setting: str) -> None:
-    """:raises UserError: if ``name``, which ``setting`` gives, cannot be a name."""
+    """:raises UserError: if ``name``, the value of ``setting``, is not a valid name."""
     if not _NAME.fullmatch(name):
         raise UserError(f"{setting} {name!r}: not a valid name; {RULE}")
 
 
-def from_file(stem: str) -> str:
+def name_of_recipe(stem: str) -> str:
     """Return the name of a recipe that is called ``stem`` and does not state one: other characters become '-'."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip(".-")[:100] or "run"
 
 
-def expanded(path: str | Path) -> Path:
+def expand_home(path: str | Path) -> Path:
     """Return ``path`` with a leading ``~`` or ``~USER`` expanded; unchanged if that folder is unknown."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises where the user is unknown)
 
@@ -60,7 +60,7 @@ Name = Annotated[str, AfterValidator(_name)]
 Key = Annotated[str, AfterValidator(_key)]
 """a name without dots, a part of a dotted setting"""
 
-LONGEST = 200
+MAX_NAME_BYTES = 200
 """bytes of a file name; file systems have 255, and suffixes such as ``.unfinished`` are added"""
 STAGE_FILE = r"stage-[0-9]{4,}(-at-[0-9]+)?\.safetensors"
 """pattern of the file of a stage in a checkpoint"""
@@ -71,20 +71,20 @@ def path_component(name: str) -> str:
 
     :raises PydanticCustomError: if it is not.
     """
-    if not name.isprintable() or name[:1] in ("", ".") or "/" in name or len(name.encode()) > LONGEST:
+    if not name.isprintable() or name[:1] in ("", ".") or "/" in name or len(name.encode()) > MAX_NAME_BYTES:
         text = "must be a plain name: 1 to {most} bytes, printable, without '/', not starting with '.'"
-        raise PydanticCustomError("file_name", text, {"most": LONGEST})
+        raise PydanticCustomError("file_name", text, {"most": MAX_NAME_BYTES})
     return name
 
 
-def _plainly_named(path: Path) -> Path:
+def _require_plain_name(path: Path) -> Path:
     path_component(path.name)
     return path
 
 
 FileName = Annotated[str, AfterValidator(path_component)]
 """one component of a path"""
-NamedPath = Annotated[Path, AfterValidator(_plainly_named)]
+NamedPath = Annotated[Path, AfterValidator(_require_plain_name)]
 """a path whose last component may be used as the name of another file"""
 
 

@@ -60,13 +60,13 @@ class NetworkConfig(Section):
     def _check_staging_bandwidth(self) -> Self:
         if self.staging_bandwidth is None:
             if not self.overlap:
-                raise ValueError("network.overlap = false: copies take no time; give network.staging_bandwidth")
+                raise ValueError("network.overlap = false: copies take no time; set network.staging_bandwidth")
             return self
         why = ""
         if self.emulate:
-            why = "an emulated fleet has no devices; leave it or network.emulate out"
+            why = "an emulated fleet has no devices; remove it or network.emulate"
         elif self.topology is not None:
-            why = "on a topology, `planaria plan` weighs links alone; leave it out"
+            why = "on a topology, `planaria plan` weighs links alone; remove it"
         elif not (self.forward_s or self.backward_s):
             why = "copies overlap with passes, which take no time; set network.forward_s and network.backward_s"
         if why:

@@ -8,7 +8,7 @@ from typing import Any
 from planaria.config.shipped import PACKAGE
 
 
-def registered(module: str) -> tuple[Any, ...]:
+def registered_kinds(module: str) -> tuple[Any, ...]:
     """Return the ``KINDS`` of every ``PART/module.py``, in the order of the parts' names."""
     parts = sorted(file.parent.name for file in PACKAGE.glob(f"*/{module}.py"))
     return tuple(kind for part in parts for kind in import_module(f"planaria.{part}.{module}").KINDS)

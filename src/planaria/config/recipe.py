@@ -61,16 +61,16 @@ def _settings(section: type[Section], prefix: str = "") -> Iterator[tuple[str, t
             yield f"{prefix}{name}", section, name
 
 
-def setting(name: str, section: type[Section] = RunConfig) -> FieldInfo | None:
+def find_setting(name: str, section: type[Section] = RunConfig) -> FieldInfo | None:
     """Return the setting of this dotted name, also of an entry in a table with free names; None if there is none."""
     key, _, rest = name.partition(".")
     field = section.model_fields.get(key)
     if field is None or field.json_schema_extra == DERIVED:
         return None
     if inner := section_of(field.annotation):
-        return setting(rest, inner)
+        return find_setting(rest, inner)
     if rest and (inner := entry_of(field.annotation)):
-        return setting(rest.partition(".")[2], inner)
+        return find_setting(rest.partition(".")[2], inner)
     return None if rest else field
 
 
@@ -116,8 +116,8 @@ def resolve(
     """Return the configuration of ``tree``, a named recipe with this root section, as :func:`from_tree` does."""
     where = f"{recipe}: {location}" if location else str(recipe)
     refuse_unknown(tree, section_type, where, root=section_type)
-    settings = map_paths(json.loads(json.dumps(tree, default=str)), lambda name: _beside(recipe, name))
-    settings.setdefault("name", names.from_file(recipe.stem))
+    settings = map_paths(json.loads(json.dumps(tree, default=str)), lambda name: _path_next_to(recipe, name))
+    settings.setdefault("name", names.name_of_recipe(recipe.stem))
     return _validate_with_flags(section_type, settings, flags, where, fill_defaults)
 
 
@@ -143,7 +143,7 @@ def parse(tree: str, location: str) -> RunConfig:
     try:
         return RunConfig.model_validate_json(tree)
     except ValidationError as error:
-        raise UserError(f"{location}: {documents.first(error)}") from None
+        raise UserError(f"{location}: {documents.first_error(error)}") from None
 
 
 def flatten(config: Section | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -169,7 +169,7 @@ def read(recipe: Path) -> dict[str, Any]:
     if (recipe / RUN).is_file():
         raise UserError(f"{recipe} is a run, not a recipe; continue it with `planaria train --resume {recipe}`")
     if recipe.is_dir():
-        raise UserError(f"{recipe} is a folder, not a recipe; give a TOML file or a name that `planaria recipes` lists")
+        raise UserError(f"{recipe} is a folder, not a recipe; use a TOML file or a name that `planaria recipes` lists")
     if not recipe.is_file():
         neighbours = [p.name for p in recipe.parent.glob("*.toml")] if recipe.parent.is_dir() else []
         fix = (
@@ -180,7 +180,7 @@ def read(recipe: Path) -> dict[str, Any]:
         raise UserError(
             f"{recipe}: {recipe.stat().st_size} bytes is too large for a recipe (at most {MAX_RECIPE_BYTES})"
         )
-    return documents.toml(recipe, MAX_RECIPE_BYTES)
+    return documents.read_toml(recipe, MAX_RECIPE_BYTES)
 
 
 def merge_tables(tree: Mapping[str, Any], changes: Mapping[str, Any], section: type[Section] | None) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def map_paths(tree: Mapping[str, Any], change: Callable[[str], str], prefix: str
     return changed
 
 
-def _beside(recipe: Path, name: str) -> str:
+def _path_next_to(recipe: Path, name: str) -> str:
     """Return the full path of a file next to the recipe if it exists; other text unchanged."""
     file = recipe.parent / name
     return os.path.normpath(file.absolute()) if name.startswith(("./", "../")) and file.exists() else name
@@ -243,7 +243,7 @@ def refuse_unknown(
 
 def _keys(value: object, location: str, name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise UserError(f"{location}: {name} is a section; write its keys below [{name}]")
+        raise UserError(f"{location}: {name} is a section; set its keys below [{name}]")
     return value
 
 
@@ -251,7 +251,7 @@ def as_option(key: str, section: type[Section], prefix: str) -> str:
     """Return a hint on writing ``key`` as an option of a choice; may be empty."""
     if NAME not in section.model_fields or get_close_matches(key, section.model_fields, cutoff=0.75):
         return ""
-    return f"an option of {prefix}{choice_of(section)} is written {prefix}{NAME}.{key}"
+    return f"set an option of {prefix}{choice_of(section)} as {prefix}{NAME}.{key}"
 
 
 def table(section_type: type[Root], value: Any, name: str, recipe: Path) -> Root:
@@ -260,13 +260,15 @@ def table(section_type: type[Root], value: Any, name: str, recipe: Path) -> Root
     :raises UserError: naming file, key and the problem.
     """
     if not isinstance(value, Mapping):
-        raise UserError(f"{recipe}: {name} is a section; write its keys below [{name}]")
+        raise UserError(f"{recipe}: {name} is a section; set its keys below [{name}]")
     refuse_unknown(value, section_type, str(recipe), f"{name}.", section_type)
     try:
         return section_type.model_validate(dict(value))
     except ValidationError as error:
-        section = name if error.errors()[0]["loc"] else ""  # a rule about several fields names them itself
-        raise UserError(f"{recipe}: {documents.first(error, section_type, values=True, section=section)}") from None
+        section = name if error.errors()[0]["loc"] else ""  # a rule about several fields mentions them
+        raise UserError(
+            f"{recipe}: {documents.first_error(error, section_type, values=True, section=section)}"
+        ) from None
 
 
 def _value(section_type: type[Section], name: str, text: object) -> Any:
@@ -274,7 +276,7 @@ def _value(section_type: type[Section], name: str, text: object) -> Any:
     if not isinstance(text, str):
         return text  # set by a program
     documents.refuse_nul(text, f"--{name}")
-    field = setting(name, section_type)
+    field = find_setting(name, section_type)
     annotation = None if field is None else field.annotation  # None for an option, whose type its choice knows
     if text == "none" and type(None) in get_args(annotation):
         return None
@@ -312,9 +314,9 @@ def _explain(error: ValidationError, location: str, flags: Mapping[str, object])
     first = error.errors()[0]
     key = ".".join(str(p) for p in first["loc"] if not isinstance(p, int))
     if key in flags:
-        return f"--{key} {documents.shown(str(flags[key]))[1:-1]}: {documents.reason(first)}"
-    if first["type"] == "value_error":  # a rule about several fields names them itself
-        return f"{location}{' with the given flags' if flags else ''}: {documents.reason(first)}"
+        return f"--{key} {documents.quote(str(flags[key]))[1:-1]}: {documents.error_reason(first)}"
+    if first["type"] == "value_error":  # a rule about several fields mentions them
+        return f"{location}{' with these flags' if flags else ''}: {documents.error_reason(first)}"
     if first["type"] == "missing":
-        return f"{location}: {key} is missing; give it"
-    return f"{location}: {key} = {documents.shown(first['input'])}: {documents.reason(first)}"
+        return f"{location}: {key} is missing; set it"
+    return f"{location}: {key} = {documents.quote(first['input'])}: {documents.error_reason(first)}"

@@ -38,7 +38,7 @@ class Choice(Section):
     """name of an option in older versions → its present name"""
     former_members: ClassVar[Mapping[str, str]] = {}
     """name of a method or attribute that subclasses defined in older versions → its present name; a class from outside
-    planaria that defines the former name only is rejected"""
+    planaria that only defines the former name is rejected"""
 
 
 Chosen = TypeVar("Chosen", bound=Choice)
@@ -57,14 +57,14 @@ class Registry(Generic[Chosen]):
     shipped: Mapping[str, type[Chosen]] = field(hash=False)
     """built-in classes, by name"""
     location: str = ""
-    """where the options are, if not in ``options`` next to the name"""
+    """location of the options, if not ``options`` next to the name"""
     controls: tuple[str, ...] = ()
     """built-in choices that serve comparisons only; errors list them last"""
 
     @property
     def names(self) -> list[str]:
         """Names of registered choices."""
-        return sorted({*self.shipped, *_registered(self.kind)})
+        return sorted({*self.shipped, *_entry_points(self.kind)})
 
     def find(self, name: str) -> type[Chosen]:
         """Return the class that ``name`` chooses.
@@ -73,21 +73,21 @@ class Registry(Generic[Chosen]):
         """
         if name in self.shipped:
             return self.shipped[name]
-        named, registered = f"{self.setting} = {name!r}", _registered(self.kind)
+        named, registered = f"{self.setting} = {name!r}", _entry_points(self.kind)
         path = registered[name].value if name in registered else name
         if ":" not in path:
             fix = nearest(name, self.names, self.controls)
-            raise UserError(f"{named}: no such choice; {fix} (or 'module:Class' for a class of your own)")
+            raise UserError(f"{named}: no such choice; {fix} (or 'module:Class' for your own class)")
         module = path.partition(":")[0]
         if not all(word.isidentifier() for word in module.split(".")):
-            raise UserError(f"{named}: {module!r} is not a module name; write 'module:Class', such as 'mine:Mine'")
+            raise UserError(f"{named}: {module!r} is not a module name; use 'module:Class', such as 'mine:Mine'")
         if path not in {point.value for point in registered.values()}:
             consent.require(module, named)
         chosen = _class(path, named)
         if not (isinstance(chosen, type) and issubclass(chosen, self.base)):
             raise UserError(f"{named} is not derived from {self.base.__module__}.{self.base.__qualname__}; derive it")
         if inspect.isabstract(chosen):
-            raise UserError(f"{named} lacks {', '.join(sorted(chosen.__abstractmethods__))}; define what is missing")
+            raise UserError(f"{named} lacks {', '.join(sorted(chosen.__abstractmethods__))}; define them")
         for owner in custom_choices([chosen]):
             for former, present in chosen.former_members.items():
                 if former in vars(owner) and former not in owner.model_fields and present not in vars(owner):
@@ -112,7 +112,7 @@ class Registry(Generic[Chosen]):
         for option in options:
             if option not in chosen and not any(option in each.model_fields for each in chosen.values()):
                 declared = {option for each in chosen.values() for option in each.model_fields}
-                fix = nearest(option, declared) if declared else "there are none; leave it out"
+                fix = nearest(option, declared) if declared else "there are none; remove it"
                 raise UserError(f"{self._location}.{option}: no option of {', '.join(map(repr, names))}; {fix}")
         return {name: self._create(name, each, options) for name, each in chosen.items()}
 
@@ -127,7 +127,7 @@ class Registry(Generic[Chosen]):
         own_options = options.get(name, {})
         if not isinstance(own_options, Mapping):
             raise UserError(
-                f"{self._location}.{name} = {documents.shown(own_options)} is a table of the options of {name!r}"
+                f"{self._location}.{name} = {documents.quote(own_options)} is a table of the options of {name!r}"
             )
         own_options = {chosen.former.get(option, option): value for option, value in own_options.items()}
         if unknown := next((option for option in own_options if option not in chosen.model_fields), None):
@@ -139,8 +139,8 @@ class Registry(Generic[Chosen]):
             if first["type"] == "missing":
                 option = str(first["loc"][0])
                 fix = meaning(chosen, option) or "it"
-                raise UserError(f"{self._location}.{option}: {name!r} has no default for it; give {fix}") from None
-            raise UserError(documents.first(error, chosen, values=True, section=self._location)) from None
+                raise UserError(f"{self._location}.{option}: {name!r} has no default for it; set {fix}") from None
+            raise UserError(documents.first_error(error, chosen, values=True, section=self._location)) from None
         except UserError:
             raise
         except (Exception, SystemExit) as error:  # from a user's validator
@@ -152,7 +152,7 @@ class Registry(Generic[Chosen]):
 
 
 @lru_cache
-def _registered(kind: str) -> Mapping[str, EntryPoint]:
+def _entry_points(kind: str) -> Mapping[str, EntryPoint]:
     """Return entry points of installed packages; cached."""
     return {point.name: point for point in entry_points(group=f"planaria.{kind}")}
 
@@ -160,7 +160,7 @@ def _registered(kind: str) -> Mapping[str, EntryPoint]:
 def _class(path: str, named: str) -> Any:
     """Return the class ``module:Class``."""
     module, _, name = path.partition(":")
-    target: Any = _imported(module, named)
+    target: Any = _import(module, named)
     for attribute in name.split("."):
         if not hasattr(target, attribute):
             public = [member for member in vars(target) if not member.startswith("_")]
@@ -169,7 +169,7 @@ def _class(path: str, named: str) -> Any:
     return target
 
 
-def _imported(module: str, named: str) -> ModuleType:
+def _import(module: str, named: str) -> ModuleType:
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)  # last, so that nothing there replaces a library
@@ -190,7 +190,7 @@ def custom_choices(choices: Iterable[type[Choice]]) -> list[type[Choice]]:
 
 
 @contextmanager
-def blaming(custom: Callable[[], Sequence[type[Choice]]]) -> Iterator[None]:
+def blame_custom_code(custom: Callable[[], Sequence[type[Choice]]]) -> Iterator[None]:
     """Run code that involves classes from outside planaria.
 
     :raises UserError: for unexpected errors, with the text of :func:`blame`.
@@ -206,7 +206,8 @@ def blaming(custom: Callable[[], Sequence[type[Choice]]]) -> Iterator[None]:
 
 
 def blame(error: BaseException, custom: Sequence[type[Choice]]) -> str:
-    """Return which class from outside planaria raised ``error``, or may have caused it; empty if there is none."""
+    """Return the classes from outside planaria that raised ``error``, or may have caused it, and the error; empty if
+    there are none."""
     names = [f"{chosen.__module__}:{chosen.__qualname__}" for chosen in custom]
     files = [inspect.getsourcefile(chosen) for chosen in custom]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -216,10 +217,10 @@ def blame(error: BaseException, custom: Sequence[type[Choice]]) -> str:
     return f"{', '.join(names)} may be the cause: {describe_error(error)}" if names else ""
 
 
-def describe_error(error: BaseException, at: traceback.FrameSummary | None = None) -> str:
-    """Return an error as one line: location (innermost, unless ``at`` is given), type and message."""
+def describe_error(error: BaseException, frame: traceback.FrameSummary | None = None) -> str:
+    """Return an error as one line: location (the innermost, unless ``frame`` is set), type and message."""
     frames = traceback.extract_tb(error.__traceback__)
-    frame = at or (frames[-1] if frames else None)
+    frame = frame or (frames[-1] if frames else None)
     location = "" if frame is None else f"{frame.filename}:{frame.lineno}: "
     if isinstance(error, SyntaxError):
         location = f"{error.filename}:{error.lineno}: "

@@ -34,9 +34,9 @@ class PipelineConfig(Section):
     microbatch_size: bounds.BatchSize = 4
     """samples in one microbatch"""
     order: Literal["1f1b", "gpipe"] = "1f1b"
-    """which ready microbatch a worker prefers: backward first (1f1b) or forward first (gpipe)"""
+    """order in which a worker processes ready microbatches: backward first (1f1b) or forward first (gpipe)"""
     in_flight: Positive | None = None
-    """most microbatches in progress at once; by default two per worker under 1f1b, all under gpipe"""
+    """maximum number of microbatches in progress; by default two per worker under 1f1b, all under gpipe"""
     wire: str | Options = "fp32"
     """codec of activations and their gradients between stages: fp32, bf16, bits of both such as '6/4', a table such as
     {kind = "groups", forward = 6, backward = 4, group = 64}, {kind = "subspace", rank = 160}, or 'module:Class'"""
@@ -75,7 +75,8 @@ class RoutingConfig(Section):
     swaps: Natural = 2
     """skipping and `planaria plan`: steps back to the stage just before the furthest that a route may take"""
     max_jump: Annotated[Positive, formerly("max_jump", "jump")] = 4
-    """skipping and `planaria plan`: most stages that a route may advance beyond its furthest at once"""
+    """skipping and `planaria plan`: maximum number of stages that one step of a route may advance beyond its
+    furthest"""
     data_nodes: Positive = 1
     """`planaria plan`: ends workers, each of which handles its share of a step's microbatches"""
     wait_for_gradient_sums: Annotated[bool, formerly("wait_for_gradient_sums", "sums")] = False
@@ -94,12 +95,11 @@ class RoutingConfig(Section):
     def _check_search(self) -> Self:
         if self.search == "anneal" and self.edge_cost != "two_way":
             raise ValueError(
-                f"edge_cost = {self.edge_cost!r}: only search = 'flows' uses it; set routing.search, or leave it out"
+                f"edge_cost = {self.edge_cost!r}: only search = 'flows' uses it; set routing.search, or remove it"
             )
         if self.search == "flows" and self.wait_for_gradient_sums:
             raise ValueError(
-                "search = 'flows' does not plan gradient sums; leave routing.wait_for_gradient_sums "
-                "out, or use 'anneal'"
+                "search = 'flows' does not plan gradient sums; remove routing.wait_for_gradient_sums, or use 'anneal'"
             )
         return self
 
@@ -162,7 +162,7 @@ class TrainConfig(Section):
 
 class RecoveryConfig(Section):
     strategy: ChoiceName = "checkfree"
-    """how a lost stage is replaced: one strategy, or several in order of preference ('echo, checkpoint'); names, or
+    """replacement of a lost stage: one strategy, or several in order of preference ('echo, checkpoint'); names, or
     'module:Class'"""
     options: Options = Options()
     """options of the strategies: each applies to all that declare it; a table with a strategy's name, to that one"""
@@ -173,12 +173,12 @@ class RecoveryConfig(Section):
 
 class ExchangeConfig(Section):
     replicas: bounds.Replicas = 1
-    """copies of the model with separate samples, which agree as kind defines"""
+    """copies of the model with separate samples, synchronised by kind"""
     max_replicas: Annotated[bounds.Replicas | None, formerly("max_replicas", "most")] = None
     """fleet: largest number of replicas as machines join; replicas by default"""
     kind: ChoiceName = "allreduce"
-    """how replicas agree: allreduce, local (not), diloco, streaming_diloco, decoupled, eager, noloco, pair_mean,
-    gasloc, monna, 'module:Class'"""
+    """exchange between replicas: allreduce, local (none), diloco, streaming_diloco, decoupled, eager, noloco,
+    pair_mean, gasloc, monna, 'module:Class'"""
     options: Options = Options()
     """options of the kind"""
     compress: str | Options = ""
@@ -190,7 +190,7 @@ class ExchangeConfig(Section):
     'nnm:median'; or a table of rule (median, trimmed_mean, krum, multikrum, geometric_median, clipping, flag,
     'module:Class'), byzantine, mix (none, nnm, bucketing), scope (stage, replica) and the rule's options"""
     coded: str | Options = ""
-    """gradient coding, which gives the exact gradient without late replicas: a scheme (gc, srsgc, msgc, none,
+    """gradient coding, which recovers the exact gradient without late replicas: a scheme (gc, srsgc, msgc, none,
     'module:Class'), or a table of scheme, its options, jobs (parts of a step that are decoded separately) and slow
     (multiple of the fastest replica's time after which others are late)"""
     steps_between_rounds: Annotated[
@@ -229,7 +229,7 @@ class ChaosConfig(Section):
     def _check_trace(cls, trace: str | None) -> str | None:
         if trace == "":
             raise ValueError(
-                "chaos.trace is empty; give the path of a trace, such as `python -m planaria.lab.trace` writes, or none"
+                "chaos.trace is empty; set it to a trace file, such as `python -m planaria.lab.trace` writes, or none"
             )
         return trace
 
@@ -282,22 +282,22 @@ class RunConfig(Section):
     def _derive_model(self) -> Self:
         if self.model.block_layers != self.pipeline.layers:
             if self.pipeline.layers is None:
-                raise ValueError("model.block_layers follows from pipeline.layers; give that")
+                raise ValueError("model.block_layers is derived from pipeline.layers; set that")
             layers, left = self.pipeline.layers, self.model.layers - self.model.ends_layers
             # "auto" is even until the machines are measured.
             cut = even_layers(left, self.pipeline.stages) if layers == "auto" else layers
             self.__dict__["model"] = self.model.model_copy(update={"block_layers": cut})
         if self.model.subspace != (space := self.pipeline.subspace(self.seed)):
             if self.model.subspace is not None:
-                raise ValueError("model.subspace follows from pipeline.wire and seed; leave it out")
+                raise ValueError("model.subspace follows from pipeline.wire and seed; remove it")
             self.__dict__["model"] = self.model.model_copy(update={"subspace": space})
         return self
 
     @model_validator(mode="after")
     def _check_stages(self) -> Self:
         if self.pipeline.stages == 0 and self.model.family != GROUP:
-            raise ValueError("pipeline.stages = 0: give 1 or more")
-        if why := self.model.uncut(self.pipeline.stages):
+            raise ValueError("pipeline.stages = 0: use 1 or more")
+        if why := self.model.why_uncuttable(self.pipeline.stages):
             raise ValueError(why)
         together = self.exchange.replicas if self.engine == "inline" or self.routing.mixed else 1
         passes = 2 * (self.pipeline.stages + 1) * self.pipeline.microbatches * together
@@ -316,16 +316,16 @@ class RunConfig(Section):
             count = len(getattr(self.network, field))
             if count == 1 and self.pipeline.has_uneven_stages:
                 raise ValueError(
-                    f"network.{field} has one number for stages of {self.pipeline.cut} layers; give one for each of "
+                    f"network.{field} has one number for stages of {self.pipeline.cut} layers; set one for each of "
                     f"the {self.pipeline.stages + 1} stages 0..{self.pipeline.stages}"
                 )
             if count not in (0, 1, self.pipeline.stages + 1):
                 raise ValueError(
-                    f"network.{field} has {count} numbers; give one, or one for each of the "
+                    f"network.{field} has {count} numbers; set one, or one for each of the "
                     f"{self.pipeline.stages + 1} stages 0..{self.pipeline.stages}"
                 )
         if self.network.staging_bandwidth is not None and self.routing.schedule is not None:
-            raise ValueError("network.staging_bandwidth: a schedule has its own message times; leave it out")
+            raise ValueError("network.staging_bandwidth: a schedule has its own message times; remove it")
         return self
 
     @model_validator(mode="after")
@@ -337,7 +337,7 @@ class RunConfig(Section):
             )
         if len(self.exchange.steps_between_rounds) not in (0, self.exchange.replicas):
             raise ValueError(
-                f"exchange.steps_between_rounds has {len(self.exchange.steps_between_rounds)} numbers; give one "
+                f"exchange.steps_between_rounds has {len(self.exchange.steps_between_rounds)} numbers; set one "
                 f"for each of exchange.replicas = {self.exchange.replicas}"
             )
         if 0 < self.train.schedule_steps < self.train.steps:

@@ -55,7 +55,7 @@ def meaning(section: type[BaseModel], field: str) -> str:
 
 @cache
 def _docstrings(owner: type) -> Mapping[str, str]:
-    """Return field → docstring. Read on demand: in pydantic it would take half a second of every process."""
+    """Return field → docstring. Read on demand, because pydantic would take half a second in every process."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
     except (OSError, TypeError, SyntaxError):  # no source, or source changed after import

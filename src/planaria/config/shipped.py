@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parent / "recipes"
 _TOPOLOGIES = "topologies"
 
 
-def shipped() -> dict[str, Path]:
+def shipped_recipes() -> dict[str, Path]:
     """Return the file of each shipped recipe by its name, such as ``demo`` and ``drills/alone``."""
     recipes = {
         path.relative_to(folder).with_suffix(""): path
@@ -21,19 +21,19 @@ def shipped() -> dict[str, Path]:
 
 
 def names() -> list[str]:
-    """Return the names that :func:`find` knows, in order."""
-    return list(shipped())
+    """Return the names that :func:`find` accepts, in order."""
+    return list(shipped_recipes())
 
 
-def spelling(path: Path) -> str:
-    """Return how a user names the recipe ``path``: by its name if it is shipped, else by its path."""
-    return next((name for name, own in shipped().items() if own == path), str(path))
+def name_of(path: Path) -> str:
+    """Return the name of the recipe ``path`` if it is shipped, else its path."""
+    return next((name for name, own in shipped_recipes().items() if own == path), str(path))
 
 
 def find(text: str) -> Path:
     """Return the recipe that ``text`` names: a file if there is one, else the shipped recipe of this name.
 
-    If there is neither, return the given path; reading it fails with a message.
+    If there is neither, return ``text`` as a path; reading it fails with a message.
     """
     path = Path(text)
-    return path if path.is_file() else shipped().get(text, path)
+    return path if path.is_file() else shipped_recipes().get(text, path)

@@ -51,11 +51,11 @@ def on_leader_started(fact: e.LeaderStarted, run: RunState) -> RunState:
     if not fact.has_checkpoint:
         run = replace(run, durable=RollbackPoint(), saved=-1)
     for replica in run.live.values():
-        run = with_replica(run, _cut_off(replica))
+        run = with_replica(run, _remove_lost_edge_nodes(replica))
     return replace(give_up_save(run), writing=freeze({}), unsaved=None, unsealed=None)
 
 
-def _cut_off(replica: ReplicaState) -> ReplicaState:
+def _remove_lost_edge_nodes(replica: ReplicaState) -> ReplicaState:
     """Return the replica after its orders and reports in flight were lost: only commits and settled rounds remain."""
     replica = replace(without_round(replica), links=freeze({}), saved=-1)
     if replica.phase in ("commit", "settle"):  # the order is durable and is sent again
@@ -105,9 +105,9 @@ def on_linked(fact: e.Linked, run: RunState) -> RunState:
     replica = replica_answered_by(run, fact, "link")
     if replica is None:
         return run
-    run = fast_replace(run, gauges=run.gauges.linked(fact.link_s + fact.transfer_s + fact.rebuild_s))
+    run = fast_replace(run, gauges=run.gauges.with_linking(fact.link_s + fact.transfer_s + fact.rebuild_s))
     if replica.memory is not None:
-        replica = updated(replica, memory=replica.memory.linked(fact.node))
+        replica = updated(replica, memory=replica.memory.link(fact.node))
     if fact.node not in replica.origins and fact.node not in replica.lost:  # it already had its state
         return record_report(run, replica, fact.worker)
     origins = freeze({node: source for node, source in replica.origins.items() if node != fact.node})
@@ -144,15 +144,15 @@ def on_stage_copied(fact: e.StageCopied, run: RunState) -> RunState:
 
 @handles
 def on_stage_saved(fact: e.StageSaved, run: RunState) -> RunState:
-    if (part := _writing(run, fact)) is not None:
+    if (part := _next_background_write(run, fact)) is not None:
         if run.is_current_write(part):
-            run = with_replica(run, _saved(run.replicas[part.replica], fact))
+            run = with_replica(run, _with_saved_stage(run.replicas[part.replica], fact))
         return end_background_write(run, fact.worker)
     replica = _save_requested(run, fact)
-    return run if replica is None else record_report(run, _saved(replica, fact), fact.worker)
+    return run if replica is None else record_report(run, _with_saved_stage(replica, fact), fact.worker)
 
 
-def _saved(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
+def _with_saved_stage(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
     """Return the replica after one of its files was written."""
     if fact.weights:
         replica = updated(replica, weight_digests=freeze({**replica.weight_digests, fact.node: fact.weights}))
@@ -170,7 +170,7 @@ def _save_requested(run: RunState, fact: e.StageCopied | e.StageSaved | e.SaveFa
     return replica if replica is not None and replica.saved in (fact.step, -1) else None
 
 
-def _writing(run: RunState, fact: e.StageSaved | e.SaveFailed) -> BackgroundWrite | None:
+def _next_background_write(run: RunState, fact: e.StageSaved | e.SaveFailed) -> BackgroundWrite | None:
     """Return this worker's background write that the event is about, if any."""
     part = run.writing.get(fact.worker)
     return part if part is not None and (part.generation, part.step) == (fact.generation, fact.step) else None
@@ -180,7 +180,7 @@ def _writing(run: RunState, fact: e.StageSaved | e.SaveFailed) -> BackgroundWrit
 def on_save_failed(fact: e.SaveFailed, run: RunState) -> RunState:
     if fact.worker == e.CONTROLLER:  # reported before all other events
         return run if run.unsealed is None or run.saved != fact.step else _cancel_save(run.unsealed, fact, "")
-    replica, part = _save_requested(run, fact), _writing(run, fact)
+    replica, part = _save_requested(run, fact), _next_background_write(run, fact)
     if part is not None:
         now, wanted = end_background_write(run, fact.worker), run.is_current_write(part)
     elif replica is not None:
@@ -238,7 +238,7 @@ def on_update_received_or_update_rejected(fact: e.UpdateReceived | e.UpdateRejec
         )
     # An update rejected by one member is not used by the others.
     return with_replica(
-        reconsider_all(run), updated(replica, open_round=replace(open_round, refused=open_round.refused | {update}))
+        reconsider_all(run), updated(replica, open_round=replace(open_round, rejected=open_round.rejected | {update}))
     )
 
 
@@ -250,8 +250,8 @@ def _gradient_rejected(fact: e.UpdateRejected, run: RunState) -> RunState:
     refuses = next((index for index, node in enumerate(column) if replica.holders[node] == fact.worker), None)
     if refuses is None:
         return run
-    by = replica.refused.get(refuses, frozenset()) | {fact.replica}
-    return with_unindexed_replica(run, updated(replica, refused=freeze({**replica.refused, refuses: by})))
+    by = replica.rejected.get(refuses, frozenset()) | {fact.replica}
+    return with_unindexed_replica(run, updated(replica, rejected=freeze({**replica.rejected, refuses: by})))
 
 
 @handles

@@ -14,7 +14,7 @@ from planaria.control.state.fast_replace import fast_replace
 from planaria.control.state.replica import OpenRound, ReplicaState, updated
 from planaria.control.state.roster import Host, WorkerState
 from planaria.control.state.run import RunState
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 
 NOTHING: frozenset[int] = frozenset()
 
@@ -56,7 +56,7 @@ def after_report(replica: ReplicaState, worker: str) -> ReplicaState:
     if replica.phase == "commit":
         step, inner, memory = replica.step + 1, replica.steps_since_round + 1, replica.memory
         if memory is not None:
-            memory = memory.committed(replica.step, replica.holders)
+            memory = memory.commit(replica.step, replica.holders)
         return updated(
             replica, waiting=waiting, phase="idle", step=step, steps_since_round=inner, attempts=0, memory=memory
         )
@@ -72,7 +72,7 @@ def without_round(replica: ReplicaState) -> ReplicaState:
 
     In synchronised exchanges the round remains ahead: it is repeated, or adopted if others settle it.
     """
-    rule = exchange(replica.settings.exchange)
+    rule = make_exchange(replica.settings.exchange)
     if replica.open_round is None or not rule.synchronised:
         return replace(replica, open_round=None)
     return replace(
@@ -134,8 +134,8 @@ def with_replica(run: RunState, replica: ReplicaState) -> RunState:
     A committed step uses its samples, and its rejected gradients are recorded.
     """
     before, allotment, undecided = run.replicas[replica.number], run.allotment, run.undecided
-    if before.phase == "commit" and replica.step > before.step and (before.refused or run.suspicion.now):
-        run = fast_replace(run, suspicion=run.suspicion.end_round(before.step, before.refused, run.exchange))
+    if before.phase == "commit" and replica.step > before.step and (before.rejected or run.suspicion.now):
+        run = fast_replace(run, suspicion=run.suspicion.end_round(before.step, before.rejected, run.exchange))
     if before.phase == "commit" and replica.step > before.step:
         memory = replica.memory
         allotment = allotment.commit(replica.number, None if memory is None else replica.step - memory.step)

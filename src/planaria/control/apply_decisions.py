@@ -60,11 +60,11 @@ def on_run_step(fact: d.RunStep, run: RunState) -> RunState:
     if fact.mode == "train":
         run = step_started(run, run.allotment.take(fact.replica, fact.block))
         if replica.memory is not None:
-            replica = updated(replica, memory=replica.memory.begun(fact.step))
+            replica = updated(replica, memory=replica.memory.begin(fact.step))
     phase = "run" if fact.mode == "train" else "evaluate"
     coded = first_round(run) if fact.mode == "train" else None
     changes = {"phase": phase, "coded": coded, "waiting": WorkerSet(replica.holders.values())}
-    return with_replica(run, updated(replica, **changes, received=freeze({}), refused=freeze({})))
+    return with_replica(run, updated(replica, **changes, received=freeze({}), rejected=freeze({})))
 
 
 @handles
@@ -117,9 +117,9 @@ def on_settle(fact: d.Settle, run: RunState) -> RunState:
     open_rounds = {
         number: open_round for number in fact.members if (open_round := run.replicas[number].open_round) is not None
     }
-    refused = {number: {sender for _, sender in m.refused} | {*fact.byzantine} for number, m in open_rounds.items()}
+    rejected = {number: {sender for _, sender in m.rejected} | {*fact.byzantine} for number, m in open_rounds.items()}
     run = replace(
-        run, suspicion=run.suspicion.end_round(fact.round, {n: of for n, of in refused.items() if of}, run.exchange)
+        run, suspicion=run.suspicion.end_round(fact.round, {n: of for n, of in rejected.items() if of}, run.exchange)
     )
     participants = {n for open_round in open_rounds.values() for n in open_round.members}
     # Remaining members may continue, possibly alone.
@@ -129,10 +129,10 @@ def on_settle(fact: d.Settle, run: RunState) -> RunState:
         inner = replica.steps_since_round if replica.open_round else 0
         settling = updated(replica, phase="settle", waiting=WorkerSet(replica.holders.values()), open_round=None)
         run = with_replica(run, updated(settling, rounds=fact.round + 1, steps_since_round=inner))
-    return _forget_rounds(_settled_decoupled(run, fact) if run.exchange.decoupled else run)
+    return _forget_rounds(_settle_decoupled(run, fact) if run.exchange.decoupled else run)
 
 
-def _settled_decoupled(run: RunState, fact: d.Settle) -> RunState:
+def _settle_decoupled(run: RunState, fact: d.Settle) -> RunState:
     """Record when members received the round's weights, and what the others of the round will settle with."""
     weights = freeze(next(iter(fact.counted.values()), {}))
     for number in fact.members:
@@ -288,7 +288,7 @@ def on_worker_measurements(fact: e.WorkerMeasurements, run: RunState) -> RunStat
     replica = run.replica_of(fact.worker)
     if replica is None or replica.generation != fact.generation or replica.holders.get(fact.node) != fact.worker:
         return run
-    run = fast_replace(run, gauges=run.gauges.measured(fact))
+    run = fast_replace(run, gauges=run.gauges.with_measurements(fact))
     # Whether to act on slow workers depends on a clock that all replicas share.
     return reconsider(run, run.live.values() if run.blamed else [replica])
 

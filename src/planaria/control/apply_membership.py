@@ -97,7 +97,7 @@ def _without_holder(replica: ReplicaState, worker: str, missing: frozenset[int])
     )
     if replica.phase in ("commit", "settle"):  # the others finish what cannot be undone
         return after_report(replica, worker)
-    if replica.phase == "save":  # and their open files, so that no file is written twice at once or removed meanwhile
+    if replica.phase == "save":  # and their open files, so that no file is written by two workers or removed meanwhile
         another = {replica.arrangement.stage[node] for node in missing} & set(replica.stateful.stages)
         last = replica.unrecoverable_reason and not another
         return after_report(replica if last else replace(replica, saved=-1), worker)
@@ -110,7 +110,7 @@ def on_edge_broken(fact: e.EdgeBroken, run: RunState) -> RunState:
     if replica is None or fact.generation != replica.generation:
         return run
     pair = (min(fact.node, fact.peer), max(fact.node, fact.peer))
-    run = fast_replace(run, gauges=run.gauges.broken(*pair, fact.generation))
+    run = fast_replace(run, gauges=run.gauges.with_break(*pair, fact.generation))
     if fact.relay and fact.relay not in run.unreachable_relays:
         run = _without_relay(run, fact.relay, fact.cause)
         replica = run.replicas[replica.number]
@@ -129,7 +129,7 @@ def on_grace_expired(fact: e.GraceExpired, run: RunState) -> RunState:
     open_round = replica.open_round
     links = {pair: link for pair, link in replica.links.items() if pair not in replica.broken_edges}
     if links.keys() != replica.links.keys():  # workers drop received updates when they form
-        replica = replace(without_round(replica), links=freeze(links), avoided_relays=_avoided_relays(replica))
+        replica = replace(without_round(replica), links=freeze(links), avoided_relays=_relays_to_avoid(replica))
     possible = {n: w for n, w in replica.handover_from.items() if (d.PREDECESSOR, n) not in replica.broken_edges}
     replica = replace(replica, handover_from=freeze(possible))
     # An edge that transferred a state may be blamed after the transfer is complete: nothing is lost. A commit uses no
@@ -171,9 +171,8 @@ def on_relays_given_up(fact: e.RelaysGivenUp, run: RunState) -> RunState:
     return reconsider_all(replace(run, relays_given_up=True))
 
 
-def _avoided_relays(replica: ReplicaState) -> frozenset[str]:
-    """Return the relays to avoid, after edges over some of them failed: all blamed ones, or only these if that were
-    all."""
+def _relays_to_avoid(replica: ReplicaState) -> frozenset[str]:
+    """Return the relays to avoid: all relays of broken edges, or only the newest ones if that would leave none."""
     blamed = frozenset(replica.relay_of_edge[pair] for pair in replica.broken_edges if pair in replica.relay_of_edge)
     relays = replica.settings.relays.keys()
     return next((few for few in (replica.avoided_relays | blamed, blamed) if few != relays), frozenset())
@@ -188,7 +187,7 @@ def _initial_sources(replica: ReplicaState) -> Mapping[int, d.Source]:
 
 @handles
 def on_form(fact: d.Form, run: RunState) -> RunState:
-    replica = _formed(run, run.replicas[fact.replica], fact)
+    replica = _form_replica(run, run.replicas[fact.replica], fact)
     status: dict[str, Status] = dict.fromkeys(replica.handover_from.values(), "spare")
     status |= dict.fromkeys((member.worker for member in fact.members), "member")
     workers = run.workers
@@ -226,7 +225,7 @@ def invalidate_states(replica: ReplicaState) -> ReplicaState:
     )
 
 
-def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
+def _form_replica(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
     rebuilt = {m.node for m in form.members if isinstance(m.source, d.Rebuild)}
     origins, staleness = dict(replica.origins), dict(replica.staleness)
     for member in form.members:
@@ -266,12 +265,12 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         rounds=form.rounds,
         steps_since_round=form.inner,
         behind=freeze({}),
-        settled_at=_settled_at(run, replica, form),
+        settled_at=_nodes_settled(run, replica, form),
         memory=replica.memory and _nodes_with_snapshot(replica.memory, form),
     )
 
 
-def _settled_at(run: RunState, replica: ReplicaState, form: d.Form) -> Mapping[int, int]:
+def _nodes_settled(run: RunState, replica: ReplicaState, form: d.Form) -> Mapping[int, int]:
     """Return :attr:`ReplicaState.settled_at` after the replica received the rounds that it had missed."""
     if not run.exchange.decoupled:
         return replica.settled_at
@@ -285,5 +284,5 @@ def _nodes_with_snapshot(memory: MemorySnapshot, form: d.Form) -> MemorySnapshot
         return memory.void()
     renewed = {m.node: m.source for m in form.members if not isinstance(m.source, d.Keep | d.Recall)}
     restored = {node for node, s in renewed.items() if isinstance(s, d.Rebuild) and s.by == memory.by}
-    formed = memory.formed(renewed, restored)
-    return formed if all(isinstance(m.source, d.Keep) for m in form.members) else formed.restarted()
+    formed = memory.form(renewed, restored)
+    return formed if all(isinstance(m.source, d.Keep) for m in form.members) else formed.restart()

@@ -26,7 +26,7 @@ class BrokenEdges:
         self._until: dict[int, tuple[float, int]] = {}
         """replica → when an edge will be blamed, and its generation"""
 
-    def note(self, t: float, broken: EdgeBroken, run: RunState) -> None:
+    def record(self, t: float, broken: EdgeBroken, run: RunState) -> None:
         """Record that an edge broke at ``t``; ``run`` already includes it."""
         replica = run.replica_of(broken.worker)
         if replica is not None and replica.broken_edges:

@@ -19,7 +19,7 @@ from planaria.control.facts.events import IntervalChosen, ReplicaPosition
 from planaria.control.rounds import is_round_due
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.recovery.checkpoint import best_steps
 
 LAST_TRIES = 3
@@ -40,7 +40,7 @@ def _busy(run: RunState, replica: ReplicaState) -> bool:
 
 def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
     config, stateful = run.settings.exchange, replica.stateful
-    own = any(sharing != "shared" for sharing in exchange(config).parts.values())
+    own = any(sharing != "shared" for sharing in make_exchange(config).parts.values())
     several = stateful.shared and config.replicas > 1
     copies = sorted(stateful.stage.keys() - set(stateful.firsts))
     return d.Save(

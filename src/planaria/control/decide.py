@@ -10,7 +10,7 @@ decides a replica's next phase and the end of a run. Other modules decide:
 - ``control/exclusion.py``: the removal of members whose updates are repeatedly invalid;
 - ``exchange/robust/exclusion_decisions.py``: steps that continue without Byzantine replicas;
 - ``control/worker_assignment.py``: workers to start and to release;
-- ``control/diagnosis.py``, ``control/slow_parts.py``: slow workers and links, and reactions to them.
+- ``control/slowness/``: slow workers and links, and reactions to them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from planaria.control.checkpoint_decisions import (
     saving_affects_all,
     seal,
 )
-from planaria.control.diagnosis import diagnose, stuck_link
 from planaria.control.exclusion import exclude_member
 from planaria.control.facts import decisions as d
 from planaria.control.formation import (
@@ -39,7 +38,8 @@ from planaria.control.formation import (
     hand_over_stages,
 )
 from planaria.control.rounds import decide_round, is_round_due, next_block, stale_replicas
-from planaria.control.slow_parts import hand_over_slow_stage, reroute
+from planaria.control.slowness.decisions import diagnose, hand_over_slow_stage, reroute
+from planaria.control.slowness.edges import stuck_link
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import (
@@ -61,7 +61,7 @@ def decide(run: RunState) -> d.Decision | None:
     if run.failed:
         return d.Finish(outcome="failed", reason=run.failed)
     if run.stops_before_repair and not run.allotment.done and nothing_to_save(run):
-        return _stopped(run)
+        return _finish_stopped(run)
     if (about_disk := seal(run) or discard(run)) is not None:
         return about_disk
     candidates = _replicas_to_decide(run)
@@ -170,7 +170,7 @@ def _waits_for_first_copies(run: RunState) -> bool:
 
 
 def _before_joint_first_step(run: RunState) -> bool:
-    """Return whether no step is made yet in a run whose first step waits for all."""
+    """Return whether the run has not committed its first step, which waits for all replicas."""
     return run.settings.start_from_first_worker and len(run.allotment.used) == 0
 
 
@@ -192,10 +192,10 @@ def _finish(run: RunState) -> d.Finish | None:
         return d.Finish(outcome="failed", reason=unsaved) if unsaved else None
     if run.allotment.done:
         return d.Finish(outcome="finished")
-    return _stopped(run)
+    return _finish_stopped(run)
 
 
-def _stopped(run: RunState) -> d.Finish:
+def _finish_stopped(run: RunState) -> d.Finish:
     """Return the end of a run that is stopped, with the cause that prevented progress, if there was one."""
     trouble = next((replica.last_edge_failure for replica in run.live.values() if replica.last_edge_failure), "")
     return d.Finish(

@@ -1,4 +1,4 @@
-"""Dismissal of replicas whose updates are invalid. Pure."""
+"""Exclusion of replicas whose updates are invalid. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planaria.control.worker_assignment import (
 def exclude_member(run: RunState, replica: ReplicaState) -> d.ExcludeMember | None:
     """Dismiss the workers of a replica, or of a Byzantine one among replicas that make each step together."""
     enough = run.settings.exchange.strikes
-    if not enough or not run.suspicion.refusals or replica.open_round or run.stopping or run.allotment.done:
+    if not enough or not run.suspicion.rejections or replica.open_round or run.stopping or run.allotment.done:
         return None
     for member, nodes in _members(run, replica):
         strikes = run.suspicion.strikes(member, run.exchange)

@@ -55,7 +55,7 @@ class FailoverFold:
         self._last: Decision | None = None
         self._replan: Replan | None = None
         self._durable = dict[int, Commit | Settle]()
-        """replica → its last decision that every worker obeys, even after its controller's loss"""
+        """replica → its last commit or settle decision, which workers carry out even if the controller is lost"""
         self._failed_controllers = 0
         self.last_t = 0.0
         """time of the last line"""
@@ -82,7 +82,7 @@ class FailoverFold:
         elif isinstance(fact, StageCommitted):
             self._failed_controllers = 0
         if is_decision(fact):
-            self._decided(fact)
+            self._record_decision(fact)
 
     def state(self, notice: int = 0) -> FailoverState:
         """Return the state at the end of the log.
@@ -106,7 +106,7 @@ class FailoverFold:
     def _unanswered_replan(self, state: RunState) -> Replan | None:
         return self._replan if self._replan and state.replicas[self._replan.replica].phase == "replan" else None
 
-    def _decided(self, decision: Decision) -> None:
+    def _record_decision(self, decision: Decision) -> None:
         self._last = decision
         if isinstance(decision, Replan):
             self._replan = decision

@@ -37,7 +37,7 @@ class Observer(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise RunStopped if this process may not lead the run any more."""
+        """Raise RunStopped if this process may no longer lead the run."""
         ...
 
     def when_lost(self, disconnect: Callable[[], object]) -> None:

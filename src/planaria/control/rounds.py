@@ -27,7 +27,7 @@ def is_round_due(run: RunState, replica: ReplicaState) -> bool:
     """Return whether the replica has made its steps since the last round.
 
     A decoupled replica that need not wait for all makes up to ``overlap`` more until all others can take part; one that
-    has missed a round catches up at once.
+    has missed a round catches up immediately.
     """
     if replica.open_round or run.settings.most_replicas == 1:
         return False
@@ -91,7 +91,7 @@ def _with_groups(run: RunState, replicas: Collection[ReplicaState]) -> list[Repl
 
 
 def stale_replicas(run: RunState) -> frozenset[int]:
-    """Return the replicas without which synchronised others settled a round; they must copy one of these."""
+    """Return the replicas that missed a settled round and must copy a replica that settled it."""
     if run.settings.most_replicas == 1 or not run.exchange.synchronised:
         return frozenset()
     rounds = {number: settled_rounds(replica) for number, replica in run.live.items()}
@@ -127,7 +127,7 @@ def _is_idle(run: RunState, replica: ReplicaState) -> bool:
 
 
 def _is_ready_to_settle(run: RunState, replica: ReplicaState) -> bool:
-    """Return whether the replica has completed its round, as far as it can."""
+    """Return whether the replica waits at the end of its round or has no samples left."""
     if not replica.open_round or not _is_idle(run, replica):
         return False
     return replica.step >= replica.open_round.settle_at or bool(run.stopping) or next_block(run, replica) is None
@@ -250,7 +250,7 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
         if ahead := [r for r in rest if r.rounds > open_round.round and not r.is_stateless]:
             return _catch_up(replica, open_round.round, ahead)
     excluded = excluded_replicas(run)
-    members = [n for n in _accepted(run, members) if n not in excluded] or [replica.number]
+    members = [n for n in _members_without_rejections(run, members) if n not in excluded] or [replica.number]
     if replica.number not in members:  # the others continue first, without its update
         return None
     ready = [n for n in members if _is_ready_to_settle(run, live[n])]
@@ -312,7 +312,7 @@ def _contributors(run: RunState, replica: ReplicaState, members: list[int], late
 
     :param late: whether the replica has waited long enough for others, and may settle alone
     """
-    senders = _all_received(run, _accepted(run, members), keep=replica.number)
+    senders = _all_received(run, _members_without_rejections(run, members), keep=replica.number)
     assert replica.open_round is not None
     ends_early = replica.step < replica.open_round.settle_at  # it has no more samples, so it can wait for all
     others_needed = len(members) - 1 if ends_early else run.exchange.quorum(len(members))
@@ -324,19 +324,19 @@ def _contributors(run: RunState, replica: ReplicaState, members: list[int], late
     return run.exchange.update_weights({n: open_round.inner for n, open_round in rounds.items()})
 
 
-def _accepted(run: RunState, members: list[int]) -> list[int]:
+def _members_without_rejections(run: RunState, members: list[int]) -> list[int]:
     """Return a subset of ``members`` in which no member rejected another's update.
 
     Members in conflict with most others are removed first, then those rejected by most. A member that rejects everyone
     is excluded like one rejected by everyone.
     """
-    refusals = {
-        n: {of for _, of in open_round.refused} for n in members if (open_round := run.live[n].open_round) is not None
+    rejections = {
+        n: {of for _, of in open_round.rejected} for n in members if (open_round := run.live[n].open_round) is not None
     }
-    while any(refusals[n] for n in members):
-        refused = {n: sum(n in refusals[member] for member in members) for n in members}
-        conflicts = {n: sum(n in refusals[member] or member in refusals[n] for member in members) for n in members}
-        worst = max(members, key=lambda n: (conflicts[n], refused[n], n))
+    while any(rejections[n] for n in members):
+        rejected = {n: sum(n in rejections[member] for member in members) for n in members}
+        conflicts = {n: sum(n in rejections[member] or member in rejections[n] for member in members) for n in members}
+        worst = max(members, key=lambda n: (conflicts[n], rejected[n], n))
         if not conflicts[worst]:
             break
         members = [n for n in members if n != worst]
@@ -351,14 +351,14 @@ def _all_received(run: RunState, members: list[int], keep: int | None = None) ->
     """
     while True:
         required = {n: [other for other in members if other != n or _reports_own(run, n)] for n in members}
-        lacks = {n: sum(not _received(run, n, other) for other in required[n]) for n in members}
+        lacks = {n: sum(not _has_received(run, n, other) for other in required[n]) for n in members}
         worst = max(members, key=lambda n: (lacks[n] > 0 and n != keep, lacks[n], n))
         if not lacks[worst] or len(members) == 1:
             return members
         members = [n for n in members if n != worst]
 
 
-def _received(run: RunState, first: int, second: int) -> bool:
+def _has_received(run: RunState, first: int, second: int) -> bool:
     """Return whether two replicas have received each other's updates at every stage."""
     return run.replicas[first].has_received(second) and run.replicas[second].has_received(first)
 

@@ -1,7 +1,7 @@
 """Workers: where to start or release them, which spare takes over a node, and which replica sends a stage.
 
 Pure. The run's own machines have room for the workers of its first replicas and for spares. Joined machines have room
-of their own, which is used at once. A dead worker is replaced on its own machine.
+of their own, which is used immediately. A dead worker is replaced on its own machine.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def assign_spares(run: RunState, replica: ReplicaState, nodes: Iterable[int]) ->
 
 
 def has_room(run: RunState, worker: str, stage: int) -> bool:
-    """Return whether a worker's device can hold a stage, as far as known."""
+    """Return whether a worker's device can hold a stage, if known."""
     needed, memory = run.settings.memory_needs, run.workers[worker].memory
     return not needed or not memory or needed[stage] <= memory
 
@@ -240,13 +240,13 @@ def machine_loss_costs(run: RunState) -> dict[str, str]:
         lost = frozenset(held[host] - elsewhere)
         alone = [_cost(chain, frozenset({stage})) for stage in lost]
         if len(lost) > 1 and not any(alone) and (cost := _cost(chain, lost)):
-            costs[host] = f"machine {host} holds stages {', '.join(map(str, sorted(lost)))}: were it lost, {cost}"
+            costs[host] = f"machine {host} holds stages {', '.join(map(str, sorted(lost)))}; if it is lost, {cost}"
     return costs
 
 
 def _cost(chain: Chain, lost: frozenset[int]) -> str:
-    """Return what the joint loss of these stages costs besides time; empty: nothing."""
+    """Return the harm of losing these stages together, besides time; empty: none."""
     plan = chain.plan(lost, dict.fromkeys(range(chain.stages + 1), COMPLETE_COPY_AGE))
     if plan.reason:
-        return f"the run could not continue ({plan.reason})"
-    return "all stages would roll back to the newest checkpoint" if plan.rollback == "disk" else ""
+        return f"the run cannot continue ({plan.reason})"
+    return "all stages roll back to the newest checkpoint" if plan.rollback == "disk" else ""

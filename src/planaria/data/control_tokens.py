@@ -56,7 +56,7 @@ class DisguisedTokenizer:
         self._inner = tokenizers.Tokenizer.from_buffer(json.dumps(tree).encode())
         for name, number in names(inner).items():
             if self._inner.token_to_id(self._names[name]) != number:
-                raise UserError(f"{location}: its token {name!r} has an id that depends on its name; give another")
+                raise UserError(f"{location}: its token {name!r} has an id that depends on its name; use another name")
 
     def plain(self, text: str) -> tokenizers.Encoding:
         """Encode a text without control tokens."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from planaria.common.errors import UserError, missing_package, nearest
 from planaria.common.filesystems import is_url
 from planaria.config.data_config import Format
-from planaria.config.names import expanded
+from planaria.config.names import expand_home
 from planaria.config.schema import DataConfig
 from planaria.data.listing import LOCAL, STDLIB, Passed, list_files
 from planaria.data.records import (
@@ -40,7 +40,7 @@ Item = TypeVar("Item")
 
 
 @contextmanager
-def naming_source(name: str) -> Iterator[None]:
+def rename_source_errors(name: str) -> Iterator[None]:
     """Rename the source in errors to that of the mixture; "" is a single source."""
     try:
         yield
@@ -63,19 +63,19 @@ def iter_documents(config: DataConfig, on_progress: Callable[[str], None] | None
         texts.
     """
     characters = 0
-    most = config.max_chars
+    max_characters = config.max_chars
     passed = defaultdict[str, list[str]](list)
     for text in _iter_texts(config, passed):
         if text and not text.isspace():
-            piece = text if most is None else text[: most - characters]
+            piece = text if max_characters is None else text[: max_characters - characters]
             characters += len(piece)
             yield piece
-        if characters == most:
+        if characters == max_characters:
             return
     lines = _skip_notes(passed)
     if not characters:
         why = "".join(f"; {line}" for line in lines)
-        raise UserError(f"data.source = {config.source!r} holds no UTF-8 text; name a file or folder that does{why}")
+        raise UserError(f"data.source = {config.source!r} holds no UTF-8 text; use a file or folder that does{why}")
     if on_progress:
         for line in lines:
             on_progress(line)
@@ -104,13 +104,13 @@ def iter_source_records(
     lines = _skip_notes(passed)
     if empty:
         why = "".join(f"; {line}" for line in lines)
-        raise UserError(f"data.source = {config.source!r} holds no records; name a file or folder that does{why}")
+        raise UserError(f"data.source = {config.source!r} holds no records; use a file or folder that does{why}")
     if on_progress:
         for line in lines:
             on_progress(line)
 
 
-def resolved(config: DataConfig) -> DataConfig:
+def resolve_formats(config: DataConfig) -> DataConfig:
     """Return ``config`` with the formats that 'auto' means for local files: dialogues, if their first record is one.
 
     Packed dialogues are masked from each other.
@@ -131,7 +131,7 @@ def _format(config: DataConfig) -> Format:
     """Return the format of one source; 'auto' if it is text, or not local."""
     if config.format != "auto" or config.source.startswith(PREFIX) or _is_remote(config.source):
         return config.format
-    if not expanded(config.source.removeprefix(LOCAL)).exists():
+    if not expand_home(config.source.removeprefix(LOCAL)).exists():
         return "auto"
     try:
         root, names = list_files(config, {})
@@ -219,7 +219,7 @@ def _iter_records(config: DataConfig, passed: Passed) -> Iterator[tuple[Record, 
 
     def of_file(file: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
         if format_of(file) is None:
-            raise PassedOver(file, "no file of records", "name a .jsonl, .json or .parquet file")
+            raise PassedOver(file, "not a file of records", "use a .jsonl, .json or .parquet file")
         rows = iter_dialogue_records(file, keys)
         return _without_nulls(rows) if format_of(file) == "parquet" else rows
 
@@ -321,7 +321,7 @@ def read_hub(source: str, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:
     """
     name, _, configuration = source.removeprefix(PREFIX).partition(":")
     if not name:
-        raise UserError(f"data.source = {source!r} names no dataset; write 'hf:NAME' or 'hf:NAME:CONFIG'")
+        raise UserError(f"data.source = {source!r} names no dataset; use 'hf:NAME' or 'hf:NAME:CONFIG'")
     try:
         import datasets
     except ImportError as error:
@@ -351,5 +351,5 @@ def _load_remote(source: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"data.source = {source!r}: cannot load it ({reason}); check the name and the network, or give local files"
+            f"data.source = {source!r}: cannot load it ({reason}); check the name and the network, or use local files"
         ) from error

@@ -142,7 +142,7 @@ class Dataset:
         except OSError as error:
             raise _corrupt(folder, f"{error.filename} cannot be read: {error.strerror}") from error
         except ValidationError as error:
-            raise _corrupt(folder, f"meta.json: {documents.first(error)}") from error
+            raise _corrupt(folder, f"meta.json: {documents.first_error(error)}") from error
         if digest != meta.tokenizer:
             raise _corrupt(folder, "tokenizer.json is not the one the ids were made with")
         return dataset
@@ -274,7 +274,7 @@ def _mixture_meta(folder: Path) -> MixtureMeta:
     except OSError as error:
         raise _corrupt(folder, f"{error.filename} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise _corrupt(folder, f"{MIXTURE}: {documents.first(error)}") from error
+        raise _corrupt(folder, f"{MIXTURE}: {documents.first_error(error)}") from error
 
 
 def shard_file(folder: Path, name: str, number: int) -> Path:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planaria.common.errors import UserError, nearest
-from planaria.config.names import expanded
+from planaria.config.names import expand_home
 from planaria.config.schema import DataConfig
 from planaria.data.corpus import iter_source_records
 from planaria.data.records import REQUIRED, Record
@@ -55,7 +55,7 @@ def dialogues(
             marks = [*(False for _ in tokenizer.before), *(learned[segment] for _, segment in pairs), True]
         else:
             template = template or chat_template(config)
-            segments = _learned_segments(config, template, tokenizer, record, messages, first, location)
+            segments = _trained_segments(config, template, tokenizer, record, messages, first, location)
             pairs = tokenizer.encode_segments([text for text, _ in segments.parts], segments.mark)
             ids, marks = [i for i, _ in pairs], [segments.parts[segment][1] for _, segment in pairs]
         yield Dialogue(np.array(ids, np.uint32), np.array(marks, np.bool_))
@@ -67,10 +67,10 @@ def chat_template(config: DataConfig) -> Template:
     :raises UserError: if there is none.
     """
     is_trained_here = config.tokenizer in OWN
-    tokenizer_folder = None if is_trained_here else expanded(config.tokenizer)
+    tokenizer_folder = None if is_trained_here else expand_home(config.tokenizer)
     if tokenizer_folder is not None and tokenizer_folder.suffix == ".json":
         tokenizer_folder = tokenizer_folder.parent
-    path = tokenizer_folder if config.template is None else expanded(config.template)
+    path = tokenizer_folder if config.template is None else expand_home(config.template)
     if path is not None and not path.exists():
         raise UserError(f"data.template = {config.template!r}: no such file or folder; check the path")
     named = template_of(tokenizer_folder) if tokenizer_folder is not None else None
@@ -87,7 +87,7 @@ def chat_template(config: DataConfig) -> Template:
     return template
 
 
-def learned_template(config: DataConfig) -> Template | None:
+def training_template(config: DataConfig) -> Template | None:
     """Return the chat template of the first source of dialogues, or None without such a source or a template."""
     for source in config.sources.values():
         if source.dialogues:
@@ -119,7 +119,7 @@ def _require_messages(value: object, location: str) -> list[Message]:
         raise UserError(f"{location}: {_type_name(value)}, not a list of messages; fix or remove the record")
     for number, message in enumerate(value):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise UserError(f"{location}[{number}]: no object with 'role' and 'content'; fix or remove the record")
+            raise UserError(f"{location}[{number}]: not an object with 'role' and 'content'; fix or remove the record")
         if not _ROLE.fullmatch(message["role"]):
             raise UserError(
                 f"{location}[{number}]: its role is not a word, but {message['role']!a:.40}; fix the record"
@@ -134,7 +134,7 @@ def _type_name(value: object) -> str:
     return "an empty list" if value == [] else f"a value of type {type(value).__name__}"
 
 
-def _learned_segments(
+def _trained_segments(
     config: DataConfig,
     template: Template,
     tokenizer: Tokenizer,

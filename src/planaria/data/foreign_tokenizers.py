@@ -52,9 +52,9 @@ def open_tokenizer(source: bytes, location: str) -> tuple[tokenizers.Tokenizer, 
         with tokenizer_errors(location):
             return tokenizers.Tokenizer.from_buffer(source), growth
     except RecursionError:
-        raise UserError(f"{location} is not a tokenizer.json (nested too deep); give one, or 'bpe'") from None
+        raise UserError(f"{location} is not a tokenizer.json (nested too deep); use one, or 'bpe'") from None
     except ValueError as error:
-        raise UserError(f"{location} is not a tokenizer.json ({error}); give one, or 'bpe'") from error
+        raise UserError(f"{location} is not a tokenizer.json ({error}); use one, or 'bpe'") from error
 
 
 def gguf_as_json(path: Path) -> bytes:

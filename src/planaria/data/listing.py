@@ -13,7 +13,7 @@ from typing import NoReturn
 from planaria.common.cache import cache_folder
 from planaria.common.errors import UserError
 from planaria.config.data_config import DataConfig
-from planaria.config.names import expanded
+from planaria.config.names import expand_home
 
 STDLIB, LOCAL = "stdlib", "file://"
 NOT_STDLIB = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"})
@@ -24,7 +24,7 @@ Passed = dict[str, list[str]]
 
 def list_files(config: DataConfig, passed: Passed) -> tuple[Path, list[str]]:
     """Return the corpus's folder and the sorted names of the files below it."""
-    path, cache = expanded(config.source.removeprefix(LOCAL)), cache_folder(config.cache).resolve()
+    path, cache = expand_home(config.source.removeprefix(LOCAL)), cache_folder(config.cache).resolve()
     try:
         if config.source == STDLIB:
             path = Path(sysconfig.get_paths()["stdlib"])
@@ -40,7 +40,7 @@ def list_files(config: DataConfig, passed: Passed) -> tuple[Path, list[str]]:
         raise UserError(
             f"data.source = {config.source!r}: cannot read {error.filename} ({error.strerror}); change its permissions"
         ) from error
-    raise UserError(f"data.source = {config.source!r} is neither a file nor a folder; name one that is")
+    raise UserError(f"data.source = {config.source!r} is neither a file nor a folder; use the path of one")
 
 
 def _not_stdlib(folder: Path) -> bool:
@@ -95,7 +95,7 @@ def _why_skipped(path: Path) -> str:
 
 
 def _raise_missing(source: str, path: Path) -> NoReturn:
-    """Refuse a missing path, suggesting existing names."""
+    """Raise UserError for a missing path, suggesting existing names."""
     while not path.parent.is_dir():
         path = path.parent
     names = sorted(entry.name for entry in path.parent.iterdir() if not entry.name.startswith("."))

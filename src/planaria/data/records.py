@@ -22,9 +22,9 @@ RecordFormat = Literal["lines", "json", "parquet"]
 KINDS: Mapping[str, RecordFormat] = {".jsonl": "lines", ".ndjson": "lines", ".json": "json", ".parquet": "parquet"}
 """file name suffix, in lower case → format; all but Parquet may be followed by .gz"""
 _ROWS = 256
-"""rows of a Parquet file in memory at once"""
+"""rows of a Parquet file in memory together"""
 PIECE = 1 << 16
-"""characters of a JSON file read at once, or more if a record is longer"""
+"""characters of a JSON file read together, or more if a record is longer"""
 _BLANK = " \t\r\n"
 REQUIRED = {"messages": ("messages",), "prompt": ("prompt", "completion")}
 """data.format → keys that its records must have"""

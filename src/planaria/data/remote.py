@@ -12,15 +12,15 @@ from fsspec import AbstractFileSystem
 
 from planaria.common import documents
 from planaria.common.errors import UserError
-from planaria.common.filesystems import filesystem, reached, required, shown
+from planaria.common.filesystems import filesystem, require_reachable, without_password, wrap_errors
 
 MAX_FILES = 1_000_000
 MAX_TEXT = 1 << 28
-"""maximum bytes of a text file, which is one document and in memory at once"""
+"""maximum bytes of a text file, which is one document and is held in memory"""
 SILENCE_S = 60.0
 """maximum wait for the next bytes of a web server; other protocols have their own"""
 _VERSIONS = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
-"""facts that change with a file; each file system reports some"""
+"""properties that change with a file; each file system reports some"""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class RemoteFile:
     path: str
     url: str
     version: tuple[str, ...]
-    """changes with the file, as far as its file system reports"""
+    """changes with the file, if its file system reports changes"""
 
     @property
     def name(self) -> str:
         return self.path.rpartition("/")[2]
 
     def __str__(self) -> str:
-        return shown(self.url)
+        return without_password(self.url)
 
     def open(self, mode: str) -> BinaryIO:
         """Open the file as a stream of bytes. Failures of opening or reading raise UserError."""
@@ -50,8 +50,8 @@ class RemoteFile:
             content = documents.read_bounded(file, MAX_TEXT)
         if len(content) > MAX_TEXT:
             raise UserError(
-                f"data.source: {self} has more than {MAX_TEXT >> 20} MiB, too many for one document; cut it, or "
-                "make a .jsonl of it"
+                f"data.source: {self} has more than {MAX_TEXT >> 20} MiB, too many for one document; split it, or "
+                "convert it to .jsonl"
             )
         return content
 
@@ -66,7 +66,9 @@ def remote_files(source: str) -> list[RemoteFile]:
         info = system.info(root)
         files = dict(_below(system, root)) if info["type"] == "directory" else {root: info}
     if len(files) > MAX_FILES:
-        raise UserError(f"data.source = {shown(source)!r} has more than {MAX_FILES} files; name a folder with fewer")
+        raise UserError(
+            f"data.source = {without_password(source)!r} has more than {MAX_FILES} files; use a folder with fewer"
+        )
     alone = list(files) == [root]
     return [
         RemoteFile(
@@ -81,7 +83,7 @@ def remote_files(source: str) -> list[RemoteFile]:
 
 @contextmanager
 def _read(url: str) -> Iterator[None]:
-    with required("data.source"), reached(url, "read it"):
+    with require_reachable("data.source"), wrap_errors(url, "read it"):
         yield
 
 

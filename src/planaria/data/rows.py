@@ -19,13 +19,13 @@ Row = tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]
 
 @dataclass
 class DialogueCounts:
-    """How many dialogues were taken, cut or left out, and their tokens."""
+    """Numbers of dialogues that were used, cut or skipped, and of their tokens."""
 
     taken: int = 0
     longer: int = 0
     """dialogues that were cut at a row's length"""
     silent: int = 0
-    """dialogues without a learned token, which were left out"""
+    """dialogues without a learned token, which were skipped"""
     beyond: int = 0
     """dialogues of ``silent`` that have a learned token beyond a row's length"""
     tokens: int = 0
@@ -52,13 +52,13 @@ def learnable_dialogues(dialogues: Iterable[Dialogue], length: int, count: Dialo
 
 
 def split(dialogues: Iterable[Dialogue], share: float) -> Iterator[tuple[bool, Dialogue]]:
-    """Yield each dialogue with whether it is for validation, which gets at most this share of all tokens so far."""
+    """Yield (is_validation, dialogue); validation gets at most ``share`` of the tokens so far."""
     total = validation_tokens = 0
     for dialogue in dialogues:
         total += len(dialogue.ids)
-        withheld = validation_tokens + len(dialogue.ids) <= total * share
-        validation_tokens += len(dialogue.ids) if withheld else 0
-        yield withheld, dialogue
+        is_validation = validation_tokens + len(dialogue.ids) <= total * share
+        validation_tokens += len(dialogue.ids) if is_validation else 0
+        yield is_validation, dialogue
 
 
 @dataclass

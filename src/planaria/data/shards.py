@@ -17,18 +17,18 @@ from typing import BinaryIO, Final, Literal, Self
 import numpy as np
 
 from planaria.common import atomic
-from planaria.common.cache import cache_folder, locked
+from planaria.common.cache import cache_folder, hold_lock
 from planaria.common.errors import UserError
 from planaria.common.memory_pool import trim
 from planaria.config.schema import DataConfig
-from planaria.data.corpus import fingerprint, iter_documents, may_exceed, naming_source
+from planaria.data.corpus import fingerprint, iter_documents, may_exceed, rename_source_errors
 from planaria.data.dataset import MIXTURE, Ids, Mixture, MixtureMeta, MixtureSource, marks_of, shard_file
 from planaria.data.dataset import CorpusMetadata as CorpusMetadata
 from planaria.data.dataset import CorruptDataset as CorruptDataset
 from planaria.data.dataset import Data as Data
 from planaria.data.dataset import Dataset as Dataset
 from planaria.data.dataset import Split as Split
-from planaria.data.dialogues import Dialogue, dialogues, learned_template
+from planaria.data.dialogues import Dialogue, dialogues, training_template
 from planaria.data.mixture import quotas
 from planaria.data.rows import DialogueCounts, Packer, learnable_dialogues, pad_row, split
 from planaria.data.tokenizer import PIECE, Tokenizer, load_tokenizer
@@ -58,7 +58,7 @@ def tokenise_corpus(data: DataConfig, vocab: int, on_progress: Progress | None =
         tokenizer = load_tokenizer(data, vocab, cache, report)
         datasets: dict[str, Dataset] = {}
         for name, source in data.sources.items():
-            with naming_source(name):
+            with rename_source_errors(name):
                 datasets[name] = _prepare_source(source, tokenizer, cache, context, report)
         return _write_mixture(datasets, quotas(data), cache) if data.mixture else datasets[""]
     except OSError as error:
@@ -74,13 +74,15 @@ def _prepare_source(source: DataConfig, tokenizer: Tokenizer, cache: Path, conte
     facts = f"{FORMAT} {made_from} {source.validation!r} {tokenizer.to_json()}"
     if source.dialogues:
         if not context:
-            raise UserError(f"data.format = {source.format!r}: only training and `eval` read dialogues; give texts")
-        facts += f" {source.format} {source.learn} {source.pack} {context} {_text_of(learned_template(source))}"
+            raise UserError(f"data.format = {source.format!r}: only training and `eval` read dialogues; use texts")
+        facts += f" {source.format} {source.learn} {source.pack} {context} {_text_of(training_template(source))}"
     elif source.tokenization == "exact" and (tokenizer.before or tokenizer.after or may_exceed(source, PIECE)):
         facts += " exact"  # only here may ids differ from those of "legacy"
     folder = cache / hashlib.sha256(facts.encode()).hexdigest()[:24]
     length = context + 1 if source.dialogues else 0
-    with locked(cache / f".{folder.name}.lock", lambda: report("waiting for another process that prepares this data")):
+    with hold_lock(
+        cache / f".{folder.name}.lock", lambda: report("waiting for another process that prepares this data")
+    ):
         return _open_intact(folder, report) or _build(folder, source, tokenizer, made_from, length, report)
 
 
@@ -106,7 +108,7 @@ def _open_intact(folder: Path, report: Progress) -> Dataset | None:
     try:
         return Dataset.open(folder)
     except CorruptDataset:
-        report(f"{folder} is damaged; preparing it anew")
+        report(f"{folder} is damaged; preparing it again")
         return None
 
 
@@ -224,12 +226,12 @@ def _write_rows(
     if not count.taken:
         raise UserError(
             f"data.source = {data.source!r}: no dialogue has a token to learn within model.context + 1 = {length:,} "
-            f"tokens, beyond which {count.beyond:,} have some; give records with an answer, a larger model.context, or "
+            f"tokens, beyond which {count.beyond:,} have some; use records with an answer, a larger model.context, or "
             "data.learn = 'all'"
         )
-    left_out = f", {count.silent:,} left out that have none" if count.silent else ""
+    skipped = f", {count.silent:,} skipped that have none" if count.silent else ""
     cut = f", {count.longer:,} cut at {length:,} tokens (model.context + 1)" if count.longer else ""
-    report(f"{count.learned / count.tokens:.0%} of the tokens are learned{cut}{left_out}")
+    report(f"{count.learned / count.tokens:.0%} of the tokens are learned{cut}{skipped}")
     return count.taken
 
 

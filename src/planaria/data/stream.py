@@ -71,7 +71,7 @@ class Stream:
             numbers.append(self._in_order[source].starts(turn, ids).cumsum(0))
         return torch.stack(numbers)
 
-    def learned(self, first: int, count: int) -> int:
+    def target_count(self, first: int, count: int) -> int:
         """Return the number of targets in samples ``first`` .. ``first + count - 1``."""
         return sum(int(self._targets(n).sum()) for n in range(first, first + count))
 

@@ -1,4 +1,4 @@
-"""Tokenizers: byte-level BPE trained on the corpus, plain bytes, or a given tokenizer.json."""
+"""Tokenizers: byte-level BPE trained on the corpus, plain bytes, or a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from planaria.common import atomic, documents
 from planaria.common.errors import UserError
-from planaria.config.names import expanded
+from planaria.config.names import expand_home
 from planaria.config.schema import DataConfig
 from planaria.data import control_tokens, foreign_tokenizers, windows
 from planaria.data.control_tokens import DisguisedTokenizer
-from planaria.data.corpus import fingerprint, naming_source
+from planaria.data.corpus import fingerprint, rename_source_errors
 from planaria.data.corpus import iter_documents as texts_of
 from planaria.data.mixture import quotas
 from planaria.models.gguf_file import is_gguf
@@ -37,7 +37,7 @@ GROWTH = 16.0
 GROWN = 2**24
 """maximum bytes of such a measurement"""
 BATCH = 2**20
-"""characters tokenised at once, on all cores"""
+"""characters tokenised together, on all cores"""
 TRAINING = 2**25
 """maximum characters on which BPE is trained; more make it slower and hardly better"""
 Item = TypeVar("Item")
@@ -76,9 +76,9 @@ class Tokenizer:
 
         :raises UserError: if it is missing, damaged, hostile, or has no separator.
         """
-        name, fix = f"data.tokenizer: {path}", "give 'bpe', 'bytes' or the path of a tokenizer.json"
+        name, fix = f"data.tokenizer: {path}", "use 'bpe', 'bytes' or the path of a tokenizer.json"
         try:
-            source = foreign_tokenizers.gguf_as_json(path) if is_gguf(path) else documents.data(path, fix=fix)
+            source = foreign_tokenizers.gguf_as_json(path) if is_gguf(path) else documents.read_bytes(path, fix=fix)
         except UserError as error:
             raise UserError(f"data.tokenizer: {error}") from None
         inner, growth = foreign_tokenizers.open_tokenizer(source, name)
@@ -204,11 +204,11 @@ class Tokenizer:
         size = max(1, int(GROWN / self._growth))
         for start in range(0, len(text), size):
             piece = text[start : start + size]
-            normalised, least = self._inner.normalizer.normalize_str(piece), len(piece.encode())
-            if (grown := len(normalised.encode())) > GROWTH * least + GROWN // 64:
+            normalised, size_before = self._inner.normalizer.normalize_str(piece), len(piece.encode())
+            if (grown := len(normalised.encode())) > GROWTH * size_before + GROWN // 64:
                 raise UserError(
-                    f"{self._location}: its normalizer makes {grown} bytes of {least}, beyond the limit of {GROWTH:g} "
-                    "times as many; give another tokenizer"
+                    f"{self._location}: its normalizer makes {grown} bytes of {size_before}, beyond the limit of "
+                    f"{GROWTH:g} times as many; use another tokenizer"
                 )
 
 
@@ -225,7 +225,7 @@ def load_tokenizer(
     trained = data.tokenizer in ("bpe", "bytes")
     if data.tokenizer == "bpe" and vocab >= MIN_OWN_VOCAB:
         return _train_cached(data, vocab, cache, on_progress)
-    tokenizer = _byte_tokenizer() if trained else Tokenizer.open(expanded(data.tokenizer))
+    tokenizer = _byte_tokenizer() if trained else Tokenizer.open(expand_home(data.tokenizer))
     if tokenizer.vocab > vocab:
         raise UserError(
             f"data.tokenizer = {data.tokenizer!r} {'needs' if trained else 'has'} {tokenizer.vocab} ids but "
@@ -269,12 +269,12 @@ def _template_ids(inner: tokenizers.Tokenizer, location: object) -> tuple[tuple[
     raise UserError(f"{location}: its template does not keep a text whole; remove post_processor from it")
 
 
-def spread_sample(texts: Iterable[str], budget: int) -> list[str]:
-    """Return :func:`evenly_spaced` texts, each cut to ``budget`` characters."""
-    return evenly_spaced((text[:budget] for text in texts), budget, len)
+def sample_evenly(texts: Iterable[str], budget: int) -> list[str]:
+    """Return :func:`every_nth` texts, each cut to ``budget`` characters."""
+    return every_nth((text[:budget] for text in texts), budget, len)
 
 
-def evenly_spaced(items: Iterable[Item], budget: int, size: Callable[[Item], int]) -> list[Item]:
+def every_nth(items: Iterable[Item], budget: int, size: Callable[[Item], int]) -> list[Item]:
     """Return every 2^k-th item, with the smallest k that keeps their total ``size`` within ``budget``.
 
     One pass, O(budget) memory: every second item is dropped whenever the total is too large.
@@ -334,8 +334,8 @@ def _weighted_texts(data: DataConfig) -> Iterator[str]:
     shares = dict(zip(data.sources, (quota / sum(weights) for quota in weights), strict=True))
     kept: dict[str, list[str]] = {}
     for name, source in data.sources.items():
-        with naming_source(name):
-            kept[name] = spread_sample(texts_of(source), int(TRAINING * shares[name]))
+        with rename_source_errors(name):
+            kept[name] = sample_evenly(texts_of(source), int(TRAINING * shares[name]))
     sizes = {name: sum(map(len, texts)) for name, texts in kept.items()}
     whole = max(sizes[name] / share for name, share in shares.items())
     for name, texts in kept.items():

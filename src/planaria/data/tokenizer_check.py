@@ -24,7 +24,7 @@ LONGEST = 4096
 """maximum characters of one token"""
 ADDED = 64
 """maximum tokens that a template adds to a text"""
-FIX = "give another tokenizer"
+FIX = "use another tokenizer"
 _UNICODE = {
     "NFC": 3.0,
     "NFD": 3.0,
@@ -72,13 +72,13 @@ def _check_cached(source: bytes) -> float:
     inner = tokenizers.Tokenizer.from_buffer(source)
     tree = json.loads(inner.to_str())
     growth = _max_growth(tree["normalizer"], _normalizer_growth)
-    for part, most, growth_of in (
+    for part, limit, growth_of in (
         ("normalizer", MAX_GROWTH, _normalizer_growth),
         ("pre_tokenizer", MAX_AFTER, lambda part: _known_growth(part, _PRE)),
         ("decoder", MAX_AFTER, lambda part: _known_growth(part, _DECODERS)),
     ):
-        if (times := _max_growth(tree[part], growth_of)) > most:
-            raise UserError(f"its {part} can make a text {times:.3g} times as long, beyond the limit of {most:g}")
+        if (times := _max_growth(tree[part], growth_of)) > limit:
+            raise UserError(f"its {part} can make a text {times:.3g} times as long, beyond the limit of {limit:g}")
     _check_tokens(inner, tree["model"])
     inner.no_truncation()
     inner.no_padding()

@@ -29,7 +29,7 @@ from planaria.exchange.base import (
     meeting_cost,
 )
 from planaria.exchange.compress.base import Compressor, squared_norm
-from planaria.exchange.compress.compression import Compression, compression_from
+from planaria.exchange.compress.compression import Compression, make_compression
 from planaria.exchange.robust.rules import RobustAggregator
 from planaria.exchange.robust.weighing import Weighing
 
@@ -38,7 +38,7 @@ class Aggregator(Protocol):
     """A pure function: equal arguments in the same order give bit-identical results."""
 
     def __call__(self, values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
-        """Return one value of at least one; new tensors.
+        """Return one value of one or more members; new tensors.
 
         :param values: member → tensors by name, with the same names and shapes at all members, in order of member.
         :param weights: member → its positive weight; only ratios matter.
@@ -108,7 +108,7 @@ def mean_over_senders(values: Mapping[int, Weights], weights: Mapping[int, float
     }
 
 
-def clipped_senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
+def clipped_mean_over_senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
     """Clip each tensor of each message to the median norm among its senders; return :func:`mean_over_senders` of that.
 
     It is not a robust rule: a single sender is not clipped.
@@ -126,7 +126,7 @@ AGGREGATORS: dict[str, Aggregator] = {
     "mean": mean,
     "rda": rda,
     "senders": mean_over_senders,
-    "clipped_senders": clipped_senders,
+    "clipped_senders": clipped_mean_over_senders,
 }
 
 
@@ -134,7 +134,7 @@ LAST_ROBUST_VALUE = "centre"
 """the part of an outer state that holds the last value of an iterative robust rule"""
 
 
-def known_aggregator(name: str) -> str:
+def check_aggregator(name: str) -> str:
     """Return the name of an aggregator; raise ValueError for another name."""
     if name not in AGGREGATORS:
         raise ValueError(f"no such aggregator; {nearest(name, AGGREGATORS)}")
@@ -145,11 +145,11 @@ class AggregatingExchange(Exchange, ABC):
     """An exchange whose members each send one value, optionally compressed, and aggregate them."""
 
     receives_all: ClassVar[bool] = False
-    """whether every member receives every message of all others, so that they can keep estimates of each other"""
+    """whether every member receives every message, as error feedback with estimates requires"""
 
     bits: Literal[4, 8, 16, 32] = 32
     """bits per number in blocking messages; the rounding error is sent later"""
-    aggregator: Annotated[str, AfterValidator(known_aggregator)] = "mean"
+    aggregator: Annotated[str, AfterValidator(check_aggregator)] = "mean"
     """rule that combines the values of a group: mean, rda, senders, clipped_senders"""
 
     _compressed: Compression | None = PrivateAttr(default=None)
@@ -158,15 +158,17 @@ class AggregatingExchange(Exchange, ABC):
     @cached_property
     def compression(self) -> Compression:
         """Compression of blocking messages."""
-        return self._compressed or compression_from(f"{self.bits}bits")
+        return self._compressed or make_compression(f"{self.bits}bits")
 
-    def compressed(self, by: Compression) -> Self:
+    def with_compression(self, by: Compression) -> Self:
         """Return the exchange with compressed blocking messages.
 
         :raises UserError: if the exchange does not support this compression.
         """
         if self.bits != 32:
-            raise UserError(f"exchange.compress together with exchange.options.bits = {self.bits}: give one of them")
+            raise UserError(
+                f"exchange.compress cannot be combined with exchange.options.bits = {self.bits}; remove one of them"
+            )
         if by.feedback.estimates and not self.receives_all:
             raise UserError(
                 "exchange.compress: this feedback keeps an estimate of every member, but some may be missing from a "
@@ -175,7 +177,7 @@ class AggregatingExchange(Exchange, ABC):
         if by.feedback.estimates and self.aggregator != "mean":
             raise UserError(
                 f"exchange.options.aggregator = {self.aggregator!r}: this feedback's estimates (exchange.compress) add "
-                "up to their mean; take 'mean', or ef14"
+                "up to their mean; use 'mean', or ef14"
             )
         exchange = self.model_copy()
         exchange._compressed = by
@@ -198,7 +200,7 @@ class AggregatingExchange(Exchange, ABC):
             raise UserError(f"exchange.robust: {wrong}")
         if self.aggregator != "mean":
             raise UserError(
-                f"exchange.robust replaces exchange.options.aggregator = {self.aggregator!r}; leave one of them out"
+                f"exchange.robust replaces exchange.options.aggregator = {self.aggregator!r}; remove one of them"
             )
         if self.compression.feedback.estimates:
             raise UserError(
@@ -218,11 +220,11 @@ class AggregatingExchange(Exchange, ABC):
             )
         if by.scope == "replica" and not self.interval:
             return (
-                "scope = 'replica' needs rounds, but this exchange.kind combines gradients within every step; leave "
-                "scope out, or use exchange.kind = 'diloco'"
+                "scope = 'replica' needs rounds, but this exchange.kind combines gradients within every step; "
+                "remove scope, or use exchange.kind = 'diloco'"
             )
         if by.scope == "replica" and type(self).decoded_values is AggregatingExchange.decoded_values:
-            return "scope = 'replica': this exchange.kind does not decode its updates (decoded_values); leave scope out"
+            return "scope = 'replica': this exchange.kind does not decode its updates (decoded_values); remove scope"
         return ""
 
     def why_unsupported(self, members: int) -> str:
@@ -230,7 +232,8 @@ class AggregatingExchange(Exchange, ABC):
         if by is None or members >= by.min_members():
             return "" if by is None else self.why_rule_unsupported(by, members)
         return (
-            f"{members} replicas are too few to tolerate {by.rule.byzantine} Byzantine ones: {by.min_members()} or more"
+            f"{members} replicas are too few to tolerate {by.rule.byzantine} Byzantine ones; "
+            f"use {by.min_members()} or more"
         )
 
     @property
@@ -241,11 +244,11 @@ class AggregatingExchange(Exchange, ABC):
     def strikes(self) -> int:
         return 0 if self._robust is None else self._robust.strikes
 
-    def after_rejecting(self, refused: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None) -> Self:
+    def after_rejecting(self, rejected: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None) -> Self:
         if self._robust is None:
             return self
         exchange = self.model_copy()
-        exchange._robust = self._robust.after_rejecting(refused, on_weights, known_weights)
+        exchange._robust = self._robust.after_rejecting(rejected, on_weights, known_weights)
         return exchange
 
     @property
@@ -291,7 +294,7 @@ class AggregatingExchange(Exchange, ABC):
     def spread(self, outer: StageOuterState, updates: Updates) -> float:
         return weight_message.rms_spread(updates, self.codec(outer), outer.rounds)
 
-    def decoded(self, outer: StageOuterState, updates: Updates, like: Weights) -> dict[int, dict[str, Tensor]]:
+    def decode_blocking(self, outer: StageOuterState, updates: Updates, like: Weights) -> dict[int, dict[str, Tensor]]:
         """Return the decoded blocking parts of valid ``updates`` of the round after ``outer``, by member."""
         codec = self.codec(outer)
         return {

@@ -38,15 +38,15 @@ class AllReduce(AggregatingExchange):
         """g ← (1/n) Σ_j g_j, or the value of another aggregator, or the mean of estimates."""
         decoded, kept = self.compression.receive(outer, updates, me, fast)
         aggregate = self.aggregate_with_rule(outer, decoded)
-        reached, shared = self.compression.reached(outer, aggregate)
-        measured = self.compression.learned(outer, decoded)
-        return weight_message.fast_copy(reached, fast), measured.settled(
+        value, shared = self.compression.result(outer, aggregate)
+        measured = self.compression.with_measurements(outer, decoded)
+        return weight_message.fast_copy(value, fast), measured.settled(
             **kept, **shared, **self.parts_from_aggregate(aggregate)
         )
 
 
 class NoExchange(Exchange):
-    """No rounds: each replica trains alone, and its weights stay as they are."""
+    """No rounds: each replica trains alone and keeps its own weights."""
 
     @property
     def interval(self) -> None:

@@ -36,14 +36,14 @@ Shapes = Mapping[str, torch.Size]
 
 
 Sharing = Literal["shared", "own", "estimate"]
-"""Who keeps a part of the outer state. shared: equal at all replicas; a copy of a replica takes it over. own: belongs
+"""Sharing of a part of the outer state. shared: equal at all replicas; a copy of a replica takes it over. own: belongs
 to this replica, such as its rounding residual; a copy starts without it, and a different number of replicas starts with
 the mean. estimate: like own, but it carries nothing that must not be lost, so a different number of replicas starts
 without it.
 """
 Parts = Mapping[str, Sharing]
 SECANTS = "secants"
-"""the entry of a saved outer state that holds ``measured`` and ``secants``"""
+"""entry of a saved outer state with ``measured`` and ``secants``"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class StageOuterState:
         merged = {**self.parts, **{part: {**self[part], **new} for part, new in parts.items()}}
         return replace(self, parts=merged, rounds=self.rounds + 1)
 
-    def copied(self, parts: Parts) -> StageOuterState:
+    def for_copy(self, parts: Parts) -> StageOuterState:
         """Return the state that a copy of this replica starts with: the shared ones of the declared ``parts``."""
         return replace(self, parts={name: part for name, part in self.parts.items() if parts.get(name) == "shared"})
 
@@ -88,11 +88,11 @@ class StageOuterState:
         tensors: dict[str, dict[str, Tensor]] = {part: {} for part in parts}
         numbers = state.get(SECANTS, torch.zeros(1, dtype=torch.float64))
         if numbers.dtype != torch.float64 or numbers.ndim != 1 or not len(numbers):
-            raise ValueError(f"{SECANTS!r} ({numbers.dtype}) is no part of an outer state")
+            raise ValueError(f"{SECANTS!r} ({numbers.dtype}) is not part of an outer state")
         for key, tensor in state.items():
             part, _, name = key.partition("/")
             if key not in ("rounds", SECANTS) and (not name or tensor.dtype != torch.float32):
-                raise ValueError(f"{key!r} ({tensor.dtype}) is no part of an outer state")
+                raise ValueError(f"{key!r} ({tensor.dtype}) is not part of an outer state")
             if part in tensors:
                 tensors[part][name] = tensor
         if "rounds" not in state or state["rounds"].numel() != 1 or state["rounds"].is_floating_point():
@@ -173,7 +173,7 @@ class TooManyByzantine(ValueError):
 
 @dataclass(frozen=True)
 class ExchangeCost:
-    """Mean bytes that one replica sends in a round in which each member sends to all others of its group.
+    """Mean bytes that a replica sends per round if every member sends to every other member of its group.
 
     Excludes message headers. If only the group's mean is needed, a ring sends 2(n − 1)/n of an update instead of n − 1,
     but then members do not see single updates.
@@ -198,7 +198,7 @@ def one_group(members: Sequence[int]) -> list[tuple[int, ...]]:
 class Exchange(Choice, ABC):
     """A method by which the replicas of a stage agree; its fields are its options.
 
-    By default all replicas are one group, there is no outer state, and members wait for whole updates.
+    By default, all replicas form one group, there is no outer state, and members wait for whole updates.
     """
 
     former_members: ClassVar[Mapping[str, str]] = {
@@ -208,8 +208,8 @@ class Exchange(Choice, ABC):
     synchronised: ClassVar[bool] = False
     """whether all replicas share one outer state, so that a replica that missed a round must copy another's"""
     decoupled: ClassVar[bool] = False
-    """whether a round begins when :meth:`quorum` others are due too, and all replicas take part within their steps;
-    needs an overlap, and ``synchronised``"""
+    """whether a round begins once :meth:`quorum` other replicas are due, and all replicas take part between their
+    steps; needs an overlap, and ``synchronised``"""
     fixed_on_resume: ClassVar[tuple[str, ...]] = ()
     """options that define the outer state; they cannot change when a run resumes"""
 
@@ -264,11 +264,12 @@ class Exchange(Choice, ABC):
 
     @property
     def weighing(self) -> UpdateWeigher | None:
-        """How updates are weighted over all stages of a replica together; None: each stage weights on its own."""
+        """Weigher of updates over all stages of a replica; None: each stage weights its own updates."""
         return None
 
-    def after_rejecting(self, refused: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None) -> Self:
-        """Return the exchange for a round in which ``refused`` members' updates were rejected; they count as Byzantine.
+    def after_rejecting(self, rejected: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None) -> Self:
+        """Return the exchange for a round in which ``rejected`` members' updates were rejected; they count as
+        Byzantine.
 
         :param on_weights: receives the weight of each remaining update, if the rule determines one.
         :param known_weights: these weights, if they were computed elsewhere.

@@ -1,4 +1,4 @@
-"""Decoupled DiLoCo (arXiv 2604.21428): rounds of fragments that wait for few replicas, and use what the others have."""
+"""Decoupled DiLoCo (arXiv 2604.21428): rounds wait for few replicas and include the others' current weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from planaria.config.bounds import Positive
 from planaria.exchange import weight_message
-from planaria.exchange.aggregate import AGGREGATORS, equal_weights, known_aggregator
+from planaria.exchange.aggregate import AGGREGATORS, check_aggregator, equal_weights
 from planaria.exchange.base import OnWeights, Settled, StageOuterState, UpdateWeights, Weights
 from planaria.exchange.robust.rules import RobustAggregator
 from planaria.exchange.streaming_diloco import Streaming, fragments
@@ -20,10 +20,10 @@ from planaria.exchange.streaming_diloco import Streaming, fragments
 class Decoupled(Streaming):
     """Streaming DiLoCo whose rounds begin when ``min_due`` replicas have made their inner steps.
 
-    All other replicas take part at once, with the weights of their last step. After ``delay`` more steps, a replica
+    All other replicas take part immediately, with the weights of their last step. After ``delay`` more steps, a replica
     settles with the updates that have arrived everywhere; one that was too slow settles with the same updates after
-    its own step, so all keep the same slow weights. A replica of which nothing arrived loses what it learned of the
-    fragment.
+    its own step, so all keep the same slow weights. If no update of a replica arrived, its changes to the fragment
+    are lost.
 
     An update counts in proportion to the inner steps since its replica received the fragment. The published weight is
     tokens² / steps, which is proportional to that, since all replicas have equally many tokens in a step.
@@ -36,7 +36,7 @@ class Decoupled(Streaming):
     min_due: Positive = 1
     """replicas that must have made their inner steps before a round begins, and whose updates must arrive before it
     ends"""
-    aggregator: Annotated[str, AfterValidator(known_aggregator)] = "rda"
+    aggregator: Annotated[str, AfterValidator(check_aggregator)] = "rda"
     """rule that combines the values of a group: mean, rda, senders, clipped_senders"""
 
     _known_weights: Mapping[int, float] | None = PrivateAttr(default=None)
@@ -45,7 +45,7 @@ class Decoupled(Streaming):
     @model_validator(mode="after")
     def _check_mix(self) -> Self:
         if self.mix:
-            raise ValueError(f"mix = {self.mix:g}: a decoupled replica takes the result of a round whole; leave it out")
+            raise ValueError(f"mix = {self.mix:g}: a decoupled replica adopts the result of a round unmixed; remove it")
         return self
 
     def quorum(self, members: int) -> int:
@@ -57,8 +57,8 @@ class Decoupled(Streaming):
 
     def why_rule_unsupported(self, by: RobustAggregator, members: int) -> str:
         return (
-            "the members of a decoupled round do not compare what they received, so one could send each another "
-            "update; take exchange.kind = 'streaming_diloco'"
+            "the members of a decoupled round do not compare what they received, so one could send each a "
+            "different update; use exchange.kind = 'streaming_diloco'"
         )
 
     @property
@@ -69,7 +69,7 @@ class Decoupled(Streaming):
         return {member: float(max(count, 1)) for member, count in steps.items()}
 
     def catch_up(self, outer: StageOuterState, fast: Weights, latest: StageOuterState) -> Settled:
-        """Overwrite the fragments of the missed rounds; the other fragments keep what the replica has learned."""
+        """Overwrite the fragments of the missed rounds; the other fragments keep the replica's own weights."""
         slow = latest["slow"]
         parts = fragments(slow, self.fragments)
         missed = {round % self.fragments for round in range(outer.rounds, latest.rounds)}
@@ -79,8 +79,8 @@ class Decoupled(Streaming):
         )
         return {**fast, **weight_message.fast_copy(taken, fast)}, caught_up
 
-    def after_rejecting(self, refused: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None) -> Self:
-        exchange = super().after_rejecting(refused, on_weights, known_weights)
+    def after_rejecting(self, rejected: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None) -> Self:
+        exchange = super().after_rejecting(rejected, on_weights, known_weights)
         if known_weights is not None:
             exchange = exchange.model_copy()
             exchange._known_weights = known_weights.coefficients

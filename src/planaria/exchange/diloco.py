@@ -48,10 +48,10 @@ class DiLoCo(OuterMomentumExchange):
         return self.compression.update(outer, pseudo_gradient(self.slow_weights_before_round(outer), fast))
 
     def decoded_values(self, outer: StageOuterState, updates: Updates) -> dict[int, dict[str, Tensor]]:
-        return self.decoded(outer, updates, self.slow_weights_before_round(outer))
+        return self.decode_blocking(outer, updates, self.slow_weights_before_round(outer))
 
     def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
-        slow, settled = self._stepped(outer, updates, me)
+        slow, settled = self._take_outer_step(outer, updates, me)
         return {**fast, **weight_message.fast_copy(slow, fast)}, settled
 
     @property
@@ -59,7 +59,7 @@ class DiLoCo(OuterMomentumExchange):
         """Whether a single update is used without rounding, since no other member uses it."""
         return True
 
-    def _stepped(self, outer: StageOuterState, updates: Updates, me: int) -> Settled:
+    def _take_outer_step(self, outer: StageOuterState, updates: Updates, me: int) -> Settled:
         """Return the round's slow weights after one outer step, and the outer state.
 
         If a robust rule has too few updates, no weights change and the outer state only counts the round.

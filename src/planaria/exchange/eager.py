@@ -44,8 +44,8 @@ class Eager(DiLoCo):
             raise ValueError(f"bits = {self.bits}: messages travel during the inner steps, uncompressed; use 32")
         return self
 
-    def compressed(self, by: Compression) -> Self:
-        raise UserError("exchange.compress: 'eager' sends drifts during the inner steps, uncompressed; leave it out")
+    def with_compression(self, by: Compression) -> Self:
+        raise UserError("exchange.compress: 'eager' sends drifts during the inner steps, uncompressed; remove it")
 
     @property
     def prefetches(self) -> bool:

@@ -70,10 +70,10 @@ def random_groups(round: int, members: Sequence[int], size: int, seed: int) -> l
     arXiv 2506.10911, for N divisible by the size). Otherwise some groups are smaller by one; with pairs, one member
     sits out. The seed is a string, which Python hashes by SHA-512: draws are the same on every platform.
 
-    :raises ValueError: if a member is named twice or ``size`` is below 1.
+    :raises ValueError: if a member is listed twice or ``size`` is below 1.
     """
     if len(set(members)) < len(members):
-        raise ValueError(f"a member is named twice: {sorted(members)}")
+        raise ValueError(f"a member is listed twice: {sorted(members)}")
     if size < 1:
         raise ValueError(f"groups of {size} cannot be formed")
     order = sorted(members)
@@ -147,11 +147,11 @@ class SlowWeightExchange(OuterMomentumExchange, ABC):
     def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
         """Settle alone if a robust rule has too few updates in the group."""
         try:
-            return self._settled(outer, fast, updates, me)
+            return self._settle(outer, fast, updates, me)
         except TooManyByzantine:
-            return self._settled(outer, fast, {me: updates[me]}, me)
+            return self._settle(outer, fast, {me: updates[me]}, me)
 
-    def _settled(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
+    def _settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
         received, kept = self.compression.receive(outer, updates, me, outer["slow"])
         values = self._values(outer, updates, received)
         if me not in values:  # its own update was rejected: it repeats the round
@@ -164,7 +164,7 @@ class SlowWeightExchange(OuterMomentumExchange, ABC):
         return weight_message.fast_copy(new_slow, fast), outer.settled(slow=new_slow, momentum=momentum, **kept)
 
     def decoded_values(self, outer: StageOuterState, updates: Updates) -> dict[int, dict[str, Tensor]]:
-        return self._values(outer, updates, self.decoded(outer, updates, outer["slow"]))
+        return self._values(outer, updates, self.decode_blocking(outer, updates, outer["slow"]))
 
     def _values(
         self, outer: StageOuterState, updates: Updates, received: Mapping[int, Mapping[str, Tensor]]
@@ -196,12 +196,13 @@ class Gossip(SlowWeightExchange, ABC):
         return random_groups(round, members, self.group, seed)
 
     def why_rule_unsupported(self, by: RobustAggregator, members: int) -> str:
-        smallest, least = min(map(len, self.groups(0, range(members), 0))), by.min_members()
-        if smallest < least:
+        smallest = min(map(len, self.groups(0, range(members), 0)))
+        required = by.min_members()
+        if smallest < required:
             return (
                 f"{members} replicas in groups of {self.group} meet in some of {smallest}, and tolerating "
-                f"{by.rule.byzantine} Byzantine replicas needs groups of at least {least}; raise "
-                "exchange.options.group, or take exchange.kind = 'diloco'"
+                f"{by.rule.byzantine} Byzantine replicas needs groups of at least {required}; raise "
+                "exchange.options.group, or use exchange.kind = 'diloco'"
             )
         return super().why_rule_unsupported(by, members)
 

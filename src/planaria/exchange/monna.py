@@ -42,8 +42,8 @@ class MoNNA(SlowWeightExchange):
     def tolerated(self) -> int:
         return self.byzantine
 
-    def after_rejecting(self, refused: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None) -> Self:
-        return self.model_copy(update={"byzantine": max(0, self.byzantine - refused)})
+    def after_rejecting(self, rejected: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None) -> Self:
+        return self.model_copy(update={"byzantine": max(0, self.byzantine - rejected)})
 
     def why_unsupported(self, members: int) -> str:
         if members > 2 * self.byzantine:
@@ -54,7 +54,7 @@ class MoNNA(SlowWeightExchange):
         )
 
     def why_rule_unsupported(self, by: RobustAggregator, members: int) -> str:
-        return "'monna' already selects neighbours; leave it out, and set exchange.options.byzantine"
+        return "'monna' already selects neighbours; remove it, and set exchange.options.byzantine"
 
     def quorum(self, members: int) -> int:
         """Return n − f − 1: a silent Byzantine member delays no other."""

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from planaria.common.errors import UserError
-from planaria.config.registry import Choice, Registry, blaming, custom_choices
+from planaria.config.registry import Choice, Registry, blame_custom_code, custom_choices
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.allreduce import AllReduce, NoExchange
 from planaria.exchange.base import Exchange
-from planaria.exchange.coded.schemes import coded_of
-from planaria.exchange.compress.compression import compression_from
+from planaria.exchange.coded.schemes import make_coded_schedule
+from planaria.exchange.compress.compression import make_compression
 from planaria.exchange.decoupled import Decoupled
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.eager import Eager
@@ -20,7 +20,7 @@ from planaria.exchange.gasloc import Gasloc
 from planaria.exchange.gossip import PairMean
 from planaria.exchange.monna import MoNNA
 from planaria.exchange.noloco import NoLoCo
-from planaria.exchange.robust.rules import robust_of
+from planaria.exchange.robust.rules import make_robust_aggregator
 from planaria.exchange.streaming_diloco import Streaming
 
 EXCHANGES: Registry[Exchange] = Registry(
@@ -43,46 +43,50 @@ EXCHANGES: Registry[Exchange] = Registry(
 
 
 @lru_cache
-def exchange(config: ExchangeConfig) -> Exchange:
+def make_exchange(config: ExchangeConfig) -> Exchange:
     """Return the configured exchange; cached.
 
-    :raises UserError: naming the unknown kind or option, or the invalid value.
+    :raises UserError: for an unknown kind or option, or an invalid value.
     """
     rule = EXCHANGES.make(config.kind, config.options)
     if config.compress:
         if not isinstance(rule, AggregatingExchange):
-            raise UserError(f"exchange.compress: {config.kind!r} has no messages to compress; leave it out")
-        rule = rule.compressed(compression_from(config.compress))
+            raise UserError(f"exchange.compress: {config.kind!r} has no messages to compress; remove it")
+        rule = rule.with_compression(make_compression(config.compress))
         if config.has_several_replicas and (
             wrong := rule.compression.feedback.why_members_unsupported(config.replicas)
         ):
             raise UserError(f"exchange.compress: {wrong}")
     if config.robust:
         if not isinstance(rule, AggregatingExchange):
-            raise UserError(f"exchange.robust: {config.kind!r} does not aggregate several values; leave it out")
-        rule = rule.with_rule(robust_of(config.robust, config.replicas), config.replicas)
-    with blaming(lambda: custom_choices([type(rule)])):
+            raise UserError(f"exchange.robust: {config.kind!r} does not aggregate several values; remove it")
+        rule = rule.with_rule(make_robust_aggregator(config.robust, config.replicas), config.replicas)
+    with blame_custom_code(lambda: custom_choices([type(rule)])):
         every, overlap = rule.interval, rule.overlap
         if config.has_several_replicas and (wrong := rule.why_unsupported(config.replicas)):
             raise UserError(f"exchange.kind = {config.kind!r}: {wrong}")
         if every is not None and (not isinstance(every, int) or every < 0):
-            raise UserError(f"exchange.kind = {config.kind!r}: interval is {every!r}; give a number of steps, or None")
+            raise UserError(
+                f"exchange.kind = {config.kind!r}: interval is {every!r}; it must be a number of steps, or None"
+            )
         if rule.decoupled and not (overlap and rule.synchronised):
             raise UserError(
                 f"exchange.kind = {config.kind!r}: a decoupled exchange needs an overlap, and synchronised = True"
             )
         if overlap and not 0 < overlap < (every or 0):
-            raise UserError(f"exchange.kind = {config.kind!r}: overlap is {overlap}; give less than interval, {every}")
+            raise UserError(
+                f"exchange.kind = {config.kind!r}: overlap is {overlap}; it must be below interval = {every}"
+            )
     return rule
 
 
 def chosen_classes(config: ExchangeConfig) -> Iterator[type[Choice]]:
-    """Yield the classes that ``[exchange]`` names: kind, compressor and feedback, robust rule, coding scheme."""
+    """Yield the classes that ``[exchange]`` selects: kind, compressor and feedback, robust rule, coding scheme."""
     yield EXCHANGES.find(config.kind)
     if config.compress:
-        compression = compression_from(config.compress)
+        compression = make_compression(config.compress)
         yield from (type(compression.compressor), type(compression.feedback))
     if config.robust:
-        yield type(robust_of(config.robust, config.replicas).rule)
+        yield type(make_robust_aggregator(config.robust, config.replicas).rule)
     if config.coded:
-        yield type(coded_of(config.coded, config.replicas).scheme)
+        yield type(make_coded_schedule(config.coded, config.replicas).scheme)

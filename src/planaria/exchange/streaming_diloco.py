@@ -69,7 +69,7 @@ class Streaming(DiLoCo):
         return {name: slow[name] for name in fragments(slow, self.fragments)[outer.rounds % self.fragments]}
 
     def settle(self, outer: StageOuterState, fast: Weights, updates: Updates, me: int) -> Settled:
-        slow, settled = self._stepped(outer, updates, me)
+        slow, settled = self._take_outer_step(outer, updates, me)
         mixed = {name: mixture(fast[name].detach(), slow[name], self.mix) for name in slow}
         return {**fast, **mixed}, settled
 

@@ -21,14 +21,14 @@ class UpdatePublisher:
         self,
         honest: Update,
         codec: Compressor,
-        at: tuple[int, int],
+        position: tuple[int, int],
         me: int,
         others: Collection[int],
         known: Mapping[int, Tensor] | None = None,
     ) -> dict[int, Update]:
         """Return the update that replica ``me`` sends to each of the ``others``, and the one it uses itself.
 
-        :param at: step and round.
+        :param position: step and round.
         :param known: updates of the honest members in this round, as :func:`vectors` returns them.
         """
         return dict.fromkeys((*others, me), honest)
@@ -41,6 +41,6 @@ class UpdatePublisher:
 
 
 def vectors(updates: Mapping[int, Update], codec: Compressor, round: int) -> dict[int, Tensor]:
-    """Return the decoded updates, fp32 [d], by member; a member without a blocking part is left out."""
+    """Return the decoded updates, fp32 [d], by member; members without a blocking part are omitted."""
     messages = {member: update.blocking for member, update in updates.items() if update.blocking is not None}
     return {member: codec.decode(message, codec.count(message), round) for member, message in messages.items()}

@@ -30,7 +30,7 @@ class ValidUpdates(NamedTuple):
     rule: Exchange
     updates: dict[int, Update]
     """valid update of each replica"""
-    refused: dict[int, str]
+    rejected: dict[int, str]
     """replica whose update is invalid → why"""
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
 from planaria.data.stream import BatchReader
-from planaria.exchange.attacks import attack_of
+from planaria.exchange.attacks import make_attack
 from planaria.exchange.attacks.base import Attack, AttackView
 from planaria.exchange.base import Update
 from planaria.exchange.compress.base import Compressor
-from planaria.exchange.robust.rules import robust_of
+from planaria.exchange.robust.rules import make_robust_aggregator
 from planaria.exchange.update_publisher import UpdatePublisher, vectors
 
 
@@ -30,11 +30,11 @@ class Misbehaviour:
     """seed of the attack's random numbers"""
 
 
-def misbehaviour_of(
+def make_misbehaviour(
     attack: str | None, strength: float | None, until: int | None, seed: int, number: int
 ) -> Misbehaviour:
     """Return the attack of a fault, by its ``number`` in the trace of a run with this ``seed``."""
-    return Misbehaviour(attack_of(attack, strength), until, f"{seed} {number}")
+    return Misbehaviour(make_attack(attack, strength), until, f"{seed} {number}")
 
 
 class Byzantine(UpdatePublisher):
@@ -84,17 +84,19 @@ class Byzantine(UpdatePublisher):
         self,
         honest: Update,
         codec: Compressor,
-        at: tuple[int, int],
+        position: tuple[int, int],
         me: int,
         others: Collection[int],
         known: Mapping[int, Tensor] | None = None,
     ) -> dict[int, Update]:
-        """As :meth:`UpdatePublisher.updates`. By default the attack knows the node's own update and those of the last
-        round."""
-        step, number = at
+        """Return corrupted updates, as :meth:`UpdatePublisher.updates`.
+
+        By default the attack knows the node's own update and those of the last round.
+        """
+        step, number = position
         misbehaviour = self._current_attack(step)
         if misbehaviour is None or honest.blocking is None:
-            return super().updates(honest, codec, at, me, others)
+            return super().updates(honest, codec, position, me, others)
         self._misbehaved = True
         own = vectors({me: honest}, codec, number)[me]
         seen = known or {me: own, **self._received}
@@ -122,7 +124,7 @@ class Byzantine(UpdatePublisher):
     def _expected(self) -> int:
         """Byzantine replicas that the others expect; 1 if they expect none."""
         config = self._config
-        return robust_of(config.robust, config.replicas).rule.byzantine if config.robust else 1
+        return make_robust_aggregator(config.robust, config.replicas).rule.byzantine if config.robust else 1
 
 
 def _corrupt(misbehaviour: Misbehaviour, scene: AttackView, honest: Update, codec: Compressor) -> Update:
@@ -131,5 +133,6 @@ def _corrupt(misbehaviour: Misbehaviour, scene: AttackView, honest: Update, code
 
 
 def _generator(misbehaviour: Misbehaviour, me: int, number: int, peer: int = -1) -> torch.Generator:
+    # the text of older versions, so that traces are reproduced
     drawn = hashlib.sha256(f"planaria lie {misbehaviour.draw} {me} {number} {peer}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(drawn[:8], "little") >> 1)

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.state.replica import ReplicaState
-from planaria.exchange.registry import exchange
-from planaria.faults.trace import Fault
-from planaria.runtime.engine.run_start import START, run_started
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.exchange.registry import make_exchange
+from planaria.faults.trace import CORRUPT_UPDATE, Fault
+from planaria.runtime.preparation.run_start import START, run_started
+from planaria.runtime.resolved_run import ResolvedRun
 
 
 def neighbours(resolved: ResolvedRun, node: int) -> set[int]:
@@ -38,24 +38,25 @@ def require_edges(resolved: ResolvedRun, faults: Iterable[Fault], where: str) ->
             )
 
 
-def require_listeners(config: RunConfig, faults: Iterable[Fault], where: str) -> None:
+def require_receivers(config: RunConfig, faults: Iterable[Fault], where: str) -> None:
     """Check that updates and labels corrupted by the faults reach other replicas.
 
     :raises UserError: naming the first fault, from ``where``, that has no effect.
     """
     stages = config.pipeline.stages + 1
     for fault in faults:
-        if fault.signal != "lie":
+        if fault.signal != CORRUPT_UPDATE:
             continue
-        at = f"{where}: a fault 'lie' at stage {fault.stage}, step {fault.step}"
+        location = f"{where}: a fault '{CORRUPT_UPDATE}' at stage {fault.stage}, step {fault.step}"
         if why := _why_update_unused(config):
             raise UserError(
-                f"{at}: {why}, so no other replica receives the update; remove the fault, or use several replicas "
-                "that exchange updates, such as exchange.kind = 'allreduce'"
+                f"{location}: {why}, so no other replica receives the update; remove the fault, or use several "
+                "replicas that exchange updates, such as exchange.kind = 'allreduce'"
             )
         if fault.attack == "label_flip" and fault.stage % stages:
             raise UserError(
-                f"{at}: only stage 0 has labels; give a node of stage 0, such as {fault.stage - fault.stage % stages}"
+                f"{location}: only stage 0 has labels; use a node of stage 0, such as "
+                f"{fault.stage - fault.stage % stages}"
             )
 
 
@@ -63,13 +64,13 @@ def _why_update_unused(config: RunConfig) -> str:
     """Return why replicas receive no updates of a single replica; empty if they do."""
     if config.exchange.replicas == 1 and config.exchange.max_replicas is None:
         return "there is one replica"
-    if exchange(config.exchange).interval is None:
+    if make_exchange(config.exchange).interval is None:
         return f"exchange.kind = {config.exchange.kind!r} exchanges no updates"
-    if not exchange(config.exchange).has_blocking_part:
+    if not make_exchange(config.exchange).has_blocking_part:
         return f"exchange.kind = {config.exchange.kind!r} sends updates one round later, when attacks no longer apply"
     if config.exchange.coded:
         return "exchange.coded determines the messages of replicas"
-    if config.routing.mixed and exchange(config.exchange).interval:
+    if config.routing.mixed and make_exchange(config.exchange).interval:
         return "with routing.mixed, microbatches pass through all replicas, and each update depends on several replicas"
     return ""
 
@@ -84,6 +85,6 @@ def require_readers(resolved: ResolvedRun, faults: Iterable[Fault], where: str) 
     for fault in faults:
         if fault.signal == "slow_data" and fault.stage not in readers:
             raise UserError(
-                f"{where}: a fault 'slow_data' at {fault.stage}, which reads no batches; give one of these nodes: "
+                f"{where}: a fault 'slow_data' at {fault.stage}, which reads no batches; use one of these nodes: "
                 f"{', '.join(map(str, readers))}"
             )

@@ -1,4 +1,4 @@
-"""Failure groups: the stages that one failure takes - one, two neighbours, a machine's, or a region's. Pure.
+"""Failure groups: the stages that one failure destroys: one, two neighbours, a machine's, or a region's. Pure.
 
 CheckFree's model has stages fail independently. Machines with several stages, and regions, lose neighbours together,
 and with them copies and originals. Rates keep the loss rate of a stage equal for every kind: larger failures are rarer.
@@ -32,7 +32,7 @@ def failure_groups(
     """Return the sets of stages that fail together, restricted to ``eligible``, of block stages 1..``stages`` and stage
     0.
 
-    ``machine`` consecutive stages share a machine.
+    ``machine`` consecutive stages relative_probability a machine.
 
     >>> failure_groups("machine", {1, 2, 3, 4, 5}, 5, 2)
     [(1, 2), (3, 4), (5,)]
@@ -47,6 +47,6 @@ def failure_groups(
     return [members for members in groups if members]
 
 
-def share(domain: FailureDomain) -> float:
+def relative_probability(domain: FailureDomain) -> float:
     """Return a failure's probability relative to a stage's loss rate: an inner stage is in two pairs of neighbours."""
     return 0.5 if domain == "adjacent" else 1.0

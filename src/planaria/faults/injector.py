@@ -22,7 +22,7 @@ WorkerProcess = tuple[str, int]
 """worker, incarnation"""
 
 
-class TraceChaos:
+class TraceInjector:
     """Announces faults to the workers at the nodes (as stages) of a trace.
 
     A fault waits for the first step at or after its own that has its moment, so a rolled-back or repeated step is
@@ -31,13 +31,13 @@ class TraceChaos:
     """
 
     def __init__(self, trace: Trace, fleet: Fleet, checkpoints: Path, first_step: int = 0) -> None:
-        """``first_step``: faults that ended before it belong to an earlier part of the run."""
+        """:param first_step: faults that ended before it belong to an earlier part of the run."""
         self._fleet, self._checkpoints = fleet, checkpoints
         numbered = [(number, fault) for number, fault in enumerate(trace.faults) if is_pending(fault, first_step)]
         self._waiting = sorted(numbered, key=_sort_key)
         self._next = len(trace.faults)
         self._armed: dict[int, tuple[Fault, WorkerProcess]] = {}
-        """number → fault, and the worker at which it is not injected yet"""
+        """number → announced fault, and the worker that will inject it"""
         self._simultaneous: dict[int, list[tuple[int, Fault]]] = defaultdict(list)
         """number of a kill → kills injected with it"""
         self._resumptions: list[tuple[float, WorkerProcess]] = []
@@ -45,7 +45,7 @@ class TraceChaos:
         """machine, fault of its workers, and its end (monotonic seconds)"""
 
     def add(self, fault: Fault) -> None:
-        """Add a fault, to be injected at the next occasion."""
+        """Add a fault, to be injected at the next opportunity."""
         self._wait(self._next, fault)
         self._next += 1
 
@@ -53,7 +53,7 @@ class TraceChaos:
         """Arm the faults whose moment this decision begins, before its orders are sent."""
         match decision:
             case d.RunStep(mode="train"):
-                self._give_up_mates()
+                self._requeue_simultaneous()
                 settings = state.settings.exchange
                 agreed = settings.replicas > 1 and state.exchange.interval == 0 and not settings.coded
                 workers = _executing_workers(state, decision.replica)
@@ -67,21 +67,21 @@ class TraceChaos:
                 return self._arm(step, state, _executing_workers(state, *decision.members), "settle")
             case d.Form():
                 holders = _executing_workers(state, decision.replica)
-                ends = {node: holders[node] for node in _transferring_nodes(decision) & holders.keys()}
-                return self._arm(decision.step, state, ends, "transfer") + self._arm(
+                endpoints = {node: holders[node] for node in _transferring_nodes(decision) & holders.keys()}
+                return self._arm(decision.step, state, endpoints, "transfer") + self._arm(
                     decision.step, state, holders, "link"
                 )
         return []
 
     def on_event(self, t: float, event: e.Event, state: RunState) -> list[e.FaultInjected]:
-        """Kill the mates of a worker that injected its fault; re-queue the faults of a worker lost otherwise."""
+        """Inject the kills simultaneous with the event's fault; re-queue the faults of a worker lost otherwise."""
         if isinstance(event, e.FaultInjected) and event.number in self._armed:
             fault, target = self._armed.pop(event.number)
             if fault.signal == "stop" and fault.resume_after_s is not None:
                 self._resumptions.append((t + fault.resume_after_s, target))
-            return [self._kill(*mate, event.step, state) for mate in self._simultaneous.pop(event.number, ())]
+            return [self._kill(*kill, event.step, state) for kill in self._simultaneous.pop(event.number, ())]
         if isinstance(event, e.WorkerJoined):
-            self._slow_newcomer(event.worker, state)
+            self._slow_new_worker(event.worker, state)
         if isinstance(event, e.WorkerLost):
             for number, (fault, target) in list(self._armed.items()):
                 if target == (event.worker, event.incarnation):
@@ -90,13 +90,13 @@ class TraceChaos:
         return []
 
     def resume_due(self, t: float) -> None:
-        """Resume stopped workers whose time has come."""
+        """Resume stopped workers that are due."""
         for due in [due for due in self._resumptions if due[0] <= t]:
             self._resumptions.remove(due)
             self._fleet.signal(*due[1], signal.SIGCONT)
 
     def next_due(self) -> float | None:
-        """Return when the next stopped worker resumes, in monotonic seconds."""
+        """Return the time at which the next stopped worker resumes, in monotonic seconds."""
         return min([due[0] for due in self._resumptions], default=None)
 
     def _arm(self, step: int, state: RunState, holders: Mapping[int, str], *moments: str) -> list[e.FaultInjected]:
@@ -144,7 +144,7 @@ class TraceChaos:
             if record.host == host and record.status in ("spare", "member"):
                 self._send(name, injection)
 
-    def _slow_newcomer(self, worker: str, state: RunState) -> None:
+    def _slow_new_worker(self, worker: str, state: RunState) -> None:
         """Slow a worker that was started on a slow machine."""
         now = time.monotonic()
         for host, injection, until in self._slow_hosts:
@@ -163,14 +163,14 @@ class TraceChaos:
             worker=worker, node=fault.stage, signal="SIGKILL", step=step, moment=fault.moment, number=number
         )
 
-    def _give_up_mates(self) -> None:
-        """Re-queue kills whose leading worker was lost otherwise."""
+    def _requeue_simultaneous(self) -> None:
+        """Re-queue simultaneous kills whose first worker was lost otherwise."""
         for number in [number for number in self._simultaneous if number not in self._armed]:
-            for mate in self._simultaneous.pop(number):
-                self._wait(*mate)
+            for kill in self._simultaneous.pop(number):
+                self._wait(*kill)
 
     def _wait(self, number: int, fault: Fault) -> None:
-        """Queue a fault for the next occasion."""
+        """Queue a fault for the next opportunity."""
         self._waiting = sorted([*self._waiting, (number, fault)], key=_sort_key)
 
     def _flip(self, number: int, fault: Fault, worker: str, step: int) -> list[e.FaultInjected]:

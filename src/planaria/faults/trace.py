@@ -8,7 +8,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from planaria.common import atomic, documents
 from planaria.common.errors import UserError, nearest
@@ -19,18 +26,18 @@ from planaria.faults.failure_groups import FailureDomain
 
 MAX_BYTES = 64 * 2**20
 """maximum size of a trace file, about half a million faults"""
-
 MAX_DRAWS = 10**8
 """maximum random numbers per trace, about ten seconds"""
-
-
+CORRUPT_UPDATE = "corrupt_update"
+FORMER_SIGNALS = {"lie": CORRUPT_UPDATE}
+"""signal in traces of older versions → its present name"""
 WITH_END = ("stop", "stuck", "slow", "slow_host", "slow_data", "delay", "cut", "disk_full", "disk_slow")
 """faults that may have an end"""
 FATAL = ("kill", "stop", "stuck")
 """faults that destroy the worker's state, unless they end in time"""
 LAGGING = ("slow", "slow_data")
 """faults that delay a worker's results"""
-WITH_STRENGTH = ("slow", "slow_host", "slow_data", "delay", "lie")
+WITH_STRENGTH = ("slow", "slow_host", "slow_data", "delay", CORRUPT_UPDATE)
 """faults that have a strength"""
 
 
@@ -40,16 +47,19 @@ class Fault(Section):
     step: Natural
     stage: Natural
     """stage of the worker; in a run on a schedule, the number of its node"""
-    signal: Literal[
-        "kill", "stop", "stuck", "slow", "slow_host", "slow_data", "delay", "reset", "cut", "disk_full", "disk_slow",
-        "flip", "lie",
+    signal: Annotated[
+        Literal[
+            "kill", "stop", "stuck", "slow", "slow_host", "slow_data", "delay", "reset", "cut", "disk_full",
+            "disk_slow", "flip", "corrupt_update",
+        ],
+        BeforeValidator(lambda name: FORMER_SIGNALS.get(name, name) if isinstance(name, str) else name),
     ] = "kill"  # fmt: skip
     """kill: SIGKILL; stop: SIGSTOP; stuck: the main thread hangs while heartbeats continue; slow: actions take
     ``strength`` times as long; slow_host: so do those of all workers of its machine, including later ones; slow_data:
     each batch that it reads arrives ``strength`` seconds late, from the beginning of the step; delay: frames to it, or
     those from ``peer``, are held for ``strength`` seconds; reset: its connection to a neighbour breaks; cut: it loses
     all neighbours; disk_full, disk_slow: writes fail, or block; flip: a bit of its stage in the newest checkpoint
-    flips; lie: its next update to replicas is corrupted, or all of them up to ``until``"""
+    flips; corrupt_update: its next update to replicas is corrupted, or all of them up to ``until``"""
     moment: Literal["any", "forward", "backward", "commit", "transfer", "save", "settle", "link"] = "any"
     """the action at which the fault occurs (transfer: sending or receiving a state; settle: a round of the exchange,
     or a step's gradients once all replicas' have arrived; link: connecting in a new generation), or any action of the
@@ -59,11 +69,12 @@ class Fault(Section):
     resume_after_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """seconds until a lasting fault ends: a stopped worker gets SIGCONT; None: never"""
     strength: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
-    """slow, slow_host: factor, default 5; slow_data, delay: seconds, default 0.1; lie: of the attack"""
+    """slow, slow_host: factor, default 5; slow_data, delay: seconds, default 0.1; corrupt_update: of
+    the attack"""
     attack: str | None = None
-    """lie: the attack (``exchange/attacks/``); default: non-finite numbers"""
+    """corrupt_update: the attack (``exchange/attacks/``); default: non-finite numbers"""
     until: Natural | None = None
-    """lie: first honest step; default: one update is corrupted"""
+    """corrupt_update: first honest step; default: one update is corrupted"""
     peer: Natural | None = None
     """delay: only frames from this stage (or node) to ``stage``; reset: the connection to it, instead of any"""
 
@@ -84,21 +95,21 @@ class Fault(Section):
         if self.peer is not None and self.signal not in ("delay", "reset"):
             raise ValueError(f"signal '{self.signal}' has no peer; remove it, or use signal 'delay' or 'reset'")
         if self.peer == self.stage:
-            raise ValueError(f"peer = {self.peer}: a stage sends nothing to itself; name a neighbour")
+            raise ValueError(f"peer = {self.peer}: a stage sends nothing to itself; use a neighbour")
         return self
 
     @model_validator(mode="after")
     def _check_attack(self) -> Self:
         for name in ("attack", "until"):
-            if self.signal != "lie" and getattr(self, name) is not None:
-                raise ValueError(f"signal '{self.signal}' has no {name}; remove it, or use signal 'lie'")
+            if self.signal != CORRUPT_UPDATE and getattr(self, name) is not None:
+                raise ValueError(f"signal '{self.signal}' has no {name}; remove it, or use signal '{CORRUPT_UPDATE}'")
         if self.until is not None and self.until <= self.step:
             raise ValueError(f"until = {self.until} must be after the fault's first step, {self.step}")
-        if self.attack is not None or (self.strength is not None and self.signal == "lie"):
-            from planaria.exchange.attacks import attack_of  # imports torch, which most traces do not need
+        if self.attack is not None or (self.strength is not None and self.signal == CORRUPT_UPDATE):
+            from planaria.exchange.attacks import make_attack  # imports torch, which most traces do not need
 
             try:
-                attack_of(self.attack, self.strength)
+                make_attack(self.attack, self.strength)
             except UserError as error:
                 raise ValueError(str(error)) from None
         return self
@@ -121,9 +132,10 @@ class TraceArguments(Section):
     ends: bool = False
     """whether stage 0 fails at the same rate"""
     adjacent_probability: Annotated[Fraction, formerly("adjacent_probability", "together")] = 0.0
-    """probability that a failure takes the next stage too, and so on"""
+    """probability that a failure also destroys the next stage, and so on"""
     failure_domain: Annotated[FailureDomain, formerly("failure_domain", "lost")] = "stage"
-    """what one failure takes: stage, adjacent (a stage and the next), machine, or region (half of all stages)"""
+    """stages that one failure destroys: stage, adjacent (a stage and the next), machine, or region (half of all
+    stages)"""
     machine: Stages = 2
     """consecutive stages that share a machine"""
 
@@ -143,7 +155,7 @@ class TraceArguments(Section):
         if self.adjacent_probability and self.forbid_adjacent:
             raise ValueError(
                 f"adjacent_probability = {self.adjacent_probability:g} takes neighbours in the same step, which "
-                "forbid_adjacent forbids; leave out one of them"
+                "forbid_adjacent forbids; remove one of them"
             )
         return self
 
@@ -151,7 +163,7 @@ class TraceArguments(Section):
     def _check_failure_domain(self) -> Self:
         if self.failure_domain != "stage" and (self.adjacent_probability or self.forbid_adjacent):
             setting = "adjacent_probability" if self.adjacent_probability else "forbid_adjacent"
-            raise ValueError(f"failure_domain = '{self.failure_domain}' takes several stages; leave {setting} out")
+            raise ValueError(f"failure_domain = '{self.failure_domain}' takes several stages; remove {setting}")
         return self
 
     @model_validator(mode="after")
@@ -159,7 +171,7 @@ class TraceArguments(Section):
         if self.stages * self.steps > MAX_DRAWS:
             raise ValueError(
                 f"stages × steps = {self.stages * self.steps}: a number is drawn for each stage in each step, at most "
-                f"{MAX_DRAWS}; give fewer steps"
+                f"{MAX_DRAWS}; use fewer steps"
             )
         return self
 
@@ -167,7 +179,7 @@ class TraceArguments(Section):
     def _check_exempt(self) -> Self:
         for stage in self.exempt:
             if stage > self.stages:
-                raise ValueError(f"exempt names stage {stage}; the last one is {self.stages}")
+                raise ValueError(f"exempt lists stage {stage}; the last one is {self.stages}")
         return self
 
 
@@ -211,12 +223,12 @@ def read(path: Path) -> Trace:
 
     :raises UserError: naming file, fault and field, if it is invalid.
     """
-    content = documents.data(path, MAX_BYTES, "give the path of a trace, such as `python -m planaria.lab.trace` writes")
+    content = documents.read_bytes(path, MAX_BYTES, "use a trace file, such as `python -m planaria.lab.trace` writes")
     documents.refuse_nul(content, path)
     try:
         return Trace.model_validate_json(content)
     except ValidationError as error:
-        raise UserError(f"trace {path}: {first_complaint(error)}") from None
+        raise UserError(f"trace {path}: {first_error(error)}") from None
 
 
 def trace_text(trace: Trace) -> str:
@@ -244,7 +256,9 @@ def write(trace: Trace, path: Path) -> None:
 def digest(trace: Trace) -> str:
     """Return the SHA-256 (hex) of the trace as canonical JSON; equal digests mean equal faults."""
     plain = trace.model_dump(mode="json")
-    for fault in plain["faults"]:  # newer fields change only the digests of traces that use them
+    former = {present: name for name, present in FORMER_SIGNALS.items()}
+    for fault in plain["faults"]:  # newer fields and names do not change the digests of older traces
+        fault["signal"] = former.get(fault["signal"], fault["signal"])
         for name in ("strength", "attack", "until", "peer"):
             if fault[name] is None:
                 del fault[name]
@@ -252,7 +266,7 @@ def digest(trace: Trace) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def first_complaint(error: ValidationError) -> str:
+def first_error(error: ValidationError) -> str:
     """Describe the first error in one line: location, reason and value."""
     problems = error.errors(include_url=False)
     # A misspelt key is also a missing one; the spelling is the cause.

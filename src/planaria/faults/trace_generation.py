@@ -7,8 +7,8 @@ import random
 from pydantic import ValidationError
 
 from planaria.common.errors import UserError
-from planaria.faults.failure_groups import FailureDomain, failure_groups, share
-from planaria.faults.trace import Fault, Trace, TraceArguments, first_complaint
+from planaria.faults.failure_groups import FailureDomain, failure_groups, relative_probability
+from planaria.faults.trace import Fault, Trace, TraceArguments, first_error
 
 
 def per_step_probability(hourly: float, step_s: float) -> float:
@@ -72,7 +72,7 @@ def generate(
             machine=machine,
         )
     except ValidationError as error:
-        raise UserError(f"cannot generate a trace: {first_complaint(error)}") from None
+        raise UserError(f"cannot generate a trace: {first_error(error)}") from None
     return Trace(generated=origin, faults=_generate_faults(origin))
 
 
@@ -82,7 +82,7 @@ def _generate_faults(origin: TraceArguments) -> tuple[Fault, ...]:
     eligible = set(range(0 if origin.ends else 1, stages + 1)) - {*origin.exempt}
     drawn: dict[tuple[int, int], float] = {}
     if origin.failure_domain != "stage":
-        p *= share(origin.failure_domain)
+        p *= relative_probability(origin.failure_domain)
         drawn = _add_groups(origin, eligible, p)
     else:
         for stage in eligible:
@@ -93,7 +93,7 @@ def _generate_faults(origin: TraceArguments) -> tuple[Fault, ...]:
     for (step, stage), u in sorted(drawn.items()):
         failed_now = {fault.stage for fault in faults[-stages:] if fault.step == step}
         if not (origin.forbid_adjacent and failed_now & _neighbours(stage, stages)):
-            # Given u < p, u/p is uniform in [0, 1): the fault's time within the step.
+            # If u < p, u/p is uniform in [0, 1): the fault's time within the step.
             faults.append(Fault(step=step, stage=stage, offset=u / p))
     return tuple(faults)
 
@@ -133,5 +133,5 @@ def _add_bursts(
 
 
 def _neighbours(stage: int, stages: int) -> set[int]:
-    """Return the stages beside this one on the closed walk 0, 1, …, S, 0."""
+    """Return the stages next to this one on the closed walk 0, 1, …, S, 0."""
     return {(stage - 1) % (stages + 1), (stage + 1) % (stages + 1)}

@@ -18,19 +18,19 @@ from typing import Any
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.faults.injector import TraceChaos
+from planaria.faults.injector import TraceInjector
 from planaria.faults.trace import Trace
 from planaria.report.observe.progress import NoProgress
-from planaria.report.observe.watch import RunWatch
+from planaria.report.observe.run_observer import RunObserver
 from planaria.report.run.report import write_report
 from planaria.runtime.controller.controller import Controller
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet.cooperative import CooperativeFleet, InProcessWorker
-from planaria.runtime.fleet.joinable_fleet import JoinableFleet, JoinInfo
-from planaria.runtime.resolved_config import ResolvedRun
-from planaria.runtime.transport.address import Reach
+from planaria.runtime.fleet.joinable_fleet import JoinableFleet, RunInvitation
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.run_start import START, run_started
+from planaria.runtime.resolved_run import ResolvedRun
+from planaria.runtime.transport.reachability import Reach
 from planaria.runtime.worker.setup import CHECKPOINTS, SETUP, Setup
 
 LOG = "controller.log"
@@ -48,15 +48,15 @@ def lead(config: RunConfig, key: bytes, awaited: str, answer: Any) -> None:
     resolved, folder = ResolvedRun(config), run_folders.create(config)
     started = run_started(resolved, START).model_copy(update={"saves": False, "start_from_first_worker": True})
     reach = Reach(advertise=config.fleet.advertise)
-    sign, place = secrets.token_hex(16), folder.absolute()
-    setup = Setup(config, place, place, config.fleet.host, key, 0, reach, part=started.part, sign=sign)
+    folder_id, place = secrets.token_hex(16), folder.absolute()
+    setup = Setup(config, place, place, config.fleet.host, key, 0, reach, part=started.part, folder_id=folder_id)
     plain = SETUP.dump_json(replace(setup, reach=Reach())).decode()
-    terms = JoinInfo(plain, 1, sign, {}, awaited=awaited)
-    watch = RunWatch(folder, config.samples, NoProgress())
-    with run_folders.locked_for_training(folder), stop_requested(None) as requested:
+    invitation = RunInvitation(plain, 1, folder_id, {}, awaited=awaited)
+    watch = RunObserver(folder, config.samples, NoProgress())
+    with run_folders.lock_for_training(folder), stop_requested(None) as requested:
         try:
             fleet = JoinableFleet(
-                lambda _: CooperativeFleet(_no_worker), config.fleet, config.fleet.host, key, terms, folder
+                lambda _: CooperativeFleet(_no_worker), config.fleet, config.fleet.host, key, invitation, folder
             )
         except UserError:
             run_folders.remove(folder)
@@ -66,9 +66,9 @@ def lead(config: RunConfig, key: bytes, awaited: str, answer: Any) -> None:
                 print(json.dumps({"address": fleet.address, "folder": str(folder.absolute())}), file=answer, flush=True)
                 answer.close()
             _redirect(sys.stderr.fileno(), folder / LOG)
-            chaos = TraceChaos(Trace(faults=()), fleet, folder / CHECKPOINTS, 0)
+            injector = TraceInjector(Trace(faults=()), fleet, folder / CHECKPOINTS, 0)
             try:
-                Controller(config, started, fleet, folder, watch, chaos).run(requested)
+                Controller(config, started, fleet, folder, watch, injector).run(requested)
             finally:
                 watch.close()
     write_report(folder)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planaria.common.errors import RunStopped, UserError
-from planaria.runtime.engine.join import KnownRunAccess
+from planaria.runtime.engine.machine_service import KnownRunAccess
 from planaria.runtime.fleet.joined_machine import own_name
 
 START_S = 60.0
@@ -48,7 +48,7 @@ class GroupAccess(KnownRunAccess):
 
     patience_s: float
 
-    def unanswered_error(self, error: OSError) -> Exception:
+    def no_answer_error(self, error: OSError) -> Exception:
         return RunStopped(
             f"{self.at}: no answer for {self.patience_s:g} s ({error.strerror or error}); check the "
             "address, and that the host's loop has begun"

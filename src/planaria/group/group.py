@@ -1,7 +1,7 @@
-"""Train a model of your own with others: ``planaria.host`` and ``planaria.join``.
+"""Train your own model with others: ``planaria.host`` and ``planaria.join``.
 
-The loop, the model and the optimizer stay yours. The group decides which samples are yours, exchanges weights or
-gradients between members, and carries a newcomer to where the group is.
+You keep your loop, model and optimizer. The group assigns samples, exchanges weights or gradients, and sends the
+current state to new members.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from planaria.group.settings import ExchangeSettings, HostSettings, SharedData, 
 from planaria.group.shard import Blocks, Shard, blocks_of
 from planaria.models.group_family import group_family
 from planaria.report.run.report import write_report
-from planaria.runtime.engine.join import JoinTerms, connect, setup_of
-from planaria.runtime.fleet.joining import RunAddress, kept_key, read_key
+from planaria.runtime.engine.machine_service import MachineOptions, connect, setup_of
+from planaria.runtime.fleet.joining import RunAddress, read_key, read_or_create_key
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker.setup import Setup
 
@@ -62,7 +62,7 @@ def host(
     :param address: address of this machine at which the group's controller listens.
     :param advertise: name or address for other machines, if it differs.
     :param members: members that the first step waits for; with allreduce, the parts into which each step is divided.
-    :param max_members: largest number of members at once.
+    :param max_members: maximum number of members.
     :param patience_s: how long a round waits for its members, and the group for a new member if all are lost.
     :param step_timeout_s: longest time between two calls of the loop's optimizer; a slower member counts as stuck.
     :param seed: seed of the order of samples and of the groups that meet.
@@ -74,7 +74,7 @@ def host(
     settings = HostSettings(
         name, str(out), address, port, advertise, members, max_members, patience_s, step_timeout_s, seed
     )
-    return Group(kept_key(file, new_key()), settings, "", lambda at: notify(_invitation(at, file)))
+    return Group(read_or_create_key(file, new_key()), settings, "", lambda address: notify(_invitation(address, file)))
 
 
 def join(address: str, *, key: str | Path = KEY, patience_s: float = 60.0, seed: int = 0) -> Group:
@@ -82,12 +82,12 @@ def join(address: str, *, key: str | Path = KEY, patience_s: float = 60.0, seed:
 
     :param address: HOST:PORT of the group's controller.
     :param key: file with a copy of the group's key.
-    :param patience_s: how long to try if nothing answers yet.
+    :param patience_s: how long to try while nothing answers.
     :param seed: seed of the order of samples; the host's.
     :raises UserError: if the key cannot be read.
     """
     if not re.fullmatch(r".+:[0-9]{1,5}", address):
-        raise UserError(f"join: {address!r} is not an address; give HOST:PORT as printed by the host")
+        raise UserError(f"join: {address!r} is not an address; use HOST:PORT as printed by the host")
     return Group(read_key(Path(key).expanduser()), HostSettings(patience_s=patience_s, seed=seed), address)
 
 
@@ -97,7 +97,10 @@ class Group:
     def __init__(
         self, key: bytes, settings: HostSettings, address: str, opened: Callable[[str], object] | None = None
     ) -> None:
-        """``address``: HOST:PORT of the controller; empty: this process starts it, and calls ``opened`` with it."""
+        """Set up a group without a connection.
+
+        :param address: HOST:PORT of the controller; empty: this process starts it, and calls ``opened`` with it.
+        """
         self._key = key
         self._settings = settings
         self.address = address
@@ -110,7 +113,7 @@ class Group:
         self._data: SharedData | None = None
         self._ranks: Ranks | None = None
         self._member: Membership | Follower | None = None
-        self._sign = ""
+        self._folder_id = ""
         """identifies the group, as opposed to a later one at the same address"""
         self._sharded = False
         self._mid_block = False
@@ -130,19 +133,19 @@ class Group:
         also: Mapping[str, Stateful] | None = None,
         **options: Any,
     ) -> GroupOptimizer:
-        """Return the optimizer for the loop: its ``step`` belongs to the group.
+        """Return the optimizer for the loop; the group runs when the loop calls its ``step``.
 
         :param exchange: how members agree: noloco, diloco, streaming_diloco, eager, pair_mean, gasloc, local or
             allreduce.
         :param every: steps of a member between two rounds; by default the exchange's own.
         :param compress: compression of messages, such as ``"ef21:top1%"``.
         :param robust: rule that outvotes invalid updates, such as ``"nnm:median"``.
-        :param also: other objects whose state a newcomer needs, such as ``{"scheduler": scheduler}``.
+        :param also: other objects whose state a new member needs, such as ``{"scheduler": scheduler}``.
         :param options: options of the exchange.
         :raises UserError: if the model and the optimizer do not fit together, or were wrapped before.
         """
         if self._owned is not None:
-            raise UserError("wrap: this group has an optimizer already; make one group for each model")
+            raise UserError("wrap: this group already has an optimizer; make one group for each model")
         self._owned, self._ranks = MemberState(model, optimizer, also or {}), Ranks(model)
         if self._sharded and self._ranks.count > 1:
             raise UserError("wrap: call it before shard, which divides the data among the ranks of this model too")
@@ -154,7 +157,7 @@ class Group:
         """Return this member's batches: every sample of every epoch goes to one member, also when members come and go.
 
         :param epochs: passes over the data of all members together.
-        :param steps: blocks of all members together, in place of ``epochs``; required for streams.
+        :param steps: blocks of all members together, instead of ``epochs``; required for streams.
         :param accumulate: batches of a block, for each call of the optimizer's ``step``.
         :raises UserError: if the loader cannot be divided.
         """
@@ -163,7 +166,7 @@ class Group:
         blocks = blocks_of(loader, accumulate, self._settings.seed, rank, ranks)
         count = steps if steps is not None else blocks.count(epochs)
         if not count:
-            raise UserError("shard: the length of a stream is unknown; give steps")
+            raise UserError("shard: a stream has no length; set steps")
         return Shard(self._batches, blocks, SharedData(count, blocks.block_samples, blocks.samples), accumulate)
 
     def _batches(self, blocks: Blocks, data: SharedData) -> Iterator[Any]:
@@ -173,10 +176,10 @@ class Group:
         :raises RunStopped: if this process is no longer a member.
         """
         if self._member is not None:
-            raise UserError("shard: one loop over it is the whole training; give epochs to repeat the data")
+            raise UserError("shard: one loop over it is the whole training; set epochs to repeat the data")
         while (member := self._begin(data)).blocks:
             self._current = member.blocks[0]
-            for last, batch in _marking_last(blocks.batches(self._current)):
+            for last, batch in _mark_last(blocks.batches(self._current)):
                 self._mid_block = not last
                 yield batch
             if self._current is not None:  # without a step the gradient stays with the owner
@@ -191,7 +194,7 @@ class Group:
         if self._agreed.kind == "allreduce" and self._owned.has_gradient():
             raise UserError(
                 "shard: with exchange='allreduce' every block needs optimizer.step(); to add up several batches, "
-                "give shard(accumulate=...)"
+                "use shard(accumulate=...)"
             )
         self._proceed(member, updates=False)
 
@@ -201,14 +204,14 @@ class Group:
             return self._member
         if self._owned is None or self._ranks is None:
             raise UserError("shard: call wrap(optimizer, model) first")
-        self._owned.extra_state()  # what cannot be sent to newcomers is this process's mistake
+        self._owned.extra_state()  # fail now if the state cannot be sent to new members
         self._data = data
         if self._ranks.rank:
             self._member = Follower(self._ranks, self._owned)
         else:
-            with self._ranks.leading():
+            with self._ranks.lead():
                 self._open()
-                self._member = self._joined()
+                self._member = self._join()
             atexit.register(self.leave)
         self._advance()
         return self._member
@@ -222,29 +225,31 @@ class Group:
             if self._opened is not None:
                 self._opened(self.address)
 
-    def _joined(self, again: bool = False) -> Membership:
+    def _join(self, again: bool = False) -> Membership:
         """Become a member, or become one ``again`` after the connection broke.
 
         :raises UserError: if the group rejects this process, or another setting.
-        :raises RunStopped: if the group does not answer in time, or is another one.
+        :raises RunStopped: if the group does not answer in time, or another one answers.
         """
         assert self._owned is not None and self._data is not None
         patience_s = self._settings.patience_s
         known = RunAddress(at=self.address, key=self._key.hex())
         access = GroupAccess(self.address, Path(), known, patience_s)
-        membership = connect(access, JoinTerms(1, patience_s, patience_s), note, again)
+        membership = connect(access, MachineOptions(1, patience_s, patience_s), note, again)
         assert membership is not None
-        with ExitStack() as unless_accepted:
-            unless_accepted.callback(membership.end)
+        with ExitStack() as cleanup:
+            cleanup.callback(membership.end)
             setup = setup_of(membership)
-            if again and setup.sign != self._sign:
-                raise RunStopped(f"{self.address}: another group is there now, without this one's weights; start again")
-            self._sign = setup.sign
-            setup = replace(setup, sign="")
+            if again and setup.folder_id != self._folder_id:
+                raise RunStopped(
+                    f"{self.address}: another group, without this one's weights, uses this address now; start again"
+                )
+            self._folder_id = setup.folder_id
+            setup = replace(setup, folder_id="")
             require_same(setup, self._owned)
             self._require_agreed(setup, self._data)
             member = Membership(membership, setup, self._owned, START_S)
-            unless_accepted.pop_all()
+            cleanup.pop_all()
         return member
 
     def _require_agreed(self, setup: Setup, data: SharedData) -> None:
@@ -268,7 +273,7 @@ class Group:
                 raise UserError(f"{setting} is {own!r} here and {in_group!r} in the group; use the same")
 
     def _step(self) -> None:
-        """Hand the gradient of the current block to the group."""
+        """Pass the gradient of the current block to the group."""
         member = self._member
         if member is None or self._current is None:
             raise UserError("optimizer.step: this member has no samples; call it in the loop over group.shard(loader)")
@@ -290,17 +295,17 @@ class Group:
             member.advance()
             return
         assert member is not None and self._owned is not None and self._ranks is not None
-        with self._ranks.leading():
-            self._member = member = self._advanced(member)
+        with self._ranks.lead():
+            self._member = member = self._wait_for_gradient(member)
         self._ranks.send(member, self._owned)
 
-    def _advanced(self, member: Membership) -> Membership:
+    def _wait_for_gradient(self, member: Membership) -> Membership:
         """Return the membership once it waits for a gradient: a new one, with a peer's state, if the old one broke."""
         until = None
         while True:
             try:
                 if until is not None:
-                    before, member = member.runner, self._joined(again=True)
+                    before, member = member.runner, self._join(again=True)
                     member.runner.steps, member.runner.progress = before.steps, before.progress
                 member.advance()
                 return member
@@ -357,7 +362,7 @@ class Group:
         self.leave()
 
 
-def _marking_last(batches: Iterator[Any]) -> Iterator[tuple[bool, Any]]:
+def _mark_last(batches: Iterator[Any]) -> Iterator[tuple[bool, Any]]:
     """Yield each batch, and whether it is the last one."""
     batch_list = list(itertools.islice(batches, 1))
     for batch in batches:

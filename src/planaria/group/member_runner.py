@@ -16,7 +16,7 @@ from planaria.group.member_state import MemberState
 from planaria.models.group_family import group_family
 from planaria.models.state import StageState
 from planaria.pipeline.plan.actions import StepPlan
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.plan_execution import combine_gradients
 from planaria.runtime.worker.runner import StageRunner
@@ -30,7 +30,7 @@ class MemberRunner(StageRunner):
     """
 
     def __init__(self, config: RunConfig, owned: MemberState, sums_gradients: bool) -> None:
-        """``sums_gradients``: members share one gradient per step, made of ``exchange.replicas`` blocks."""
+        """:param sums_gradients: whether members share one gradient per step, of ``exchange.replicas`` blocks."""
         self.config = config
         self.stage = 0
         self.owned = owned
@@ -110,7 +110,7 @@ class MemberRunner(StageRunner):
         try:
             self.set_weights(state.weights)
         except ValueError as error:
-            raise UserError(f"the state of another member: {error}; give all members the same model") from None
+            raise UserError(f"the state of another member: {error}; use the same model at all members") from None
         self.owned.load_further(state.further)
         self.forget()
 
@@ -124,7 +124,7 @@ class OwnerLoopSteps:
     rounds = 1
 
     def __init__(self, runner: MemberRunner, resolved: ResolvedRun, compute: Callable[[Sequence[int]], None]) -> None:
-        """``compute``: lets the owner compute these blocks, and returns when it has computed something or leaves."""
+        """:param compute: lets the owner compute these blocks, and returns when it has computed something or leaves."""
         self._runner = runner
         self._compute = compute
         self._step = 0

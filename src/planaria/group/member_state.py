@@ -25,14 +25,14 @@ from planaria.models.packing import TYPES, digest
 DOCUMENT = "document"
 """name of the JSON document, in UTF-8 bytes"""
 _MAX_DOCUMENT_BYTES = 64 << 20
-_DEEPEST = 32
+_MAX_DEPTH = 32
 """levels of nested values"""
 _TENSOR, _LIST, _TUPLE, _DICT = "tensor", "list", "tuple", "dict"
 _WRAPPERS = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module)\.")
 """names that ``torch.compile`` and activation checkpointing insert"""
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """Return the model within ``torch.compile`` and ``DistributedDataParallel``.
 
     :raises UserError: if its parameters are flat shards.
@@ -42,11 +42,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     ) is not None:
         model = inner
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
-        raise _sharded("", "FullyShardedDataParallel")
+        raise _sharding_error("", "FullyShardedDataParallel")
     return model
 
 
-def _sharded(name: str, kind: str) -> UserError:
+def _sharding_error(name: str, kind: str) -> UserError:
     of = f"parameter {name!r}" if name else "the model"
     return UserError(
         f"wrap: {of} is a {kind}, of which each rank has a part, and members exchange whole tensors; use "
@@ -60,7 +60,7 @@ def plain_name(name: str) -> str:
 
 
 class Stateful(Protocol):
-    """A learning-rate scheduler, gradient scaler or other object whose state a newcomer needs."""
+    """A learning-rate scheduler, gradient scaler or other object whose state a new member needs."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -72,7 +72,7 @@ class MemberState:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, also: Mapping[str, Stateful]) -> None:
         """:raises UserError: if a trained parameter is in no group of the optimizer, or has a type that is not sent."""
-        model = unwrapped(model)
+        model = unwrap(model)
         self.model = model
         self.optimizer = optimizer
         self.also = dict(also)
@@ -81,9 +81,9 @@ class MemberState:
         optimised = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in self.parameters.items():
             if type(parameter.data) is not Tensor:
-                raise _sharded(name, type(parameter.data).__name__)
+                raise _sharding_error(name, type(parameter.data).__name__)
             if parameter.dtype not in TYPES or not parameter.dtype.is_floating_point:
-                raise UserError(f"wrap: parameter {name!r} is {parameter.dtype}; give a model in fp32, bf16 or fp16")
+                raise UserError(f"wrap: parameter {name!r} is {parameter.dtype}; use a model in fp32, bf16 or fp16")
             if id(parameter) not in optimised:
                 raise UserError(
                     f"wrap: the optimizer does not update parameter {name!r}; pass it to the optimizer, or set its "
@@ -94,7 +94,7 @@ class MemberState:
 
     @cached_property
     def layout(self) -> str:
-        """A digest of what all members share: names and shapes of trained parameters, and frozen weights."""
+        """Digest of the properties that all members share: names and shapes of trained parameters; frozen weights."""
         rows = [f"{name} {list(parameter.shape)}" for name, parameter in sorted(self.parameters.items())]
         frozen = sorted((self._names[id(p)], p) for p in self.model.parameters() if not p.requires_grad)
         rows += [digest(name, parameter.detach().cpu().contiguous()).hex() for name, parameter in frozen]
@@ -106,7 +106,7 @@ class MemberState:
         return sum(parameter.numel() for parameter in self.parameters.values())
 
     @property
-    def most_bytes(self) -> int:
+    def max_state_bytes(self) -> int:
         """Limit for the bytes of the whole state: weights, five tensors of optimizer state for each, and buffers."""
         weights = sum(parameter.nbytes for parameter in self.parameters.values())
         return (
@@ -144,7 +144,7 @@ class MemberState:
         return {**tensors, DOCUMENT: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
     def load_further(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load what another member's :meth:`extra_state` returned.
+        """Load another member's :meth:`extra_state`.
 
         :raises UserError: if it is invalid, or does not fit this member's model and optimizer.
         """
@@ -156,12 +156,12 @@ class MemberState:
         expected = {"buffers", "optimizer", *(f"also.{name}" for name in self.also)}
         if differing := sorted(values.keys() ^ expected):
             raise UserError(
-                f"the state of another member: differs in {differing[0].removeprefix('also.')!r}; give all members the "
-                "same arguments of wrap(also=...)"
+                f"the state of another member: differs in {differing[0].removeprefix('also.')!r}; use the same "
+                "wrap(also=...) at all members"
             )
         self._load_buffers(values["buffers"])
         try:
-            self.optimizer.load_state_dict(self._numbered(values["optimizer"]))
+            self.optimizer.load_state_dict(self._with_numbers(values["optimizer"]))
             for name, owner in self.also.items():
                 owner.load_state_dict(values[f"also.{name}"])
         except (ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
@@ -176,7 +176,9 @@ class MemberState:
     def _load_buffers(self, received: object) -> None:
         buffers = self._buffers()
         if not isinstance(received, dict) or received.keys() != buffers.keys():
-            raise UserError("the state of another member: its model has other buffers; give all members the same model")
+            raise UserError(
+                "the state of another member: its model has other buffers; use the same model at all members"
+            )
         for name, value in buffers.items():
             theirs = received[name]
             if isinstance(value, Tensor):
@@ -194,20 +196,20 @@ class MemberState:
         return [self._names.get(id(p), "") for group in self.optimizer.param_groups for p in group["params"]]
 
     def _optimizer_state(self) -> dict[str, Any]:
-        """Return the optimizer's state with the names of parameters in place of their numbers."""
+        """Return the optimizer's state with the names of parameters instead of their numbers."""
         names = self._in_order
         state = self.optimizer.state_dict()
         groups = [{key: value for key, value in group.items() if key != "params"} for group in state["param_groups"]]
         return {"state": {names[number]: value for number, value in state["state"].items()}, "groups": groups}
 
-    def _numbered(self, received: Any) -> dict[str, Any]:
+    def _with_numbers(self, received: Any) -> dict[str, Any]:
         """Return a state for ``Optimizer.load_state_dict``; ValueError for another optimizer's."""
         state = self.optimizer.state_dict()
         numbers = {name: number for number, name in enumerate(self._in_order)}
         if unknown := sorted(received["state"].keys() - numbers.keys()):
             raise ValueError(f"its optimizer holds {unknown[0]!r}, but this optimizer does not")
         if len(received["groups"]) != len(state["param_groups"]):
-            raise ValueError("its optimizer has another number of parameter groups")
+            raise ValueError("its optimizer has a different number of parameter groups")
         groups = []
         for theirs, mine in zip(received["groups"], state["param_groups"], strict=True):
             if theirs.keys() != mine.keys() - {"params"}:
@@ -225,8 +227,8 @@ def _text(tensors: Mapping[str, Tensor]) -> bytes:
 
 def _flat(value: Any, path: str, tensors: dict[str, Tensor], depth: int) -> Any:
     """Return ``value`` in JSON; its tensors are added to ``tensors`` by path."""
-    if depth > _DEEPEST:
-        raise UserError(f"wrap: the state at {path} has more than {_DEEPEST} levels")
+    if depth > _MAX_DEPTH:
+        raise UserError(f"wrap: the state at {path} has more than {_MAX_DEPTH} levels")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
@@ -248,8 +250,8 @@ def _flat(value: Any, path: str, tensors: dict[str, Tensor], depth: int) -> Any:
 
 
 def _tree(value: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
-    """Return what :func:`_flat` wrote; ValueError or LookupError if it cannot be its result."""
-    if depth > _DEEPEST:
+    """Return the value that :func:`_flat` wrote; ValueError or LookupError if it cannot be its result."""
+    if depth > _MAX_DEPTH:
         raise ValueError("too many levels")
     if not isinstance(value, dict):
         return value

@@ -26,7 +26,7 @@ from planaria.group.member_state import MemberState
 from planaria.models.group_family import group_family
 from planaria.runtime.fleet.control_connections import BlockingConnection, call
 from planaria.runtime.fleet.joined_machine import Ending, RunMembership
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
@@ -90,7 +90,7 @@ class Membership:
         self._thread = threading.get_ident()
         self._ending: Ending | None = None
         threading.Thread(target=self._stay, name="group", daemon=True).start()
-        self.worker, incarnation, self._connection = self._admitted(patience_s)
+        self.worker, incarnation, self._connection = self._wait_for_admission(patience_s)
         setup = replace(setup, key=run_membership.key, host=run_membership.own_address, reach=run_membership.reach)
         self._link = _MemberLink(self._connection, setup.config.fleet.heartbeat_s, inbox=Inbox())
         self._pool.dismiss = lambda: self._link.inbox.put(d.UnassignWorker())
@@ -102,7 +102,7 @@ class Membership:
         self.blocks: Sequence[int] = ()
         """blocks of samples whose gradients the worker waits for; empty once the membership has ended"""
 
-    def _admitted(self, patience_s: float) -> tuple[str, int, BlockingConnection]:
+    def _wait_for_admission(self, patience_s: float) -> tuple[str, int, BlockingConnection]:
         """Return the name, the incarnation and the control connection of this process as a worker of the group."""
         run = self._run_membership
         try:
@@ -110,7 +110,7 @@ class Membership:
         except queue.Empty:
             raise RunStopped(f"{run.address}: the group did not admit this process within {patience_s:g} s") from None
         if order is None:
-            raise self._over()
+            raise self._ended_error()
         try:
             return *order, call(run.address, run.key, *order)
         except (OSError, StrangerError) as error:
@@ -153,9 +153,9 @@ class Membership:
         self._greenlet.switch()
         if self._greenlet.dead:
             self._close()
-            if not self._leaving and (ending := self._ended()).how != "over":
+            if not self._leaving and (ending := self._wait_for_ending()).how != "over":
                 self._run_membership.end()
-                raise self._over(ending)
+                raise self._ended_error(ending)
 
     def leave(self) -> None:
         """Leave; the current block, if it is not committed, goes to another member."""
@@ -183,17 +183,17 @@ class Membership:
     def _stay(self) -> None:
         self._ending = self._run_membership.serve_until_end(self._pool, _SILENCE_S, lambda: self._leaving, note)  # type: ignore[arg-type]
         self._pool.orders.put(None)
-        self._pool.dismiss()  # the worker may wait for orders that cannot come any more
+        self._pool.dismiss()  # the worker may wait for orders that will not come
 
-    def _ended(self) -> Ending:
+    def _wait_for_ending(self) -> Ending:
         """Return how the membership ended, once it has."""
         until = time.monotonic() + _END_S
         while self._ending is None and time.monotonic() < until:
             time.sleep(0.01)
         return self._ending or Ending("lost", "its worker was dismissed")
 
-    def _over(self, ending: Ending | None = None) -> RunStopped:
-        ending = ending or self._ended()
+    def _ended_error(self, ending: Ending | None = None) -> RunStopped:
+        ending = ending or self._wait_for_ending()
         kind = ConnectionLost if ending.how in ("lost", "restarting") else RunStopped
         reason = ending.reason or ending.how
         return kind(f"{self._run_membership.address}: this process is no longer a member: {reason}; join again")
@@ -226,7 +226,7 @@ def require_same(setup: Setup, owned: MemberState) -> None:
         raise UserError(
             f"wrap: the model has {len(owned.parameters)} trained tensors of {owned.parameter_count:,} numbers, and "
             f"the group's has {family.tensors} of {family.numbers:,} with other names, shapes or frozen weights; "
-            "give all members the same model"
+            "use the same model at all members"
         )
     if family.optimizer != owned.optimizer_kind:
         raise UserError(

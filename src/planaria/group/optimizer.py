@@ -15,7 +15,10 @@ class GroupOptimizer(Optimizer):
     """The owner's optimizer with another ``step``. Schedulers and gradient scalers accept it like the original."""
 
     def __init__(self, original: Optimizer, step: Callable[[], None], mid_block: Callable[[], bool]) -> None:
-        """``mid_block``: returns whether the block has more batches. Only ``original`` is initialised, not the base."""
+        """Only ``original`` is initialised, not the base.
+
+        :param mid_block: returns whether the block has more batches.
+        """
         self.original = original
         self._step = step
         self._mid_block = mid_block

@@ -19,7 +19,7 @@ from planaria.group.member_state import MemberState
 from planaria.group.membership import Membership
 
 _FAILED = -2
-"""value sent in place of a block's number: rank 0 raises an error"""
+"""value sent instead of a block's number: rank 0 raises an error"""
 _NO_BLOCK = -1
 
 
@@ -34,7 +34,7 @@ class Ranks:
         self._device = next(model.parameters()).device
 
     @contextmanager
-    def leading(self) -> Iterator[None]:
+    def lead(self) -> Iterator[None]:
         """At rank 0: report an error within to the other ranks, which wait for :meth:`send`."""
         try:
             yield

@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from planaria.common.documents import first
+from planaria.common.documents import first_error
 from planaria.common.errors import UserError
 from planaria.config.model_config import GROUP
 from planaria.config.schema import RunConfig
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.group.member_state import MemberState
 
 
@@ -77,8 +77,8 @@ def group_config(host: HostSettings, agreed: ExchangeSettings, data: SharedData,
     try:
         config = RunConfig.model_validate(sections)
     except ValidationError as error:
-        raise UserError(f"group: {first(error)}") from None
-    if exchange(config.exchange).decoupled:
+        raise UserError(f"group: {first_error(error)}") from None
+    if make_exchange(config.exchange).decoupled:
         raise UserError(
             f"group: exchange = {agreed.kind!r} needs weights that change only between steps, and a loop's optimizer "
             "changes them within; use 'streaming_diloco'"
@@ -92,7 +92,7 @@ def _model_options(owned: MemberState, data: SharedData) -> dict[str, Any]:
         "tensors": len(owned.parameters),
         "layout": owned.layout,
         "optimizer": owned.optimizer_kind,
-        "state_bytes": owned.most_bytes,
+        "state_bytes": owned.max_state_bytes,
         "blocks": data.blocks,
         "samples": data.samples,
     }

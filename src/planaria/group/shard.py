@@ -56,7 +56,7 @@ class Shard:
 
 
 class MappedBlocks:
-    """Blocks of a ``DataLoader`` over a dataset with an index. The seed gives each epoch another order."""
+    """Blocks of a ``DataLoader`` over a dataset with an index. Each epoch has another order, determined by the seed."""
 
     def __init__(self, loader: DataLoader[Any], accumulate: int, seed: int, rank: int = 0, ranks: int = 1) -> None:
         """``rank``: the part of each block to read, of ``ranks`` parts of ``accumulate`` batches.
@@ -66,7 +66,7 @@ class MappedBlocks:
         self._collate = loader.collate_fn
         self._pin = loader.pin_memory
         if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-            raise UserError("shard: a custom batch_sampler cannot be divided among members; give batch_size instead")
+            raise UserError("shard: a custom batch_sampler cannot be divided among members; set batch_size instead")
         if type(loader.sampler) not in (RandomSampler, SequentialSampler):
             raise UserError(
                 f"shard: {type(loader.sampler).__name__} cannot be divided among members; use shuffle=True, or none"
@@ -86,20 +86,20 @@ class MappedBlocks:
         self._threads = ThreadPoolExecutor(loader.num_workers) if loader.num_workers else None
         self._epoch = -1
         self._order = torch.empty(0)
-        self._most = math.inf
+        self._limit = math.inf
 
     def count(self, epochs: int) -> int:
-        self._most = epochs * self._per_epoch
-        return math.ceil(self._most / self._block)
+        self._limit = epochs * self._per_epoch
+        return math.ceil(self._limit / self._block)
 
     def batches(self, block: int) -> Iterator[Any]:
         """Yield the batches of a block, which may begin in one epoch and end in the next."""
         first = block * self._block
-        for batch in part(range(first, int(min(first + self._block, self._most))), *self._part):
+        for batch in part(range(first, int(min(first + self._block, self._limit))), *self._part):
             epoch, number = divmod(batch, self._per_epoch)
-            yield self._read(self._ordered(epoch)[number * self._batch : (number + 1) * self._batch].tolist())
+            yield self._read(self._sample_order(epoch)[number * self._batch : (number + 1) * self._batch].tolist())
 
-    def _ordered(self, epoch: int) -> Tensor:
+    def _sample_order(self, epoch: int) -> Tensor:
         """Return the order of samples in an epoch, equal at all members."""
         if epoch != self._epoch and (self._shuffled or not len(self._order)):
             generator = torch.Generator().manual_seed((self._seed << 20) + epoch)
@@ -113,10 +113,10 @@ class MappedBlocks:
         else:
             each = map if self._threads is None else self._threads.map
             batch = self._collate([*each(self._data.__getitem__, numbers)])
-        return _pinned(batch) if self._pin and torch.cuda.is_available() else batch
+        return _pin_memory(batch) if self._pin and torch.cuda.is_available() else batch
 
 
-def _pinned(batch: Any) -> Any:
+def _pin_memory(batch: Any) -> Any:
     """Return a batch in page-locked memory, as a ``DataLoader`` does it."""
     from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -148,7 +148,7 @@ class StreamedBlocks:
         self._position = block + 1
         batches = list(itertools.islice(self._stream, skipped, skipped + self._block))
         if not batches:
-            raise UserError(f"shard: the stream ends before block {block}; lower steps, or give a longer one")
+            raise UserError(f"shard: the stream ends before block {block}; lower steps, or use a longer stream")
         yield from part(batches, *self._part)
 
 

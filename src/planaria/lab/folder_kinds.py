@@ -16,7 +16,7 @@ class Comparison(FolderKind):
         from planaria.lab.compare.race_results import ComparisonResults
         from planaria.lab.report.comparison import body, write_comparison
 
-        results = documents.model(folder / self.marker, ComparisonResults, fix=FIX)
+        results = documents.read_model(folder / self.marker, ComparisonResults, fix=FIX)
         return ReportPage(folder / PAGE, lambda to: write_comparison(results, to), lambda: body(results))
 
 
@@ -27,7 +27,7 @@ class Experts(FolderKind):
         from planaria.lab.experts.experts_results import Results
         from planaria.lab.report.experts_report import body, write_experts_report
 
-        results = documents.model(folder / self.marker, Results, fix=FIX)
+        results = documents.read_model(folder / self.marker, Results, fix=FIX)
         return ReportPage(folder / PAGE, lambda to: write_experts_report(results, to), lambda: body(results))
 
     def generate(

@@ -24,31 +24,33 @@ def trace(
     stages: Annotated[int, flag("N", "stages of the run")],
     steps: Annotated[int, flag("N", "steps of the run")],
     seed: Seed = 0,
-    exempt: Annotated[list[int] | None, flag("STAGE", "a stage that never fails; can be given several times")] = None,
+    exempt: Annotated[list[int] | None, flag("STAGE", "a stage that never fails; can be repeated")] = None,
     forbid_adjacent: Annotated[bool, switch("--forbid-adjacent", "never two adjacent stages in the same step")] = False,
     ends: Annotated[bool, switch("--ends", "the ends fail at the same rate")] = False,
     adjacent_probability: Annotated[float, flag("P", "probability that a failure also takes the next stage")] = 0.0,
-    failure_domain: Annotated[Loss, Option(help="what one fault takes")] = "stage",
+    failure_domain: Annotated[Loss, Option(help="stages that one fault takes")] = "stage",
     machine: Annotated[int, flag("N", "stages in a row that share a machine")] = 2,
 ) -> int:
     """Generate a trace of faults from a failure rate."""
-    spared = set(exempt or [])
-    made = generate(
+    exempt_stages = set(exempt or [])
+    generated = generate(
         seed,
         hourly,
         step_seconds,
         stages,
         steps,
-        spared,
+        exempt_stages,
         forbid_adjacent,
         ends,
         adjacent_probability,
         failure_domain,
         machine,
     )
-    write(made, file)
-    bursts = "".join(f", {count} × {size} together" for size, count in sorted(burst_sizes(made).items()) if size > 1)
-    print(f"{file}: {len(made.faults)} faults{bursts}, digest {digest(made)[:16]}")
+    write(generated, file)
+    bursts = "".join(
+        f", {count} × {size} together" for size, count in sorted(burst_sizes(generated).items()) if size > 1
+    )
+    print(f"{file}: {len(generated.faults)} faults{bursts}, digest {digest(generated)[:16]}")
     return 0
 
 

@@ -19,7 +19,7 @@ FP32 = 4
 
 
 class PassMode(NamedTuple):
-    """How a stage computes a microbatch."""
+    """Mode in which a stage computes a microbatch."""
 
     samples: int
     """samples of ``model.context`` tokens in a microbatch"""
@@ -49,7 +49,7 @@ class PassBytes(NamedTuple):
 
 
 def layer_bytes(model: ModelConfig, passes: PassMode) -> int:
-    """Return what one decoder layer keeps for its backward pass, without its input.
+    """Return the bytes that one decoder layer keeps for its backward pass, without its input.
 
     n · w · (2h + h + (H + 2K) d + (2H + K) d + 2D) for gate and up, their product, the joint projection of q, k and v,
     rotated q and k, attention's output, and both normed inputs; n · 4 · (2D + H + 2) for residuals, log-sums of

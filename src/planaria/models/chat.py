@@ -25,7 +25,7 @@ from planaria.models.model_metadata import ModelMetadata, metadata_of_folder, me
 
 Role = Literal["system", "user", "assistant"]
 Turn = tuple[Role, str]
-FIX = "fix it, or leave it out (`generate --prompt`, policy.chat = 'never')"
+FIX = "fix it, or remove it (`generate --prompt`, policy.chat = 'never')"
 MAX_TEMPLATE_CHARS = 1 << 18
 """maximum characters of a template, and of its rendering of placeholder turns"""
 MEMORY, SECONDS = 256 << 20, 20.0
@@ -218,10 +218,10 @@ class Conversation:
 
 def read_template(file: Path, names: tuple[tuple[str, str], ...]) -> Template:
     """Return the template in a Jinja file, with these ``names`` of special tokens; UserError if it cannot be read."""
-    text = documents.data(file, fix="give a Jinja file").decode("utf-8", "replace")
+    text = documents.read_bytes(file, fix="use a Jinja file").decode("utf-8", "replace")
     template = _build_template(file, text, dict(names))
     if template is None:
-        raise UserError(f"{file}: an empty chat template; give another")
+        raise UserError(f"{file}: an empty chat template; use another")
     return template
 
 

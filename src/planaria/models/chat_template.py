@@ -104,7 +104,7 @@ def _spans(source: str, full: str, values: Mapping[str, Any], answers: Sequence[
 
 def _spans_by_marks(source: str, full: str, values: Mapping[str, Any], answers: Sequence[int]) -> dict[int, TextSpan]:
     """Return the spans by number, from two renderings; empty unless the template writes messages one by one."""
-    marked, least = _mark_messages(source)
+    marked, required = _mark_messages(source)
     if marked is None:
         return {}
     mark = next(letter for letter in map(chr, range(0xF0000, 0xFFFFE)) if letter not in full)
@@ -118,13 +118,13 @@ def _spans_by_marks(source: str, full: str, values: Mapping[str, Any], answers: 
         if full.startswith(end, edges[number + 1]) and (texts[number + 1] + end).startswith(prompt)
         else None
         for number in answers
-        if number >= least
+        if number >= required
     }
 
 
 @functools.lru_cache(maxsize=16)
 def _mark_messages(source: str) -> tuple[Any, int]:
-    """Return a template with a mark before each message and after the last one, and the least number of messages that
+    """Return a template with a mark before each message and after the last one, and the number of messages that
     it requires. None: the text of a message may depend on later ones, or on more than the messages.
     """
     tree = _environment().parse(source)

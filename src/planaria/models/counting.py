@@ -32,7 +32,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sums up the memory of tensors that operations create, while it is in use, and FLOPs."""
 
     def __init__(self, existing: Iterable[Tensor]) -> None:
-        """``existing``: tensors that existed before, which are not counted."""
+        """:param existing: tensors that existed before, which are not counted."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = self.peak = 0
         self.flops = 0.0

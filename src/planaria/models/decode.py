@@ -19,7 +19,7 @@ from planaria.models.llama_stages import BlockStage, Llama
 from planaria.models.sampling import check_draws, check_ids, divisor, pick
 
 KEPT_BYTES = 2**29
-"""maximum bytes of keys and values at once; more rows are processed in turns, without effect on draws"""
+"""maximum bytes of keys and values held together; more rows are processed in turns, without effect on draws"""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _continue(
             limits = limits[order]
             chosen = chosen[order]
         reading.read(chosen)
-    return [_cut(*row, end) for row in zip(ids.T.tolist(), logps.T.tolist(), room, strict=True)]
+    return [_truncate(*row, end) for row in zip(ids.T.tolist(), logps.T.tolist(), room, strict=True)]
 
 
 def _logps(logits: Tensor, chosen: Tensor, temperature: float) -> Tensor:
@@ -199,7 +199,7 @@ def _logps(logits: Tensor, chosen: Tensor, temperature: float) -> Tensor:
     return scaled.gather(-1, chosen.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
 
 
-def _cut(ids: list[int], logps: list[float], room: int, end: int | None) -> DrawnCompletion:
+def _truncate(ids: list[int], logps: list[float], room: int, end: int | None) -> DrawnCompletion:
     """Cut a row at its end token or its length limit."""
     if end is not None and end in ids[:room]:
         length = ids.index(end)

@@ -25,7 +25,7 @@ SHIPPED: dict[str, type[Family]] = {
 FAMILIES: Registry[Family] = Registry("family", "model.family", Family, SHIPPED)  # type: ignore[type-abstract]
 
 
-def family(config: ModelConfig) -> Family:
+def make_family(config: ModelConfig) -> Family:
     """Return the family that a recipe names.
 
     :raises UserError: for an unknown family or option, or an invalid option value.
@@ -49,7 +49,7 @@ def build_stage(
     :raises ValueError: if there is no such stage.
     :raises UserError: if the family is unavailable, or its stage lacks a required method.
     """
-    chosen, shapes_only = family(config), torch.device(device).type == "meta"
+    chosen, shapes_only = make_family(config), torch.device(device).type == "meta"
     with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):
         torch.default_generator.manual_seed(seed_of(f"{seed} stage {stage}"))  # weights are initialised on the CPU
         built = chosen.build_stage(config, stages, stage)
@@ -78,7 +78,7 @@ def frozen_parameters(config: ModelConfig, stages: int, stage: int) -> tuple[int
 @lru_cache(maxsize=256)
 def _parameter_counts(config: ModelConfig, stages: int, stage: int) -> tuple[int, int, int]:
     """Return the numbers of a stage's trained and frozen parameters, and the bytes of the latter."""
-    chosen = family(config)
+    chosen = make_family(config)
     if (counts := chosen.parameter_counts(config, stages, stage)) is not None:
         return counts
     built = build_stage(config, stages, stage, 0, "meta")
@@ -105,7 +105,7 @@ def check_shapes(config: ModelConfig, stages: int) -> None:
             built = build_stage(config, stages, stage, 0, "meta")
             x = built(x) if stage else built.embed(tokens)  # type: ignore[operator]
             if x.shape != shape:
-                raise UserError(f"{location}: stage {stage} gives {list(x.shape)} for one sample, not {list(shape)}")
+                raise UserError(f"{location}: stage {stage} returns {list(x.shape)} for one sample, not {list(shape)}")
         ends = build_stage(config, stages, 0, 0, "meta")
         loss = ends.loss(x, tokens)  # type: ignore[operator]
     except NotImplementedError:  # an operation without meta support: checked by the first step

@@ -159,7 +159,7 @@ class Family(Choice, ABC):
         return None
 
     def text_model(self, config: ModelConfig, read: Callable[[str], Tensor], context: int) -> TextModel | None:
-        """Return the whole model for texts of up to ``context`` tokens; ``read`` gives weights by global name.
+        """Return the whole model for texts of up to ``context`` tokens; ``read`` returns weights by global name.
 
         None: the family's weights are a LLaMA's, which planaria decodes itself.
         """

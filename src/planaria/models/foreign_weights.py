@@ -68,7 +68,7 @@ class WeightsFile:
         tensor = self.read(name).to(torch.float32)
         low, high = torch.aminmax(tensor)  # NaN where there is any; takes no memory of the tensor's size
         if not (low.isfinite() and high.isfinite()):
-            raise UserError(f"{self.path}: {name} has numbers that are not finite (NaN or infinity); give others")
+            raise UserError(f"{self.path}: {name} has numbers that are not finite (NaN or infinity); use other weights")
         return tensor
 
     def model(self) -> Llama:
@@ -80,7 +80,7 @@ class WeightsFile:
         return model
 
 
-def checked_config(path: Path, settings: dict[str, Any]) -> ModelConfig:
+def validate_config(path: Path, settings: dict[str, Any]) -> ModelConfig:
     """Return the model section for a file's values.
 
     :raises UserError: naming the file and the first invalid value.
@@ -88,4 +88,4 @@ def checked_config(path: Path, settings: dict[str, Any]) -> ModelConfig:
     try:
         return ModelConfig.model_validate(settings)
     except ValidationError as error:
-        raise UserError(f"{path}: {documents.first(error, ModelConfig, values=True)}") from error
+        raise UserError(f"{path}: {documents.first_error(error, ModelConfig, values=True)}") from error

@@ -18,7 +18,7 @@ from torch import Tensor
 from planaria.common.errors import UserError, missing_package
 from planaria.config.schema import ModelConfig
 from planaria.models import model_metadata
-from planaria.models.foreign_weights import WeightsFile, checked_config
+from planaria.models.foreign_weights import WeightsFile, validate_config
 from planaria.models.gguf_file import GgufFile, read_metadata
 from planaria.models.llama_layers import to_rotate_half
 
@@ -51,7 +51,7 @@ SUPPORTED_VALUES = {
 }
 """a plain LLaMA's value of each optional key"""
 _AT_ONCE = 1 << 22
-"""numbers of a tensor that are dequantised at once"""
+"""numbers of a tensor that are dequantised together"""
 CONTROL, USER_DEFINED = 3, 4
 """token types that are matched whole, before any merges"""
 
@@ -87,7 +87,7 @@ def _row_reader(contents: GgufFile, name: str) -> Callable[[], Tensor]:
         quants.dequantize(np.zeros((1, row_bytes), np.uint8), kind)
     except (NotImplementedError, ValueError) as error:
         label = f"{name} is of a type that cannot be read ({error})"
-        raise UserError(f"{path}: {label}; give a file in F32, F16, BF16 or a quantisation that gguf knows") from None
+        raise UserError(f"{path}: {label}; use a file in F32, F16, BF16 or a quantisation that gguf knows") from None
     at_once = max(1, _AT_ONCE // columns)
 
     def read() -> Tensor:
@@ -160,7 +160,7 @@ def _boundary_token(path: Path, metadata: Mapping[str, Any], name: str, count: i
 def _config(contents: GgufFile) -> ModelConfig:
     path, metadata = contents.path, contents.values
     if (kind := metadata.get("general.architecture")) != "llama":
-        raise UserError(f"{path}: architecture {kind!r} is not supported; give a llama")
+        raise UserError(f"{path}: architecture {kind!r} is not supported; use a file of architecture 'llama'")
     _refuse_unsupported(path, metadata)
     shapes = {name: entry.shape for name, entry in contents.tensors.items()}
     heads = metadata.get("llama.attention.head_count")
@@ -176,7 +176,7 @@ def _config(contents: GgufFile) -> ModelConfig:
         "norm_eps": _short(metadata.get("llama.attention.layer_norm_rms_epsilon")),
         "tied": "output.weight" not in shapes,
     }
-    config = checked_config(path, settings)
+    config = validate_config(path, settings)
     for key in ("llama.rope.dimension_count", "llama.attention.key_length", "llama.attention.value_length"):
         if metadata.get(key, config.head_dim) != config.head_dim:
             raise UserError(f"{path}: {key} is not embedding_length / head_count = {config.head_dim}: not supported")
@@ -186,10 +186,10 @@ def _config(contents: GgufFile) -> ModelConfig:
 def _refuse_unsupported(path: Path, metadata: Mapping[str, Any]) -> None:
     """Refuse features that change the results without a tensor that shows it."""
     if (scaling := metadata.get("llama.rope.scaling.type", "none")) != "none":
-        raise UserError(f"{path}: rope scaling {scaling!r} is not supported; give a model with plain rotary positions")
+        raise UserError(f"{path}: rope scaling {scaling!r} is not supported; use a model with plain rotary positions")
     for name, plain in SUPPORTED_VALUES.items():
         if (setting := metadata.get(f"llama.{name}", plain)) != plain:
-            raise UserError(f"{path}: llama.{name} = {setting!r} is not supported; give a model without it")
+            raise UserError(f"{path}: llama.{name} = {setting!r} is not supported; use a model without it")
 
 
 def _short(number: object) -> object:

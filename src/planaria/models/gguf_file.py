@@ -75,7 +75,7 @@ def read_metadata(path: Path) -> GgufFile:
         with path.open("rb") as file:
             return _Reader(file, path).read_file()
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); give a GGUF file") from error
+        raise UserError(f"{path} cannot be read ({error.strerror}); use a GGUF file") from error
     except (ValueError, struct.error) as error:
         raise UserError(f"{path}: truncated or damaged GGUF file ({error}); download it again") from None
 
@@ -112,9 +112,9 @@ class _Reader:
             raise ValueError(f"it ends before byte {self._at}")
         return self._file.read(count)
 
-    def _require_room(self, count: int, least: int) -> None:
-        """Raise ValueError unless ``count`` entries of at least ``least`` bytes fit in the rest of the file."""
-        if count * least > self._size - self._at:
+    def _require_room(self, count: int, size: int) -> None:
+        """Raise ValueError unless ``count`` entries of at least ``size`` bytes fit in the rest of the file."""
+        if count * size > self._size - self._at:
             raise ValueError(f"{count} entries in {self._size - self._at} bytes")
 
     def _read_number(self, kind: str) -> int:

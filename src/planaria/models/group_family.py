@@ -38,7 +38,10 @@ class GroupFamily(Family):
 
 
 def group_family(config: ModelConfig) -> GroupFamily:
-    """Return what a group knows of its members' models; UserError if the configuration is not a group's."""
+    """Return the properties that a group knows of its members' models.
+
+    :raises UserError: if the configuration is not a group's.
+    """
     if config.family != GROUP:
-        raise UserError("that run trains a model of its own; serve it with `planaria join`, or host a group")
+        raise UserError("that run trains its own model; serve it with `planaria join`, or host a group")
     return GroupFamily(**config.options)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.foreign_weights import checked_config
+from planaria.models.foreign_weights import validate_config
 from planaria.models.moe_layer import Routing, to_keys
 
 ARCHITECTURES = {
@@ -124,7 +124,7 @@ def _require_types(path: Path, table: Mapping[str, Any]) -> None:
     try:
         _Stated.model_validate(table)
     except ValidationError as error:
-        raise UserError(f"{path}: {documents.first(error)}; download it again") from None
+        raise UserError(f"{path}: {documents.first_error(error)}; download it again") from None
 
 
 def from_config(path: Path, table: Mapping[str, Any]) -> ModelConfig:
@@ -148,7 +148,7 @@ def from_config(path: Path, table: Mapping[str, Any]) -> ModelConfig:
         "tied": table.get("tie_word_embeddings", False),
         "init_std": table.get("initializer_range", 0.02),
     }
-    config = checked_config(path, settings)
+    config = validate_config(path, settings)
     if table.get("head_dim") not in (None, config.head_dim):
         raise Unsupported(f"{path}: head_dim = {table['head_dim']} must be hidden_size / num_attention_heads")
     return config
@@ -159,7 +159,7 @@ def _refuse_unsupported(path: Path, table: Mapping[str, Any]) -> None:
     model = str(table.get("model_type"))
     if model not in ARCHITECTURES or table.get("architectures") not in (None, [ARCHITECTURES[model]]):
         kind = table.get("architectures") or model
-        raise Unsupported(f"{path}: architecture {kind} is not supported; give a {ARCHITECTURES['llama']}")
+        raise Unsupported(f"{path}: architecture {kind} is not supported; use a {ARCHITECTURES['llama']}")
     for key in ("rope_scaling", "rope_parameters"):
         rope = table.get(key) or {}
         kind = rope.get("rope_type", rope.get("type", "default"))

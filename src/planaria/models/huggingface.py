@@ -35,7 +35,7 @@ METADATA = {"format": "pt", **LISTED}
 """metadata of an exported weights file"""
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROWS = 4096
-"""rows of the embedding table and the head that are compared at once"""
+"""rows of the embedding table and the head compared together"""
 Files = dict[str, tuple[Path, str]]
 """global name → file, and the tensor's name in it"""
 
@@ -70,7 +70,7 @@ def export_folder(
     """Write config.json, generation_config.json, weights and, given a tokenizer.json, the tokenizer's files,
     atomically.
 
-    ``write`` writes the weights, of type ``dtype``, into the given folder. ``end`` is the id of the token that ends
+    ``write`` writes the weights, of type ``dtype``, into ``folder``. ``end`` is the id of the token that ends
     generation. ``used`` is the usage of the model from which training started: its context, special tokens, generation
     settings and chat template replace the defaults.
 
@@ -108,7 +108,7 @@ def open_folder(folder: Path) -> WeightsFile:
     if sums := digests.read(folder):  # it was exported here
         digests.require(folder, sums, sums)
     path = folder / "config.json"
-    table = documents.json_object(path)
+    table = documents.read_json_object(path)
     config, routing = from_config(path, table), from_keys(path, table)
     if routing is not None and not routing.bias and not sums:  # its missing keys have other defaults
         raise Unsupported(f"{path}: this Mixtral was not exported here; use model.family = 'transformers'")
@@ -186,14 +186,14 @@ def is_huggingface(folder: Path) -> bool:
     """Whether a folder is Hugging Face's, with weights of any kind or none; a run's config.json names no model type."""
     weights = any((folder / name).exists() for name in (WEIGHTS, INDEX, *PICKLED))
     path = folder / "config.json"
-    return weights or (path.is_file() and "model_type" in documents.json_object(path))
+    return weights or (path.is_file() and "model_type" in documents.read_json_object(path))
 
 
 def is_ours(folder: Path) -> bool:
     """Whether a Hugging Face folder's config.json is a plain LLaMA's; weights are not read."""
     path = folder / "config.json"
     try:
-        table = documents.json_object(path)
+        table = documents.read_json_object(path)
         from_config(path, table)
         return from_keys(path, table) is None
     except UserError:
@@ -216,10 +216,10 @@ def _weight_files(folder: Path) -> list[Path]:
         fix = "convert them to safetensors (`save_pretrained` of transformers writes them)"
         raise UserError(f"{folder / pickled[0]}: weights of a pickle are not read, for it could run any code; {fix}")
     if not (folder / INDEX).is_file():
-        raise UserError(f"{folder}: neither {WEIGHTS} nor {INDEX} is there; give a folder with safetensors weights")
-    names = documents.json_object(folder / INDEX).get("weight_map")
+        raise UserError(f"{folder}: neither {WEIGHTS} nor {INDEX} is there; use a folder with safetensors weights")
+    names = documents.read_json_object(folder / INDEX).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(n, str) and Path(n).name == n for n in names.values()):
-        raise UserError(f"{folder / INDEX}: weight_map must give a file of this folder for every tensor")
+        raise UserError(f"{folder / INDEX}: weight_map must name a file of this folder for every tensor")
     files = [folder / name for name in sorted(set(names.values()))]
     if missing := [file for file in files if not file.is_file()]:
         raise UserError(f"{missing[0]}: missing, though {INDEX} names it; download it too")
@@ -228,7 +228,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _token_names(file: Path, config: ModelConfig) -> dict[int, str]:
     """Return the tokens of a tokenizer.json by id."""
-    tree = documents.json_object(file)
+    tree = documents.read_json_object(file)
     vocab, added = (tree.get("model") or {}).get("vocab"), tree.get("added_tokens") or []
     if isinstance(vocab, list):  # a unigram model's (token, score) pairs in the order of their ids
         vocab = {token: i for i, (token, _) in enumerate(vocab)}

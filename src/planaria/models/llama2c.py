@@ -16,7 +16,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.foreign_weights import WeightsFile, checked_config
+from planaria.models.foreign_weights import WeightsFile, validate_config
 from planaria.models.llama_layers import to_rotate_half
 from planaria.models.llama_stages import Llama, parameter_count
 
@@ -48,7 +48,7 @@ def open_llama2c(checkpoint: Path) -> WeightsFile:
         with checkpoint.open("rb") as file:
             header = file.read(HEADER.size)
     except OSError as error:
-        raise UserError(f"{checkpoint} cannot be read ({error.strerror}); give a llama2.c checkpoint") from error
+        raise UserError(f"{checkpoint} cannot be read ({error.strerror}); use a llama2.c checkpoint") from error
     config = _config(checkpoint, header)
     needed = HEADER.size + 4 * (parameter_count(config) + config.context * config.head_dim)
     if size != needed:
@@ -73,7 +73,7 @@ def _config(path: Path, header: bytes) -> ModelConfig:
         raise UserError(f"{path}: shorter than a llama2.c header; not a llama2.c checkpoint")
     dim, hidden, layers, heads, kv_heads, vocab, context = HEADER.unpack(header)
     sizes = {"dim": dim, "hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "context": context}
-    return checked_config(path, {**sizes, "vocab": abs(vocab), "tied": vocab > 0, "norm_eps": NORM_EPS})
+    return validate_config(path, {**sizes, "vocab": abs(vocab), "tied": vocab > 0, "norm_eps": NORM_EPS})
 
 
 def _tensor_offsets(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, int]]:

@@ -228,7 +228,7 @@ class DecoderLayer(nn.Module):
     """One residual block: attention, then feed-forward, each behind its norm."""
 
     def __init__(self, config: ModelConfig, of: LayerFactory | None = None) -> None:
-        """``of``: the factory of its parts; by default each has its own parameters, or all share the layer's array."""
+        """:param of: factory of its parts; by default each has its own parameters, or all share the layer's array."""
         super().__init__()
         if of is None and config.share > 1:
             self.shared = nn.Parameter(torch.empty(stored_count(matrix_numbers(config), config.share)))

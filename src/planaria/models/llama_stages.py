@@ -22,7 +22,7 @@ from planaria.models.family import Family
 from planaria.models.initial import normal
 from planaria.models.llama_layers import Linear, matrix_numbers, rotary_tables, run_layers
 from planaria.models.moe_layer import MoELayer, Routing, to_file
-from planaria.models.one_array import GAINS, SHARED, final_norm, hold_all, layers_of
+from planaria.models.one_array import GAINS, SHARED, add_array, final_norm, layers_of
 from planaria.models.sharing import stored_count
 from planaria.models.subspace import Subspace, SubspaceEmbedding
 from planaria.models.tied_head import TiedHead
@@ -37,10 +37,10 @@ class BlockStage(nn.Module):
     """see :func:`run_layers``"""
 
     def __init__(self, config: ModelConfig, numbers: range) -> None:
-        """``numbers``: its layers, as the whole model counts them."""
+        """:param numbers: numbers of its layers in the whole model."""
         super().__init__()
         if config.one_array:
-            hold_all(self, config)
+            add_array(self, config)
             self.embed_tokens, self.lm_head = _tables(config)
         self.layers = layers_of(self, config, numbers)
         cos, sin = rotary_tables(config)
@@ -66,7 +66,7 @@ class LlamaEnds(TiedHead):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         if config.one_array:
-            hold_all(self, config)
+            add_array(self, config)
         self.embed_tokens, self.lm_head = _tables(config)
         self.layers = layers_of(self, config, range(config.ends_layers))
         if config.ends_layers:
@@ -82,16 +82,16 @@ class LlamaEnds(TiedHead):
         hidden: Tensor = self.embed_tokens(tokens)
         return run_layers(self.layers, hidden, self.cos, self.sin, self.recompute, mask) if len(self.layers) else hidden
 
-    def logits(self, x: Tensor, apart: bool = True) -> Tensor:
+    def logits(self, x: Tensor, separate_gradient: bool = True) -> Tensor:
         """Map hidden states [B, T, D] to logits [B, T, V].
 
-        Without ``apart`` a tied head's gradient joins the table's at once; valid if only one backward pass runs at a
-        time.
+        Without ``separate_gradient`` a tied head's gradient is added to the table's directly; valid if only one
+        backward pass runs at a time.
         """
-        return F.linear(self.norm(x), self._head(apart))
+        return F.linear(self.norm(x), self._head(separate_gradient))
 
-    def _head(self, apart: bool) -> Tensor:
-        head = self.head_alias if apart else self.embed_tokens.weight
+    def _head(self, separate_gradient: bool) -> Tensor:
+        head = self.head_alias if separate_gradient else self.embed_tokens.weight
         if self.lm_head is not None:
             head = self.lm_head.weight
         assert head is not None
@@ -99,7 +99,7 @@ class LlamaEnds(TiedHead):
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross entropy in nats of hidden states [B, T, D] against the next tokens [B, T]; a scalar."""
-        return head_loss(self.norm(x).flatten(0, 1), self._head(apart=True), targets.flatten())
+        return head_loss(self.norm(x).flatten(0, 1), self._head(separate_gradient=True), targets.flatten())
 
     @property
     def table(self) -> Tensor:
@@ -129,7 +129,7 @@ class LlamaFamily(Family):
 
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> LlamaEnds | BlockStage:
         """:raises ValueError: if there is no such stage, or the layers do not divide into the stages."""
-        if not 0 <= stage <= stages or config.uncut(stages):
+        if not 0 <= stage <= stages or config.why_uncuttable(stages):
             raise ValueError(f"no stage {stage} of {stages} in a model of {config.layers} layers")
         return LlamaEnds(config) if stage == 0 else BlockStage(config, stage_layers(config, stages, stage))
 
@@ -155,11 +155,11 @@ class LlamaFamily(Family):
             return
         wire = f"pipeline.wire.rank = {config.subspace.rank}"
         if config.subspace.rank > config.dim:
-            raise UserError(f"{wire}: more dimensions than model.dim = {config.dim}; give at most that")
+            raise UserError(f"{wire}: more dimensions than model.dim = {config.dim}; set it to at most that")
         if config.tied:
             raise UserError(f"{wire}: a subspace factors the embedding, not the head; set model.tied = false")
         if config.share > 1:
-            raise UserError(f"{wire}: factored matrices share no numbers; leave model.share = {config.share} out")
+            raise UserError(f"{wire}: factored matrices share no numbers; remove model.share = {config.share}")
 
     def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:
         """Set norm gains to 1, and draw all else from N(0, init_std²)."""
@@ -257,7 +257,7 @@ class Llama(nn.Module):
 
     def global_state(self) -> dict[str, Tensor]:
         """Return every parameter by its global name, sharing memory; a tied head is not listed twice."""
-        return {name: parameter.detach() for name, parameter in self._named()}
+        return {name: parameter.detach() for name, parameter in self._parameters_by_name()}
 
     def load_global_state(self, state: Mapping[str, Tensor]) -> None:
         """Copy weights in by global name.
@@ -265,7 +265,7 @@ class Llama(nn.Module):
         :raises UserError: naming the first tensor that is missing, of another shape, or unknown; the model is then
             unchanged.
         """
-        parameters = dict(self._named())
+        parameters = dict(self._parameters_by_name())
         require_shapes(
             *({name: tuple(tensor.shape) for name, tensor in named.items()} for named in (parameters, state))
         )
@@ -276,10 +276,10 @@ class Llama(nn.Module):
     def exported_names(self) -> dict[str, str]:
         """Return the name of each parameter in an exported file, by its name in :meth:`named_parameters`."""
         to_name = to_file if self.routing else str
-        exported = {id(parameter): to_name(name) for name, parameter in self._named()}
+        exported = {id(parameter): to_name(name) for name, parameter in self._parameters_by_name()}
         return {name: exported[id(parameter)] for name, parameter in self.named_parameters()}
 
-    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def _parameters_by_name(self) -> Iterator[tuple[str, nn.Parameter]]:
         for number, stage in enumerate((self.ends, *self.stages)):
             for local, parameter in stage.named_parameters():
                 yield global_name(self.config, len(self.stages), number, local), parameter

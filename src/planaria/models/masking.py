@@ -136,7 +136,7 @@ def read_masks(file: Path, like: Named, exported: Mapping[str, str]) -> tuple[li
     :raises UserError: if it is unreadable, not a mask, or for models of another shape.
     """
     length = -(-sum(tensor.numel() for tensor in like.values()) // 8)
-    fix = "give the mask.safetensors of a repair of this model"
+    fix = "use the mask.safetensors of a repair of this model"
     try:
         with safe_open(file, framework="pt") as opened:
             about, keys = opened.metadata() or {}, {*opened.keys()}
@@ -162,7 +162,7 @@ def _parameter_order(note: MaskNote, like: Named, exported: Mapping[str, str], l
     names = {exported[name]: name for name in like}
     for name, shape in note.tensors:
         if name not in names:
-            raise UserError(f"{location}has bits for {documents.shown(name)}, which this model does not have; {fix}")
+            raise UserError(f"{location}has bits for {documents.quote(name)}, which this model does not have; {fix}")
         if shape != (ours := tuple(like[names[name]].shape)):
             raise UserError(f"{location}{name} has shape {list(shape)}, this model's has {list(ours)}; {fix}")
     order = [names[name] for name, _ in note.tensors]

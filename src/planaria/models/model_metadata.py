@@ -72,7 +72,7 @@ def metadata_of_folder(folder: Path, config: Mapping[str, Any], context: int) ->
         ids={key: config[key] for key in _IDS if _is_id(config.get(key))},
         generation=json_table(folder / GENERATION),
         tokenizer=settings,
-        template=documents.text(template, _MAX_FILE_BYTES, _FIX) if template.is_file() else "",
+        template=documents.read_text(template, _MAX_FILE_BYTES, _FIX) if template.is_file() else "",
     )
 
 
@@ -114,5 +114,7 @@ def _is_id(value: object) -> bool:
 
 def json_table(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a model; empty if there is none. UserError if the file is damaged."""
-    content = documents.parse_json(documents.data(file, _MAX_FILE_BYTES, _FIX), file, _FIX) if file.is_file() else {}
+    content = (
+        documents.parse_json(documents.read_bytes(file, _MAX_FILE_BYTES, _FIX), file, _FIX) if file.is_file() else {}
+    )
     return content if isinstance(content, dict) else {}

@@ -28,7 +28,7 @@ _NAMES = (
 
 
 class Routing(NamedTuple):
-    """How a model's layers route tokens."""
+    """Routing of tokens in a model's layers."""
 
     experts: int
     """blocks per layer"""
@@ -39,7 +39,7 @@ class Routing(NamedTuple):
 
 
 class Router(nn.Linear):
-    """Map hidden states [..., D] to a logit per block [..., N]; zero until it is given values."""
+    """Map hidden states [..., D] to a logit per block [..., N]; zero until values are loaded."""
 
     def reset_parameters(self) -> None:
         """Set zeros; PyTorch would draw from its global generator."""

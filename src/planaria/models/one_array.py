@@ -26,7 +26,7 @@ ROWS = ("input_layernorm.weight", "post_attention_layernorm.weight")
 """a layer's norms, in the order of their rows among all gains"""
 
 
-def hold_all(stage: nn.Module, config: ModelConfig) -> None:
+def add_array(stage: nn.Module, config: ModelConfig) -> None:
     """Give a stage the array and the gains of the whole model."""
     stage.shared = nn.Parameter(torch.empty(stored_count(config.layers * matrix_numbers(config), config.share)))
     stage.gains = nn.Parameter(torch.ones(len(ROWS) * config.layers + 1, config.dim))
@@ -36,10 +36,10 @@ def layers_of(stage: nn.Module, config: ModelConfig, numbers: range) -> nn.Modul
     """Return a stage's decoder layers, numbered ``numbers`` in the whole model."""
     if not config.one_array:
         return nn.ModuleList(DecoderLayer(config) for _ in numbers)
-    return nn.ModuleList(DecoderLayer(config, _cut(stage, config, number)) for number in numbers)
+    return nn.ModuleList(DecoderLayer(config, _matrix_cut(stage, config, number)) for number in numbers)
 
 
-def _cut(stage: nn.Module, config: ModelConfig, number: int) -> MatrixCut:
+def _matrix_cut(stage: nn.Module, config: ModelConfig, number: int) -> MatrixCut:
     rows = iter(range(len(ROWS) * number, len(ROWS) * (number + 1)))
     return MatrixCut(stage, lambda _, eps: SharedNorm(stage, next(rows), eps), number * matrix_numbers(config))
 

@@ -217,7 +217,7 @@ def state_of(named: Mapping[str, Tensor], digests: bool = True) -> StageState:
     for name, tensors in moments.items():
         for key, tensor in tensors.items():
             if name not in weights or tensor.shape != weights[name].shape:
-                raise PackingError(f"a packed state has {key} of {name!r} in another shape than its weights")
+                raise PackingError(f"a packed state has {key} of {name!r} whose shape differs from its weights'")
     scale, grad_norm, clipped_norm = numbers_of(numbers)
     parameter_scales = scales_of(scales, weights, scale)
     clocks_by_name = clocks_of(clocks, moments)
@@ -231,7 +231,7 @@ Summary = tuple[dict[str, PackedTensor], dict[str, int], float, dict[str, float]
 
 
 def summary(specs: Mapping[str, tuple[str, tuple[int, ...]]], read: Callable[[str], Tensor]) -> Summary:
-    """Return what :func:`named_tensors` made, without its large tensors; ``read`` reads an entry of ``specs``.
+    """Return the contents of :func:`named_tensors` without its large tensors; ``read`` reads an entry of ``specs``.
 
     :raises PackingError: if the small ones are missing or damaged.
     """

@@ -69,7 +69,7 @@ def fold(gradient: Tensor, begin: int, total: Tensor) -> None:
 
 
 class _Product(torch.autograd.Function):
-    """x Wᵀ, with W unfolded anew in each direction, so that no dense matrix outlives a product."""
+    """x Wᵀ, with W unfolded again in each direction, so that no dense matrix outlives a product."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, array: Tensor, begin: int, shape: tuple[int, int]) -> Tensor:

@@ -25,8 +25,8 @@ def require_same(named: str, own: ModelConfig, stated: Mapping[str, object]) -> 
         if name in stated and not is_equal(stated[name], value := getattr(own, name)):
             setting = "kv_heads" if name == "kv" else name
             raise UserError(
-                f"{named}: its model has {setting} = {value}, the recipe {stated[name]}; leave "
-                f"model.{setting} out, or set it to the same"
+                f"{named}: its model has {setting} = {value}, the recipe {stated[name]}; remove "
+                f"model.{setting}, or set it to the same"
             )
 
 

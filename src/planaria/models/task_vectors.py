@@ -39,7 +39,7 @@ def require_alike(parent: Named, child: Named, label: str) -> None:
     for name in sorted({*parent, *child}):
         ours, theirs = (list(weights[name].shape) if name in weights else None for weights in (parent, child))
         if ours != theirs:
-            raise UserError(f"{label}: {name} has shape {theirs}, its parent's has {ours}; give a model and its parent")
+            raise UserError(f"{label}: {name} has shape {theirs}, its parent's has {ours}; use a model and its parent")
 
 
 def task_vector(tuned: Named, parent: Named) -> dict[str, Tensor]:
@@ -99,7 +99,7 @@ def add_contributions(parent: Named, contributions: Sequence[Named]) -> dict[str
 
 
 def interpolate(parent: Named, tuned: Named, alphas: float | Mapping[str, float]) -> dict[str, Tensor]:
-    """Return θ = (1 − α) θ₀ + α θ, with α one number or one per tensor; 0 and 1 give exactly the models' numbers."""
+    """Return θ = (1 − α) θ₀ + α θ, with α one number or one per tensor; 0 and 1 return exactly the models' numbers."""
     factors = alphas if isinstance(alphas, Mapping) else dict.fromkeys(parent, alphas)
     return {name: torch.lerp(tensor, tuned[name], factors[name]) for name, tensor in parent.items()}
 
@@ -111,5 +111,5 @@ def agreement(vector: Named, other: Named) -> dict[str, float]:
 
 def _trim(vector: Named, stays: float) -> dict[str, Tensor]:
     sizes = torch.cat([tensor.abs().flatten() for tensor in vector.values()])
-    least = sizes.kthvalue(max(1, round((1 - stays) * sizes.numel()))).values
-    return {name: torch.where(tensor.abs() > least, tensor, 0.0) for name, tensor in vector.items()}
+    threshold = sizes.kthvalue(max(1, round((1 - stays) * sizes.numel()))).values
+    return {name: torch.where(tensor.abs() > threshold, tensor, 0.0) for name, tensor in vector.items()}

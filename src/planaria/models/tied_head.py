@@ -32,7 +32,7 @@ class TiedHead(nn.Module, ABC):
     def keep_tied(self) -> None:
         """Tie now, and after weights were loaded."""
         self._tie()
-        self.register_load_state_dict_post_hook(TiedHead._loaded)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(TiedHead._on_load)  # type: ignore[no-untyped-call]
 
     def alias(self) -> Tensor:
         """Return an alias of the table; detached, not ``.data``, so that autograd notices in-place changes of it."""
@@ -59,7 +59,7 @@ class TiedHead(nn.Module, ABC):
         if gradient is not None and self.head_alias is not None:
             self.head_alias.grad = change(gradient)
 
-    def _loaded(self, _keys: object) -> None:
+    def _on_load(self, _keys: object) -> None:
         self._tie_again()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:

@@ -9,28 +9,28 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.common.compiled import compiled
+from planaria.common.compiled import compile_function
 from planaria.planner.evaluate import NEVER, makespan
 from planaria.planner.tables import CostTables, Ints, gradient_sum_times
 
 Floats = NDArray[np.float64]
 RANDOMS = 10
-"""random numbers that one move uses at most"""
-NODE, STAGE, ORDER, ROUTE, PLACE = range(5)
+"""maximum number of random numbers that one move uses"""
+NODE, STAGE, ORDER, ROUTE, ARRANGEMENT = range(5)
 """kinds of move: another node of the same stage; two microbatches exchange a stage; two neighbours on a route change
 order; two microbatches exchange routes; two nodes exchange stages"""
 UNTIL = np.array([0.3, 0.6, 0.7, 0.9, 1.0])
 """cumulative probabilities of the kinds"""
 SPREAD = 0.3
-"""weight, beside the step time, of the mean finish over data nodes, which gives a slope where the step time is flat:
-most moves do not affect the data node that finishes last"""
+"""weight of the mean finish over data nodes; the step time has weight 1. The mean has a slope where the step time is
+flat, since most moves do not affect the data node that finishes last"""
 CRITICAL = 0.5
 """share of moves that change a microbatch of the data node that finishes last"""
 FLOW = 0.02
 """weight of the mean finish over microbatches"""
 
 
-@compiled
+@compile_function
 def anneal(
     tables: CostTables,
     origin: Ints,
@@ -47,12 +47,14 @@ def anneal(
     """Try one move for each temperature (nanoseconds), with the ``random`` numbers [moves, RANDOMS].
 
     Change ``origin`` [count], ``path`` [count, visits] and ``stage`` [nodes] in place. Copy them to the ``best_``
-    arrays whenever the simulated step takes less than ``best``. Return the least time. Without ``positions``, the
-    arrangement stays.
+    arrays whenever the simulated step takes less than ``best``. Return the least time. Without ``positions``, keep the
+    arrangement.
     """
     count, nodes = path.shape[0], stage.shape[0]
     members = members_of(stage, tables.sizes)
-    done, last, over = np.zeros(count, np.int64), np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+    done = np.zeros(count, np.int64)
+    last = np.zeros(nodes, np.int64)
+    over = np.zeros(nodes, np.int64)
     now, _ = _objective(tables, origin, path, stage, done, last, over)
     worst = int(np.argmax(last))
     new_origin, new_path = origin.copy(), path.copy()
@@ -65,9 +67,9 @@ def anneal(
         i, j = int(r[1] * count), int(r[2] * count)
         if r[9] < CRITICAL:
             i = _pick_microbatch_of(origin, worst, r[1])
-        if kind == PLACE and not positions:
+        if kind == ARRANGEMENT and not positions:
             continue
-        if kind == PLACE:
+        if kind == ARRANGEMENT:
             x, y = int(r[1] * nodes), int(r[2] * nodes)
             if r[9] < CRITICAL:
                 x = path[i, int(r[3] * (path.shape[1] + 1)) - 1] if r[3] * (path.shape[1] + 1) >= 1 else worst
@@ -81,7 +83,7 @@ def anneal(
         cost, time = _objective(tables, new_origin, new_path, new_stage, done, last, over)
         if cost <= now or r[8] < np.exp((now - cost) / temperature[move]):
             now, worst = cost, int(np.argmax(last))
-            if kind == PLACE:
+            if kind == ARRANGEMENT:
                 stage[:], origin[:], path[:] = new_stage, new_origin, new_path
                 members = members_of(stage, tables.sizes)
             else:
@@ -89,21 +91,21 @@ def anneal(
             if time < best:
                 best = time
                 best_origin[:], best_path[:], best_stage[:] = origin, path, stage
-        elif kind == PLACE:
+        elif kind == ARRANGEMENT:
             new_stage[:], new_origin[:], new_path[:] = stage, origin, path
         else:
             new_path[i], new_path[j] = path[i], path[j]
     return best
 
 
-@compiled
+@compile_function
 def _pick_microbatch_of(origin: Ints, worst: int, random: float) -> int:
     """Return a random microbatch of the data node ``worst``, or any microbatch if nothing takes time."""
     own = np.flatnonzero(origin == worst)
     return int(own[int(random * len(own))]) if len(own) else int(random * len(origin))
 
 
-@compiled
+@compile_function
 def _objective(
     tables: CostTables, origin: Ints, path: Ints, stage: Ints, done: Ints, last: Ints, over: Ints
 ) -> tuple[float, int]:
@@ -119,7 +121,7 @@ def _objective(
     return float(step + slope), step
 
 
-@compiled
+@compile_function
 def members_of(stage: Ints, sizes: Ints) -> Ints:
     """Return [stages, largest size]: the nodes of each stage."""
     members = np.zeros((sizes.shape[0], sizes.max()), np.int64)
@@ -130,13 +132,13 @@ def members_of(stage: Ints, sizes: Ints) -> Ints:
     return members
 
 
-@compiled
+@compile_function
 def _may_hold(role: int, stage: int) -> bool:
     """Return whether a node of this role (an index into ``ROLES``) may hold this stage."""
     return role == 0 or (role == 1) == (stage == 0)
 
 
-@compiled
+@compile_function
 def _swap_positions(origin: Ints, path: Ints, x: int, y: int) -> None:
     for i in range(path.shape[0]):
         if origin[i] == x:
@@ -150,7 +152,7 @@ def _swap_positions(origin: Ints, path: Ints, x: int, y: int) -> None:
                 path[i, k] = x
 
 
-@compiled
+@compile_function
 def _reroute(
     tables: CostTables, kind: int, r: Floats, i: int, j: int, stage: Ints, members: Ints, path: Ints, new: Ints
 ) -> bool:
@@ -191,12 +193,12 @@ def _reroute(
     return False
 
 
-@compiled
+@compile_function
 def _visits(stage: Ints, walk: Ints, s: int) -> bool:
     return bool((stage[walk] == s).any())
 
 
-@compiled
+@compile_function
 def _sort(stage: Ints, walk: Ints) -> None:
     for a in range(1, walk.shape[0]):
         b = a
@@ -205,7 +207,7 @@ def _sort(stage: Ints, walk: Ints) -> None:
             b -= 1
 
 
-@compiled
+@compile_function
 def obeys_cc3(stage: Ints, walk: Ints, swaps: int, jump: int) -> bool:
     """Return whether a walk obeys CC3; the compiled form of ``routing.skipping.cc3_violation``."""
     furthest = back = 0

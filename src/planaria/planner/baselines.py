@@ -1,4 +1,4 @@
-"""Baseline plans on the same nodes with as many microbatches: full pipelines, and random skipping."""
+"""Baseline plans with the same nodes and number of microbatches: full pipelines and random skipping."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from planaria.planner.initial_plans import random_routes
 from planaria.planner.problem import BLOCK, PlanningProblem, Solution
-from planaria.planner.search import Find, SearchBudget, search, step_ns
+from planaria.planner.search import PlanSearch, SearchBudget, search, step_ns
 
 DRAWS = 10
 """random plans averaged"""
@@ -35,9 +35,9 @@ def compare_baselines(
     seed: int,
     budget: SearchBudget,
     step: StepTime = step_ns,
-    find: Find = search,
+    find: PlanSearch = search,
 ) -> dict[str, float]:
-    """Return the seconds of a step by baseline; most of ``budget``, which is for all, plans a full pipeline."""
+    """Return baseline → seconds of its step. ``budget`` is for all baselines; a full pipeline uses most of it."""
     began = time.monotonic()
     stages = [solution.members(stage) for stage in range(len(problem.sizes))]
     full = replace(problem, visits=len(problem.sizes) - 1)

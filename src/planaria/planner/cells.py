@@ -25,9 +25,9 @@ TRIES = 20
 MIN_NODES_FOR_CELLS = 60
 """nodes from which a network is planned by cells"""
 MOVES = 20_000
-"""moves of one cell before the next has its turn; more for the slowest while nothing improves it"""
+"""moves of one cell before the next cell; more for the slowest cell while nothing improves it"""
 NEIGHBOURS = 6
-"""cells that the slowest is combined with in turn"""
+"""cells with which the slowest is combined, one after the other"""
 
 
 def restrict_problem(
@@ -64,8 +64,8 @@ class CellProblem(NamedTuple):
     problem: PlanningProblem
     solution: Solution
 
-    def put(self, whole: Solution, better: Solution) -> None:
-        """Replace this part of ``whole``, in place, by another solution of its problem."""
+    def write_into(self, whole: Solution, better: Solution) -> None:
+        """Write another solution of this part into ``whole``, in place."""
         whole.stage[self.nodes] = better.stage
         whole.origin[self.rows] = self.nodes[better.origin]
         whole.path[self.rows] = self.nodes[better.path]
@@ -107,10 +107,10 @@ Cell = list[list[int]]
 def divide_into_cells(problem: PlanningProblem, rng: random.Random) -> tuple[Solution, list[list[int]]] | None:
     """Return a plan and the nodes of its cells, which consist of neighbouring sites.
 
-    Each cell uses a stage in proportion to its nodes in that stage. None if there is only one cell, if roles are given
-    for some nodes only, or if the rules allow none.
+    Each cell uses a stage in proportion to its nodes in that stage. None if there is only one cell, if only some nodes
+    have roles, or if the rules allow no cells.
     """
-    if problem.role.any() and not _given_data_nodes(problem):
+    if problem.role.any() and not _fixed_data_nodes(problem):
         return None
     bags = _group_tour(problem, tour(problem, rng), rng)
     cells = _deal_to_stages(problem, bags, rng) if len(bags) > 1 else None
@@ -135,16 +135,16 @@ def _group_tour(problem: PlanningProblem, nodes: Sequence[int], rng: random.Rand
 
     A large site has its own bags; small neighbouring sites share one.
     """
-    given, bags = _given_data_nodes(problem), list[Bag]()
+    fixed, bags = _fixed_data_nodes(problem), list[Bag]()
     seen = data_seen = 0
     block: list[int] = []
     for _, at_site in groupby(nodes, lambda node: problem.site[node]):
         block += at_site
         share = (2 * (seen + len(block)) * problem.sizes[0] + problem.nodes) // (2 * problem.nodes) - data_seen
         drawn = rng.sample(block, len(block))
-        data_nodes = [node for node in drawn if node in given] if given else drawn[:share]
+        data_nodes = [node for node in drawn if node in fixed] if fixed else drawn[:share]
         workers = [node for node in drawn if node not in data_nodes]
-        if cut := _cut(problem, data_nodes, workers):
+        if cut := _split_bag(problem, data_nodes, workers):
             bags += cut
             seen, data_seen, block = seen + len(block), data_seen + len(data_nodes), []
     if block and bags:  # the last sites, too small for a cell
@@ -152,7 +152,7 @@ def _group_tour(problem: PlanningProblem, nodes: Sequence[int], rng: random.Rand
     return bags
 
 
-def _cut(problem: PlanningProblem, data_nodes: list[int], workers: list[int]) -> list[Bag]:
+def _split_bag(problem: PlanningProblem, data_nodes: list[int], workers: list[int]) -> list[Bag]:
     """Split into as many bags as possible, with equal shares and a worker for every stage; empty if too few nodes."""
     least = len(problem.sizes) - 1
     for count in range(min(len(data_nodes), len(workers) // least), 0, -1):
@@ -166,8 +166,8 @@ def _cut(problem: PlanningProblem, data_nodes: list[int], workers: list[int]) ->
     return []
 
 
-def _given_data_nodes(problem: PlanningProblem) -> set[int]:
-    """Return the data nodes if roles determine them all."""
+def _fixed_data_nodes(problem: PlanningProblem) -> set[int]:
+    """Return the data nodes if roles determine all of them; else none."""
     must = np.flatnonzero(problem.role == ROLES.index("data")).tolist()
     return set(must) if len(must) == problem.sizes[0] else set()
 
@@ -204,7 +204,7 @@ def _draw_routes(problem: PlanningProblem, cell: Cell, rng: random.Random) -> li
 
 
 def _even_out(routes: list[list[int]], problem: PlanningProblem, rng: random.Random) -> bool:
-    """Change ``routes`` until all stages are used equally often, within one; return False if that fails."""
+    """Change ``routes`` until the uses of all stages differ by at most one; return False if that fails."""
     stages = range(1, len(problem.sizes))
     if any(cc3_violation(route, 0, problem.jump) for route in routes):
         return False
@@ -241,7 +241,7 @@ Anneal = Callable[[PlanningProblem, Solution, int, np.random.Generator], tuple[S
 def search_by_cells(
     problem: PlanningProblem, chance: random.Random, rng: np.random.Generator, anneal: Anneal
 ) -> Iterator[Solution] | None:
-    """Yield plans that never get worse, without end.
+    """Yield plans that never get worse, endlessly.
 
     None in a small network, and with gradient sums, since stages then span all cells.
     """
@@ -256,7 +256,7 @@ def _improve_cell(
     for nodes in cells:
         own = cell_problem(problem, now, nodes)
         better, step = anneal(own.problem, own.solution, MOVES, rng)
-        own.put(now, better)
+        own.write_into(now, better)
         steps.append(step)
         yield now
     tried = 0
@@ -269,22 +269,24 @@ def _improve_cell(
         tried += 1
         if step < steps[worst]:
             tried = 0
-            own.put(now, better)
+            own.write_into(now, better)
             for k in sorted({worst, partner}, reverse=True):
                 del cells[k], steps[k]
             for group in independent_groups(cell_problem(problem, now, nodes)):
                 cells.append(group)
-                steps.append(_step(problem, now, group, anneal, rng))
+                steps.append(_part_step_ns(problem, now, group, anneal, rng))
         yield now
 
 
-def _step(problem: PlanningProblem, now: Solution, nodes: list[int], anneal: Anneal, rng: np.random.Generator) -> int:
+def _part_step_ns(
+    problem: PlanningProblem, now: Solution, nodes: list[int], anneal: Anneal, rng: np.random.Generator
+) -> int:
     own = cell_problem(problem, now, nodes)
     return anneal(own.problem, own.solution, 0, rng)[1]
 
 
 def _next_partner(problem: PlanningProblem, cells: list[list[int]], steps: list[int], worst: int, number: int) -> int:
-    """Return the cell to plan together with ``worst``: itself first, then the nearest, of these the fastest first."""
+    """Return the cell to plan together with ``worst``: first itself, then others by distance and by speed."""
     if number == 0 or len(cells) == 1:
         return worst
     both = problem.link + problem.link.T

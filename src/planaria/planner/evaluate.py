@@ -1,14 +1,14 @@
 """The time of a step: ``pipeline.plan.build.simulate_first_come`` compiled over arrays, for searches.
 
-It simulates the same events to the nanosecond; ``tests/planner`` compares the two. A microbatch is always in one place:
-it waits at a node, is processed there, or travels.
+It simulates the same events to the nanosecond; ``tests/planner`` compares the two. A microbatch
+waits at a node, is processed there, or travels.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from planaria.common.compiled import compiled
+from planaria.common.compiled import compile_function
 from planaria.planner.tables import CostTables, Ints
 
 NEVER = 1 << 62
@@ -18,7 +18,7 @@ _URGENT, _PATIENT = range(2)
 """the two queues of a node: backwards and losses; forwards, which need a slot"""
 
 
-@compiled
+@compile_function
 def makespan(tables: CostTables, origin: Ints, path: Ints, done: Ints, over: Ints) -> int:
     """Return the nanoseconds of all passes if microbatch ``i`` goes ``origin[i]`` → ``path[i, 0]`` → … → ``origin[i]``.
 
@@ -83,7 +83,7 @@ def makespan(tables: CostTables, origin: Ints, path: Ints, done: Ints, over: Int
             tails[line, n] += _enqueue(queue, since, heads, tails, begins, line, n, i, now)
 
 
-@compiled
+@compile_function
 def _queue_starts(origin: Ints, path: Ints, nodes: int) -> Ints:
     """Return [nodes + 1]: start of each node's stretch of the queues."""
     begins = np.zeros(nodes + 1, np.int64)
@@ -94,7 +94,7 @@ def _queue_starts(origin: Ints, path: Ints, nodes: int) -> Ints:
     return np.cumsum(begins)
 
 
-@compiled
+@compile_function
 def _node_of_pass(origin: Ints, path: Ints, i: int, phase: int) -> int:
     """Return the node of a microbatch's pass number ``phase``: forwards along the route, then backwards."""
     last = path.shape[1] + 1
@@ -102,7 +102,7 @@ def _node_of_pass(origin: Ints, path: Ints, i: int, phase: int) -> int:
     return origin[i] if hop == 0 or hop == last else path[i, hop - 1]  # type: ignore[no-any-return]
 
 
-@compiled
+@compile_function
 def _pass_time(tables: CostTables, n: int, phase: int, last: int) -> int:
     """Return the time of a pass."""
     if phase <= last:
@@ -111,7 +111,7 @@ def _pass_time(tables: CostTables, n: int, phase: int, last: int) -> int:
     return tables.backward[0 if hop == 0 else 2 if hop == last else 1, n]  # type: ignore[no-any-return]
 
 
-@compiled
+@compile_function
 def _enqueue(
     queue: Ints, since: Ints, heads: Ints, tails: Ints, begins: Ints, line: int, n: int, i: int, now: int
 ) -> int:
@@ -125,7 +125,7 @@ def _enqueue(
     return 1
 
 
-@compiled
+@compile_function
 def _push(times: Ints, whose: Ints, size: int, time: int, microbatch: int) -> int:
     at = size
     while at > 0 and times[(at - 1) >> 1] > time:
@@ -135,7 +135,7 @@ def _push(times: Ints, whose: Ints, size: int, time: int, microbatch: int) -> in
     return size + 1
 
 
-@compiled
+@compile_function
 def _pop(times: Ints, whose: Ints, size: int) -> int:
     size -= 1
     time, microbatch, at = times[size], whose[size], 0

@@ -16,26 +16,29 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from planaria.common.compiled import compiled
+from planaria.common.compiled import compile_function
 from planaria.planner.anneal import Floats, members_of, obeys_cc3
 from planaria.planner.initial_plans import random_routes
 from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, PlanningProblem, Solution, stage_of
-from planaria.planner.search import SearchBudget, SearchResult, Watch, round_lengths, step_ns
+from planaria.planner.search import OnProgress, SearchBudget, SearchResult, round_lengths, step_ns
 from planaria.planner.tables import Ints
 
 EdgeRule = Literal["sum", "two_way"]
 RANDOMS = 7
 """random numbers of one move"""
-ASK, CHANGE = 0.4, 0.6
-"""cumulative probabilities of two kinds of moves; all others redirect"""
-HOT, COLD = 1.0, 0.1
-"""temperatures at the start and the end of a round, in mean edge costs"""
+REQUEST_UNTIL = 0.4
+"""probability of a request; see :func:`_propose`"""
+CHANGE_UNTIL = 0.6
+"""probability of a request or a change; all other moves redirect"""
+INITIAL_TEMPERATURE = 1.0
+"""temperature at the start of a round, in mean edge costs"""
+FINAL_TEMPERATURE = 0.1
 MOVES_PER_CLOCK_CHECK = 10_000
 """moves between two checks of the clock"""
 
 
 class FlowNetwork(NamedTuple):
-    """Loads and costs that each node knows of itself and its neighbours."""
+    """Limits and costs of nodes and edges."""
 
     edges: Ints
     """[3, nodes, nodes]: see :func:`edge_costs`; nanoseconds"""
@@ -44,7 +47,7 @@ class FlowNetwork(NamedTuple):
     """[stages, largest size]: the nodes of each stage"""
     sizes: Ints
     room: Ints
-    """[nodes]: most flows through each"""
+    """[nodes]: maximum number of flows through each"""
     jump: int
 
 
@@ -96,7 +99,7 @@ def flow_costs(edges: Ints, solution: Solution) -> Ints:
 
 
 def network_of(problem: PlanningProblem, edges: Ints, solution: Solution, load: Ints) -> FlowNetwork:
-    """Return what moves need. A node has room for as many flows as it has slots, and at least for its load.
+    """Return the costs and limits for moves. A node has room for as many flows as it has slots, and at least its load.
 
     If its stage has more visits than slots, it has room for ⌈visits · its share of the stage's slots⌉.
     """
@@ -111,10 +114,10 @@ def search_flows(
     problem: PlanningProblem,
     seed: int,
     budget: SearchBudget,
-    watch: Watch = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
     rule: EdgeRule = "two_way",
 ) -> SearchResult:
-    """Return the plan found within ``budget`` whose most expensive flow costs least; call ``watch`` regularly.
+    """Return the plan found within ``budget`` whose most expensive flow costs least; call ``on_progress`` regularly.
 
     A move prices at most one change. Every round starts from new random flows over stages that nodes joined one by one.
     Steps may grow, since they are not the objective.
@@ -129,7 +132,7 @@ def search_flows(
         now.run(moves)
         spent, best = spent + moves, now if now.least < best.least else best
         progress = SearchResult(best.best.copy(), step_ns(problem, best.best) / 1e9, spent, time.monotonic() - began)
-        watch(progress)
+        on_progress(progress)
         if not moves:
             return progress
         if not len(now.left):
@@ -145,7 +148,8 @@ class FlowRound:
         costs, load = flow_costs(edges, start), np.bincount(start.path.ravel(), minlength=problem.nodes)
         self.now, self.best, self.rng = Flows(start.origin, start.path.copy(), costs, load), start.copy(), rng
         self.least, self.net = int(costs.max()), network_of(problem, edges, start, load)
-        self.left = costs.mean() / (problem.visits + 1) * HOT * (COLD / HOT) ** (np.arange(length) / max(1, length))
+        cooling = (FINAL_TEMPERATURE / INITIAL_TEMPERATURE) ** (np.arange(length) / max(1, length))
+        self.left = costs.mean() / (problem.visits + 1) * INITIAL_TEMPERATURE * cooling
         """temperatures of the moves left"""
 
     def run(self, moves: int) -> None:
@@ -156,18 +160,18 @@ class FlowRound:
 
 
 def _start_round(
-    problem: PlanningProblem, edges: Ints, seed: int, number: int, length: int, most: float = float("inf")
+    problem: PlanningProblem, edges: Ints, seed: int, number: int, length: int, max_moves: float = float("inf")
 ) -> FlowRound:
-    """Return round ``number`` of a search, of at most ``most`` moves, before its first move."""
+    """Return round ``number`` of a search, of at most ``max_moves`` moves, before its first move."""
     start = _flows_over_joined_stages(problem, edges, random.Random(f"{seed} {number}"))
-    return FlowRound(problem, edges, start, np.random.default_rng([seed, number]), int(min(length, most)))
+    return FlowRound(problem, edges, start, np.random.default_rng([seed, number]), int(min(length, max_moves)))
 
 
 def _flows_over_joined_stages(problem: PlanningProblem, edges: Ints, rng: random.Random) -> Solution:
     """Return random flows over stages that nodes joined in random order.
 
-    A newcomer joins the stage with the smallest share of its nodes; among equals, the one to whose neighbouring stages
-    its mean edge costs least.
+    A node joins the stage that lacks the largest share of its nodes; among equals, the stage with the least mean cost
+    of the node's edges.
     """
     role = [ROLES[index] for index in problem.role.tolist()]
     order = rng.sample(range(problem.nodes), problem.nodes)
@@ -175,11 +179,11 @@ def _flows_over_joined_stages(problem: PlanningProblem, edges: Ints, rng: random
     stages: list[list[int]] = [data_nodes, *([] for _ in problem.sizes[1:])]
     for node in (n for n in order if n not in data_nodes):
         open_to = [s for s, size in enumerate(problem.sizes) if s and len(stages[s]) < size]
-        helps = {
+        preference = {
             s: (len(stages[s]) / problem.sizes[s], _mean_edge_cost(edges, stages, node, s), rng.random())
             for s in open_to
         }
-        stages[min(open_to, key=helps.__getitem__)].append(node)
+        stages[min(open_to, key=preference.__getitem__)].append(node)
     return random_flows(problem, stages, rng)
 
 
@@ -203,12 +207,12 @@ def random_flows(problem: PlanningProblem, stages: list[list[int]], rng: random.
     return plan._replace(path=path)
 
 
-@compiled
+@compile_function
 def flow_moves(net: FlowNetwork, now: Flows, draws: Floats, temperature: Floats, best_path: Ints, best: int) -> int:
     """Try one move for each temperature (nanoseconds), with the ``draws`` numbers [moves, RANDOMS].
 
-    The penalty of a move is the cost of the changed edges of its dearer flow, after the move minus before. Change
-    ``now`` in place; copy its path to ``best_path`` if the largest flow cost is less than ``best``. Return the least.
+    The penalty of a move is the cost of the changed edges of its more expensive flow, after the move minus before.
+    Change ``now`` in place. Copy its path to ``best_path`` if the largest flow cost is less than ``best``; return that.
     """
     origin, path, costs, load = now
     new = path.copy()
@@ -236,11 +240,11 @@ def flow_moves(net: FlowNetwork, now: Flows, draws: Floats, temperature: Floats,
     return best
 
 
-@compiled
+@compile_function
 def _propose(net: FlowNetwork, now: Flows, r: Floats, new: Ints) -> tuple[int, int]:
     """Change one or two flows in ``new``; return them, or -1 if the move is idle or forbidden.
 
-    - *ask*: a node with room asks for a flow of another node of its stage;
+    - *request*: a node with room takes over a flow of another node of its stage;
     - *change*: two nodes of a stage exchange the successors of their flows of one data node, with all that follows;
     - *redirect*: two flows exchange a node.
     """
@@ -248,20 +252,20 @@ def _propose(net: FlowNetwork, now: Flows, r: Floats, new: Ints) -> tuple[int, i
     count, visits = path.shape
     i, j, k = int(r[1] * count), int(r[2] * count), int(r[3] * visits)
     s = net.stage[path[i, k]]
-    if r[0] < ASK:
+    if r[0] < REQUEST_UNTIL:
         x = net.members[s, int(r[4] * net.sizes[s])]
         if x == path[i, k] or load[x] >= net.room[x]:
             return -1, -1
         new[i, k] = x
         return i, i
-    if r[0] < CHANGE:
+    if r[0] < CHANGE_UNTIL:
         own = np.flatnonzero(origin == origin[i])
         j = own[int(r[2] * len(own))]
         if i == j or k == visits - 1 or net.stage[path[j, k]] != s:
             return -1, -1
         new[i, k + 1 :], new[j, k + 1 :] = path[j, k + 1 :], path[i, k + 1 :]
         return i, j
-    m = int(r[4] * visits) if r[5] < 0.5 else _place(net.stage, path[j], s)
+    m = int(r[4] * visits) if r[5] < 0.5 else _visit_of(net.stage, path[j], s)
     if i == j or m < 0 or path[i, k] == path[j, m]:
         return -1, -1
     new[i, k], new[j, m] = path[j, m], path[i, k]
@@ -271,14 +275,14 @@ def _propose(net: FlowNetwork, now: Flows, r: Floats, new: Ints) -> tuple[int, i
     return -1, -1
 
 
-@compiled
-def _place(stage: Ints, walk: Ints, s: int) -> int:
-    """Return where a walk visits stage ``s``; -1 if nowhere."""
+@compile_function
+def _visit_of(stage: Ints, walk: Ints, s: int) -> int:
+    """Return the index at which a walk visits stage ``s``; -1 if it does not."""
     visits = np.flatnonzero(stage[walk] == s)
     return int(visits[0]) if len(visits) else -1
 
 
-@compiled
+@compile_function
 def _changed_costs(edges: Ints, origin: int, old: Ints, new: Ints) -> tuple[int, int]:
     """Return the costs of the edges that differ between two walks of a flow, before and after."""
     before = after = 0

@@ -1,8 +1,8 @@
-"""Check a plan against SkipPipe's guidelines, naming every violated rule and its location.
+"""Check a plan against SkipPipe's guidelines; report every violated rule and its location.
 
 CC1: a route starts and ends at its data node and visits no other. CC2: all block stages are visited equally often.
 CC3: no stage repeats, and order changes only as ``routing.skipping.cc3_violation`` allows. TC1: no node holds more
-microbatches than it has slots. TC2: no node processes two at once. TC1 and TC2 concern the planned times.
+microbatches than it has slots. TC2: no node processes two at the same time. TC1 and TC2 concern the planned times.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def planned_passes(problem: PlanningProblem, solution: Solution) -> PlannedPasse
 def find_violations(
     problem: PlanningProblem, solution: Solution, passes: PlannedPasses | None = None
 ) -> list[Violation]:
-    """Return every violated rule; times are simulated unless given, and checked only if the routes are valid."""
+    """Return every violated rule. Times default to simulated ones, and are checked only if the routes are valid."""
     violations = [
         *_arrangement_violations(problem, solution),
         *_route_violations(problem, solution),
@@ -79,17 +79,17 @@ def _arrangement_violations(problem: PlanningProblem, solution: Solution) -> Ite
 
 
 def _route_violations(problem: PlanningProblem, solution: Solution) -> Iterator[Violation]:
-    let_in = Counter(solution.origin.tolist())
-    most = problem.microbatches + (problem.additional_microbatches > 0)
+    started = Counter(solution.origin.tolist())
+    limit = problem.microbatches + (problem.additional_microbatches > 0)
     for node in solution.members(0):
-        if not problem.microbatches <= let_in[node] <= most:
-            yield Violation("CC1", f"data node {node} lets in {let_in[node]} microbatches, not {problem.microbatches}")
+        if not problem.microbatches <= started[node] <= limit:
+            yield Violation("CC1", f"data node {node} starts {started[node]} microbatches, not {problem.microbatches}")
     for i, (origin, *walk, _) in enumerate(solution.routes):
         if solution.stage[origin]:
             yield Violation("CC1", f"microbatch {i} starts at node {origin}, of stage {solution.stage[origin]}")
         for node in walk:
             if not solution.stage[node]:
-                yield Violation("CC1", f"microbatch {i} visits data node {node} on its way")
+                yield Violation("CC1", f"microbatch {i} visits data node {node} on its route")
         if wrong := order_violation(problem, solution, i):
             yield Violation("CC3", f"microbatch {i} {wrong}")
 
@@ -113,7 +113,7 @@ def _order_violations(problem: PlanningProblem, solution: Solution, passes: Plan
             carried = int(problem.link[a, b]) if visits[k - 1] != visits[k] else 0
             if passes.starts[i, k] < passes.ends[i, k - 1] + carried:
                 yield Violation(
-                    "order", f"microbatch {i}, pass {k} at node {visits[k]}, begins before its input is there"
+                    "order", f"microbatch {i}, pass {k} at node {visits[k]}, begins before its input arrives"
                 )
 
 
@@ -133,11 +133,13 @@ def _node_violations(problem: PlanningProblem, solution: Solution, passes: Plann
         spans = sorted(work[node])
         for (_, end, i), (start, _, j) in pairwise(spans):
             if start < end:
-                yield Violation("TC2", f"node {node} works on microbatches {i} and {j} at once")
+                yield Violation("TC2", f"node {node} works on microbatches {i} and {j} at the same time")
                 break
-        now = most = 0
+        now = peak = 0
         for _, change in sorted(held[node]):
             now += change
-            most = max(most, now)
-        if most > problem.slots[node]:
-            yield Violation("TC1", f"node {node} holds {most} microbatches at once and has {problem.slots[node]} slots")
+            peak = max(peak, now)
+        if peak > problem.slots[node]:
+            yield Violation(
+                "TC1", f"node {node} holds {peak} microbatches at the same time and has {problem.slots[node]} slots"
+            )

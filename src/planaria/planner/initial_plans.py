@@ -40,12 +40,12 @@ def greedy_plan(problem: PlanningProblem, rng: random.Random) -> Solution:
     stages = _deal_nodes(problem, rng)
     routes = balanced_sets(len(stages) - 1, problem.visits, problem.jump, rng)
     near = NearestRoutes(problem)
-    letting = [(data_node, next(routes)) for _ in range(problem.microbatches) for data_node in stages[0]]
-    return near.solution(stages, [(data_node, near.walk(data_node, route, stages)) for data_node, route in letting])
+    starts = [(data_node, next(routes)) for _ in range(problem.microbatches) for data_node in stages[0]]
+    return near.solution(stages, [(data_node, near.walk(data_node, route, stages)) for data_node, route in starts])
 
 
 class NearestRoutes:
-    """Routes over the nearest and least loaded nodes, given the routes before."""
+    """Routes over the nearest and least loaded nodes, one after the other."""
 
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
@@ -57,13 +57,13 @@ class NearestRoutes:
 
     def walk(self, data_node: int, route: Sequence[int], stages: Sequence[Sequence[int]]) -> list[int]:
         """Return the nodes that a microbatch of ``data_node`` visits, one for each stage in ``route``."""
-        at, walk, site = data_node, [], self.problem.site
+        here, walk, site = data_node, [], self.problem.site
         for s in route:
             nodes = np.array(stages[s])
-            apart = self.both[site[at], site[nodes]] + self.both[site[nodes], site[data_node]]
-            at = int(nodes[np.argmin(apart + self.load[nodes] * self.crowd[nodes])])
-            self.load[at] += 1
-            walk.append(at)
+            distance = self.both[site[here], site[nodes]] + self.both[site[nodes], site[data_node]]
+            here = int(nodes[np.argmin(distance + self.load[nodes] * self.crowd[nodes])])
+            self.load[here] += 1
+            walk.append(here)
         return walk
 
     def solution(self, stages: Sequence[Sequence[int]], routes: Sequence[tuple[int, list[int]]]) -> Solution:
@@ -112,12 +112,13 @@ def tour(problem: PlanningProblem, rng: random.Random) -> list[int]:
     """Return all nodes, site by site, from each site to the nearest one left."""
     both = problem.link + problem.link.T
     left = set(range(len(problem.sites)))
-    at = rng.choice(sorted(left))
+    site = rng.choice(sorted(left))
     nodes = []
     while left:
-        at = min(sorted(left), key=lambda site: both[at, site])
-        left.remove(at)
-        here = np.flatnonzero(problem.site == at).tolist()
+        before = site
+        site = min(sorted(left), key=lambda other: both[before, other])
+        left.remove(site)
+        here = np.flatnonzero(problem.site == site).tolist()
         rng.shuffle(here)
         nodes += here
     return nodes

@@ -1,10 +1,10 @@
 """Plans where sites are joined by several paths: the path of each edge, its rate, and the resulting step.
 
-Each edge of a plan becomes a flow with a path and the max-min fair rate that it has when all flows send at once. Links
-can sustain these rates in any order of work, so the step is overestimated rather than underestimated.
+Each edge of a plan becomes a flow with a path and a rate: its max-min fair share when all flows send at the same time.
+Links can sustain these rates in any order of work, so the step is overestimated rather than underestimated.
 
-A search prices pairs of sites: at first by the best path alone, then by the rates of earlier plans' edges. The best
-plan on its paths wins.
+A search prices pairs of sites: at first by the best path alone, then by the rates of earlier plans' edges. It returns
+the best of the plans on their paths.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from planaria.planner.paths import (
 )
 from planaria.planner.problem import LONGEST_S, NO_LATENCY, PlanningProblem, Solution
 from planaria.planner.schedule import EdgeLoad, SeveralPaths
-from planaria.planner.search import Find, SearchBudget, SearchResult, Watch, search, step_ns
+from planaria.planner.search import OnProgress, PlanSearch, SearchBudget, SearchResult, search, step_ns
 
 MAX_NODES = 1 << 10
 """maximum number of nodes with several paths; every pair of nodes has its own times"""
 SEEDS = 20
-"""hashed assignments averaged"""
+"""number of hashed assignments to average"""
 ROUNDS = 8
 """searches, each with prices that depend on earlier ones"""
 HASHED = "this plan, paths by hashing"
@@ -63,7 +63,7 @@ class PathedPlan:
 class MultipathPlanner:
     """A topology whose sites are joined by several paths, for messages of ``size`` bytes."""
 
-    def __init__(self, topology: Topology, size: int, find: Find = search) -> None:
+    def __init__(self, topology: Topology, size: int, find: PlanSearch = search) -> None:
         """:raises UserError: when there are too many nodes."""
         assert topology.path_network is not None
         if (count := len(topology.nodes)) > MAX_NODES:
@@ -76,7 +76,7 @@ class MultipathPlanner:
         """paths, and capacities divided by the topology's scale"""
 
     def edges(self, problem: PlanningProblem, solution: Solution) -> dict[tuple[int, int], SiteFlow]:
-        """Return what each edge between sites carries in a step: activations out, gradients back."""
+        """Return the flow of each edge between sites in a step: activations out, gradients back."""
         site = [problem.sites[s] for s in problem.site.tolist()]
         messages = Counter(
             edge
@@ -120,11 +120,13 @@ class MultipathPlanner:
         )
 
     def search(
-        self, problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = lambda match: None
+        self, problem: PlanningProblem, seed: int, budget: SearchBudget, on_progress: OnProgress = lambda match: None
     ) -> SearchResult:
-        """Return the best plan, on its paths, of several searches that share ``budget``; call ``watch`` after each.
+        """Return the best plan, on its paths, of several searches that share ``budget``.
 
-        Choosing paths and prices counts as time; no search starts once it is spent.
+        Call ``on_progress`` after each.
+
+        The time includes the choice of paths and prices; no search starts after it.
         """
         tried, best, moves, began = problem, None, 0, time.monotonic()
         for left in range(ROUNDS, 0, -1):
@@ -138,7 +140,7 @@ class MultipathPlanner:
             if best is None or step_s < best.step_s:
                 best = replace(match, step_s=step_s)
             best = replace(best, moves=moves, seconds=time.monotonic() - began)
-            watch(best)
+            on_progress(best)
             tried = self._damped_prices(problem, tried, routed)
         assert best is not None
         return best
@@ -185,7 +187,7 @@ class MultipathPlanner:
 
         return self.route(problem, solution, choose)
 
-    def with_paths(self, routed: PathedPlan) -> SeveralPaths:
+    def path_choice(self, routed: PathedPlan) -> SeveralPaths:
         """Return the choice for a schedule, with the lower bound on any choice's largest load."""
         cut = tightest_cut(routed.flows, self.path_network)
         return SeveralPaths(

@@ -4,11 +4,11 @@ Training's flows are few, long and known in advance, so they can be planned inst
 The load of a link is the seconds in which it carries its bytes of a step. A step lasts at least as long as the largest
 load.
 
-The baseline is :func:`random_paths`, which knows paths, but neither sizes nor loads.
+The baseline :func:`random_paths` ignores sizes and loads.
 
 The lower bound comes from cuts: sets of links of which certain flows must each use one. All bytes of these flows cross
-the cut, so a link of it has a load of at least demand / capacity. Flows are not split: if the j largest have at least b
-bytes each, some link carries k of them with k · b / capacity ≥ the j-th smallest such number over its links.
+the cut, so one of its links has a load of at least demand / capacity. Flows are not split: if the j largest have at
+least b bytes each, some link carries k of them with k · b / capacity ≥ the j-th smallest such number over its links.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MAX_SWAPS = 20_000
 """exchanges of two flows to try in a row without success"""
 ROUNDS = 100
 """rounds of weighting the most loaded links, to find a cut through the whole network"""
-RATE = 0.2
-"""largest growth of a link's weight per round, as a share"""
+MAX_GROWTH = 0.2
+"""maximum growth of a link's weight per round, as a share"""
 
 
 class SiteFlow(NamedTuple):
@@ -53,10 +53,10 @@ def plan_paths(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
 
     :raises UserError: when no path is left for a flow.
     """
-    board = _Board(flows, network, [None] * len(flows))
-    board.place(range(len(flows)))
-    board.improve_fully()
-    return board.assignment
+    loads = _PathLoads(flows, network, [None] * len(flows))
+    loads.place(range(len(flows)))
+    loads.improve_fully()
+    return loads.assignment
 
 
 def replan_paths(
@@ -64,27 +64,27 @@ def replan_paths(
 ) -> Assignment:
     """Place flows over ``changed`` links, or without a path (None in ``before``), again; keep all others."""
     moving = [n for n, path in enumerate(before) if path is None or not set(changed).isdisjoint(path.links)]
-    board = _Board(flows, network, before)
+    loads = _PathLoads(flows, network, before)
     for n in moving:
-        board.put(n, None)
-    board.place(moving)
-    return board.assignment
+        loads.put(n, None)
+    loads.place(moving)
+    return loads.assignment
 
 
 def improve_paths(flows: Sequence[SiteFlow], network: PathNetwork, before: Assignment) -> Assignment | None:
-    """Return the assignment after one move of a flow, or of two at once, that lowers loads; None if there is none.
+    """Return the assignment after one move, of a flow or of two together, that lowers loads; None if there is none.
 
     Loads of the affected links are compared, largest first. Flows over the largest load are tried first; two flows move
     only to lower the largest load. The caller limits the number of calls, since a move costs a new connection.
     """
-    board = _Board(flows, network, before)
-    return board.assignment if board.improve() else None
+    loads = _PathLoads(flows, network, before)
+    return loads.assignment if loads.improve() else None
 
 
 def link_loads(flows: Sequence[SiteFlow], network: PathNetwork, assignment: Sequence[Path]) -> dict[str, float]:
     """Return the load in seconds of each link that carries anything; infinite if it has no capacity."""
-    board = _Board(flows, network, assignment)
-    return {link: board.load(link) for link in board.carried}
+    loads = _PathLoads(flows, network, assignment)
+    return {link: loads.load(link) for link in loads.carried}
 
 
 def largest_load(flows: Sequence[SiteFlow], network: PathNetwork, assignment: Assignment) -> float:
@@ -92,28 +92,28 @@ def largest_load(flows: Sequence[SiteFlow], network: PathNetwork, assignment: As
     return max(link_loads(flows, network, assignment).values(), default=0.0)
 
 
-class _Board:
+class _PathLoads:
     """Flows on their paths. Sizes are integers, so loads do not depend on the order of moves."""
 
-    def __init__(self, flows: Sequence[SiteFlow], network: PathNetwork, at: Iterable[Path | None]) -> None:
+    def __init__(self, flows: Sequence[SiteFlow], network: PathNetwork, paths: Iterable[Path | None]) -> None:
         self.flows, self.capacity = flows, network.capacity
         self.candidates = [network.living(flow.source, flow.target) for flow in flows]
-        self.at: list[Path | None] = [None] * len(flows)
+        self.path: list[Path | None] = [None] * len(flows)
         self.carried: Counter[str] = Counter()
-        for n, path in enumerate(at):
+        for n, path in enumerate(paths):
             self.put(n, path)
 
     @property
     def assignment(self) -> Assignment:
-        return tuple(path for path in self.at if path is not None)
+        return tuple(path for path in self.path if path is not None)
 
     def put(self, n: int, path: Path | None) -> None:
         """Move flow ``n`` to ``path``."""
-        if (before := self.at[n]) is not None:
+        if (before := self.path[n]) is not None:
             self.carried.subtract(dict.fromkeys(before.links, self.flows[n].size))
         if path is not None:
             self.carried.update(dict.fromkeys(path.links, self.flows[n].size))
-        self.at[n] = path
+        self.path[n] = path
 
     def load(self, link: str, more: int = 0) -> float:
         """Return the seconds in which a link carries its bytes and ``more``."""
@@ -133,19 +133,19 @@ class _Board:
 
     def improve(self) -> bool:
         """Make one move or swap that lowers loads, if there is any."""
-        return any(self._move_one(n) for n in self._hottest_first()) or self._swap_two()
+        return any(self._move_one(n) for n in self._most_loaded_first()) or self._swap_two()
 
     def improve_fully(self) -> None:
         """Make moves and swaps until none lowers loads."""
-        while sum([self._move_one(n) for n in self._hottest_first()]) or self._swap_two():
+        while sum([self._move_one(n) for n in self._most_loaded_first()]) or self._swap_two():
             pass
 
-    def _hottest_first(self) -> list[int]:
-        return sorted(range(len(self.at)), key=lambda n: (-self._hottest(n), -self.flows[n].size, n))
+    def _most_loaded_first(self) -> list[int]:
+        return sorted(range(len(self.path)), key=lambda n: (-self._max_load(n), -self.flows[n].size, n))
 
-    def _hottest(self, n: int) -> float:
+    def _max_load(self, n: int) -> float:
         """Return the largest load on a flow's path."""
-        path = self.at[n]
+        path = self.path[n]
         return 0.0 if path is None else max(map(self.load, path.links), default=0.0)
 
     def _move_one(self, n: int) -> bool:
@@ -156,21 +156,21 @@ class _Board:
 
     def _pairs(self) -> Iterator[tuple[tuple[int, Path], tuple[int, Path]]]:
         """Yield moves of a flow with the largest load, each paired with a move of a flow on the target path."""
-        order, users = self._hottest_first(), dict[str, set[int]]()
-        for m, used in enumerate(self.at):
+        order, users = self._most_loaded_first(), dict[str, set[int]]()
+        for m, used in enumerate(self.path):
             for link in used.links if used is not None else ():
                 users.setdefault(link, set()).add(m)
         for n in order:
-            if self._hottest(n) < self._hottest(order[0]):
+            if self._max_load(n) < self._max_load(order[0]):
                 return
             for path in self.candidates[n]:
-                links = () if path == self.at[n] else path.links
+                links = () if path == self.path[n] else path.links
                 sharing = sorted(set[int]().union(*(users.get(link, ()) for link in links)) - {n})
-                yield from (((n, path), (m, to)) for m in sharing for to in self.candidates[m] if to != self.at[m])
+                yield from (((n, path), (m, to)) for m in sharing for to in self.candidates[m] if to != self.path[m])
 
     def _lower_loads(self, *moves: tuple[int, Path]) -> bool:
         """Make these moves if they lower the affected loads, compared largest first."""
-        back = [(n, self.at[n]) for n, _ in moves]
+        back = [(n, self.path[n]) for n, _ in moves]
         touched = {link for _, path in (*moves, *back) if path is not None for link in path.links}
         before = sorted(map(self.load, touched), reverse=True)
         for n, path in moves:
@@ -289,7 +289,7 @@ def _cuts_by_weight(
             lightest = min(routes, key=lambda route: float(weight[route].sum()))
             carried[lightest] += sum(sizes[pair])
         load = carried / room
-        weight = weight * (1 + RATE * load / max(float(load.max()), 1e-300))
+        weight = weight * (1 + MAX_GROWTH * load / max(float(load.max()), 1e-300))
         weight /= weight.max()
     order = np.argsort(-weight * room)
     for count in range(1, len(links) + 1):

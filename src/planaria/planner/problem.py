@@ -95,7 +95,7 @@ class PlanningProblem:
 
     @property
     def memory(self) -> dict[int, int]:
-        """Slots by node, as ``plan.planned`` takes them."""
+        """Slots by node, as a step plan expects them."""
         return dict(enumerate(self.slots.tolist()))
 
 
@@ -151,7 +151,7 @@ def problem_of(config: RunConfig, topology: Topology) -> PlanningProblem:
 
     :raises UserError: when nodes, stages, microbatches or costs are inconsistent.
     """
-    _require_fit(config, topology)
+    _require_feasible(config, topology)
     pipeline, routing, nodes = config.pipeline, config.routing, topology.nodes
     data_nodes, stages, size = routing.data_nodes, pipeline.stages, message_bytes(config.model, pipeline).larger
     sites = tuple(dict.fromkeys(node.site for node in nodes))
@@ -182,20 +182,20 @@ def _sum_times(config: RunConfig, topology: Topology, sites: Sequence[str]) -> I
     from planaria.models.families import stage_parameters  # needs torch
 
     tables = []
-    for label, stage in (("ends", 0), ("block stage's", 1)):
+    for description, stage in (("ends", 0), ("block stage's", 1)):
         size = GRADIENT_BYTES * stage_parameters(config.model, config.pipeline.stages, stage)
         for a, b in product(sites, repeat=2):
             if (seconds := topology.carry_s(a, b, size)) > LONGEST_S:
                 raise UserError(
-                    f"routing.wait_for_gradient_sums: {a} - {b}: the {label} gradients, {size} bytes, take "
+                    f"routing.wait_for_gradient_sums: {a} - {b}: the {description} gradients, {size} bytes, take "
                     f"{seconds:.3g} s, more than "
-                    f"{LONGEST_S:g} s; raise the link's bandwidth, or leave routing.wait_for_gradient_sums out"
+                    f"{LONGEST_S:g} s; raise the link's bandwidth, or remove routing.wait_for_gradient_sums"
                 )
         tables.append([[_nanoseconds(topology.carry_s(a, b, size)) for b in sites] for a in sites])
     return np.array(tables, np.int64)
 
 
-def _require_fit(config: RunConfig, topology: Topology) -> None:
+def _require_feasible(config: RunConfig, topology: Topology) -> None:
     """:raises UserError: on too few nodes, indivisible microbatches, impossible roles or a link that is too slow."""
     pipeline, nodes, data_nodes = config.pipeline, topology.nodes, config.routing.data_nodes
     if len(nodes) - data_nodes < pipeline.stages:
@@ -236,25 +236,25 @@ def order_violation(problem: PlanningProblem, solution: Solution, microbatch: in
 
 def _pass_times(config: RunConfig, topology: Topology, kind: str) -> Ints:
     network = config.network
-    given: list[float] = getattr(network, f"{kind}_s")
+    stage_times: list[float] = getattr(network, f"{kind}_s")
     if config.pipeline.has_uneven_stages:
         raise UserError(
             f"pipeline.layers = {config.pipeline.cut}: a planner puts any node into any block stage, so "
-            "they must cost the same; leave it out, and set the nodes' speed in the topology"
+            "they must cost the same; remove it, and set the nodes' speed in the topology"
         )
-    if len(set(given[1:])) > 1:
+    if len(set(stage_times[1:])) > 1:
         raise UserError(
-            f"network.{kind}_s: a planner puts any node into any block stage, so they must cost the same; give one "
+            f"network.{kind}_s: a planner puts any node into any block stage, so they must cost the same; set one "
             "number for stages 1..S, and set the nodes' speed in the topology"
         )
     entry = network.entry_forward_s if kind == "forward" else network.entry_backward_s
     slowest = min(node.speed for node in topology.nodes)
-    if (seconds := max(entry, *given, 0.0, 0.0) / slowest) > LONGEST_S:
+    if (seconds := max(entry, *stage_times, 0.0, 0.0) / slowest) > LONGEST_S:
         raise UserError(
             f"network.{kind}_s: a microbatch takes {seconds:.3g} s on the slowest node, more than {LONGEST_S:g} s; "
             "lower it, or raise the node's speed"
         )
-    rows = [entry, given[-1] if given else 0.0, given[0] if given else 0.0]
+    rows = [entry, stage_times[-1] if stage_times else 0.0, stage_times[0] if stage_times else 0.0]
     return np.array([[_nanoseconds(seconds / node.speed) for node in topology.nodes] for seconds in rows], np.int64)
 
 

@@ -1,7 +1,7 @@
 """Replan for the remaining nodes: repair the old routes, then improve them briefly; stages stay as they are.
 
-Another node of the same stage replaces each missing one, so the repaired plan obeys the same rules (CC1 to CC3). The
-improving moves keep them too.
+A node of the same stage replaces each missing one, so the repaired plan obeys the same rules (CC1 to CC3). The
+improving moves preserve them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ WORK = 1_000_000 if COMPILED else 5_000
 def with_measured_links(problem: PlanningProblem, routes: Mapping[tuple[int, int], float]) -> PlanningProblem:
     """Return the problem with measured seconds per activation message between nodes.
 
-    A value applies to the nodes' sites, since nodes of one site share its links; times within a site stay. Gradient
-    messages slow down by the same factor.
+    A value applies to the nodes' sites, since nodes of one site share its links; times within a site are unchanged.
+    Gradient messages slow down by the same factor.
     """
     link, sums = problem.link.copy(), problem.sums.copy()
     for (source, target), seconds in routes.items():
@@ -40,8 +40,10 @@ def with_measured_links(problem: PlanningProblem, routes: Mapping[tuple[int, int
 def replan(
     problem: PlanningProblem, solution: Solution, nodes: Collection[int], seed: int
 ) -> tuple[Solution, float, float]:
-    """Return routes over ``nodes`` (some of every stage, old numbers), their simulated step and that of the repaired
-    old routes, in seconds."""
+    """Return routes over ``nodes``, their simulated step, and that of the repaired old routes, in seconds.
+
+    ``nodes`` includes at least one node of every stage; numbers of nodes stay the same.
+    """
     kept = sorted(nodes)
     left, repaired = restrict_problem(problem, solution, kept), _replace_missing(problem, solution, kept)
     improved = improve(left, repaired, seed, max(1, WORK // problem.work))
@@ -64,11 +66,11 @@ def _replace_missing(problem: PlanningProblem, solution: Solution, kept: list[in
         load[chosen] += 1
         return chosen
 
-    let_in = {n: int((origin == n).sum()) for n in kept if solution.stage[n] == 0}
+    microbatches_of = {n: int((origin == n).sum()) for n in kept if solution.stage[n] == 0}
     for i in range(problem.count):
         if origin[i] not in new:
-            origin[i] = min(let_in, key=lambda n: (let_in[n], n))
-            let_in[int(origin[i])] += 1
+            origin[i] = min(microbatches_of, key=lambda n: (microbatches_of[n], n))
+            microbatches_of[int(origin[i])] += 1
         for k in range(problem.visits):
             if path[i, k] not in new:
                 path[i, k] = replacement(int(path[i, k]), int(path[i, k - 1] if k else origin[i]))

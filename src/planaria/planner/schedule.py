@@ -56,7 +56,7 @@ class PlanRules(Section):
 
 
 class SearchRecord(Section):
-    """The search; the same seed and moves find the same plan."""
+    """The search; the same seed and number of moves find the same plan."""
 
     seed: Natural
     moves: Natural
@@ -80,7 +80,7 @@ class EdgeLoad(Section):
     size: Positive
     """bytes"""
     rate: Annotated[float, Field(gt=0)]
-    """bytes per second that the edge gets when all edges send at once"""
+    """bytes per second that the edge gets when all edges send at the same time"""
 
 
 class SeveralPaths(Section):
@@ -209,11 +209,11 @@ def write(schedule: Schedule, path: Path) -> None:
 def read(path: Path) -> Schedule:
     """Read a schedule and check its references; ``planner.guidelines`` checks the plan.
 
-    :raises UserError: naming file and field.
+    :raises UserError: with the file and the field, if one is invalid.
     """
     if not path.is_file():
-        raise UserError(f"{path}: there is no such schedule; `planaria plan RECIPE --skip 0.33` writes one")
-    schedule = documents.model(path, Schedule, MAX_BYTES, "make it anew with `planaria plan`")
+        raise UserError(f"{path}: schedule not found; create it with `planaria plan RECIPE --skip 0.33`")
+    schedule = documents.read_model(path, Schedule, MAX_BYTES, "recreate it with `planaria plan`")
     if wrong := next(chain(_invalid_tables(schedule), _invalid_stages(schedule), _invalid_routes(schedule)), ""):
         raise UserError(f"{path}: {wrong}")
     return schedule
@@ -257,11 +257,11 @@ def _invalid_routes(schedule: Schedule) -> Iterator[str]:
     if len(schedule.routes) != rules.sizes[0] * rules.microbatches:
         yield (
             f"routes: there are {len(schedule.routes)}; {rules.sizes[0]} data nodes with {rules.microbatches} "
-            "microbatches each take one for each"
+            "microbatches each need one per microbatch"
         )
     for i, route in enumerate(schedule.routes):
         if len(route) != rules.visits + 2:
-            yield f"routes.{i} has {len(route)} nodes; {rules.visits} visits take {rules.visits + 2}"
+            yield f"routes.{i} has {len(route)} nodes; {rules.visits} visits need {rules.visits + 2}"
         for node in route:
             if node >= nodes:
                 yield f"routes.{i}: node {node}: there are {nodes} nodes"

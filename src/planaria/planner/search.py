@@ -21,11 +21,12 @@ from planaria.planner.initial_plans import greedy_plan
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.tables import gradient_sum_times
 
-HOT, COLD = 0.1, 0.001
-"""temperatures at the start and the end of a round, in initial step times per data node (most moves affect one)"""
-LOOK_S = 0.05
+INITIAL_TEMPERATURE = 0.1
+"""temperature at the start of a round, in initial step times per data node, since most moves affect one data node"""
+FINAL_TEMPERATURE = 0.001
+CLOCK_CHECK_S = 0.05
 """seconds of moves between two checks of the clock"""
-ROUND = 200_000
+FIRST_ROUND = 200_000
 """moves of the first round"""
 
 
@@ -49,21 +50,24 @@ class SearchBudget:
     moves: float = float("inf")
 
 
-Watch = Callable[[SearchResult], None]
+OnProgress = Callable[[SearchResult], None]
+"""receives the best plan so far"""
 
 
-class Find(Protocol):
+class PlanSearch(Protocol):
     """A search for a plan, from a seed and within a budget."""
 
     def __call__(
-        self, problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = ..., /
+        self, problem: PlanningProblem, seed: int, budget: SearchBudget, on_progress: OnProgress = ..., /
     ) -> SearchResult: ...
 
 
-def search(problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch = lambda _: None) -> SearchResult:
-    """Return the best plan found within ``budget``; call ``watch`` regularly, with step times that never grow."""
+def search(
+    problem: PlanningProblem, seed: int, budget: SearchBudget, on_progress: OnProgress = lambda _: None
+) -> SearchResult:
+    """Return the best plan found within ``budget``; call ``on_progress`` regularly, with step times that never grow."""
     _compile_kernels(problem)
-    run = _Run(problem, seed, budget, watch)
+    run = _Run(problem, seed, budget, on_progress)
     plans = search_by_cells(problem, random.Random(f"{seed} cells"), np.random.default_rng([seed, 0]), run.anneal_part)
     if plans is not None:
         for plan in plans:
@@ -80,8 +84,8 @@ def search(problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Wat
 class _Run:
     """State of one search."""
 
-    def __init__(self, problem: PlanningProblem, seed: int, budget: SearchBudget, watch: Watch) -> None:
-        self.problem, self.seed, self.budget, self.watch = problem, seed, budget, watch
+    def __init__(self, problem: PlanningProblem, seed: int, budget: SearchBudget, on_progress: OnProgress) -> None:
+        self.problem, self.seed, self.budget, self.on_progress = problem, seed, budget, on_progress
         self.began, self.spent = time.monotonic(), 0
         self._visits = 1.0
         """microbatch visits to simulate between two checks of the clock"""
@@ -101,10 +105,10 @@ class _Run:
         return time.monotonic() - self.began >= self.budget.seconds
 
     def report(self, plan: Solution) -> None:
-        """Keep a plan of the whole problem if it is the best, and call the watcher."""
+        """Keep a plan of the whole problem if it is the best, and report progress."""
         if (step := step_ns(self.problem, plan)) < self.best_ns:
             self.best, self.best_ns = plan.copy(), step
-        self.watch(self.found)
+        self.on_progress(self.found)
 
     def anneal_part(
         self, problem: PlanningProblem, solution: Solution, moves: int, rng: np.random.Generator
@@ -112,7 +116,7 @@ class _Run:
         """Return a part's solution after a short round, and its step in nanoseconds."""
         best, now, moves = solution.copy(), solution.copy(), int(min(moves, self.budget.moves - self.spent))
         least = step_ns(problem, solution)
-        temperature = least / problem.sizes[0] * HOT * (COLD / HOT) ** (np.arange(moves) / max(1, moves))
+        temperature = least / problem.sizes[0] * _cooling(np.arange(moves) / max(1, moves))
         *_, least = least, *self._anneal_in_pieces(problem, now, temperature, rng, best, least)
         return best, least
 
@@ -121,10 +125,10 @@ class _Run:
         problem, rng = self.problem, np.random.default_rng([self.seed, number])
         now = greedy_plan(problem, random.Random(f"{self.seed} {number}"))
         scale, moves = float(step_ns(problem, now)) / problem.sizes[0], int(min(length, self.budget.moves - self.spent))
-        temperature = scale * HOT * (COLD / HOT) ** (np.arange(moves) / length)
+        temperature = scale * _cooling(np.arange(moves) / length)
         for least in self._anneal_in_pieces(problem, now, temperature, rng, self.best, self.best_ns):
             self.best_ns = least
-            self.watch(self.found)
+            self.on_progress(self.found)
 
     def _anneal_in_pieces(
         self,
@@ -135,7 +139,7 @@ class _Run:
         best: Solution,
         least: int,
     ) -> Iterator[int]:
-        """Anneal ``now`` in pieces of about ``LOOK_S``; yield ``best``'s nanoseconds after each.
+        """Anneal ``now`` in pieces of about ``CLOCK_CHECK_S`` seconds; yield ``best``'s nanoseconds after each.
 
         Stop when the temperatures or the time run out. The length of the pieces does not change the result.
         """
@@ -145,7 +149,7 @@ class _Run:
             began = time.monotonic()
             least = _anneal(problem, now, rng.random((len(piece), RANDOMS)), piece, best, least, True)
             pace = len(piece) * problem.work / max(1e-9, time.monotonic() - began)
-            self._visits = min(2 * self._visits + problem.work, pace * LOOK_S)
+            self._visits = min(2 * self._visits + problem.work, pace * CLOCK_CHECK_S)
             done, self.spent = done + len(piece), self.spent + len(piece)
             yield least
 
@@ -172,7 +176,7 @@ def improve(problem: PlanningProblem, solution: Solution, seed: int, moves: int)
     """Improve the routes of ``solution``, which must not deadlock, by ``moves`` moves; stages stay as they are."""
     began, now, best = time.monotonic(), solution.copy(), solution.copy()
     least = step_ns(problem, solution)
-    temperature = np.full(moves, least * COLD / problem.sizes[0])
+    temperature = np.full(moves, least * FINAL_TEMPERATURE / problem.sizes[0])
     least = _anneal(problem, now, np.random.default_rng(seed).random((moves, RANDOMS)), temperature, best, least, False)
     return SearchResult(best, least / 1e9, moves, time.monotonic() - began)
 
@@ -181,6 +185,11 @@ def _compile_kernels(problem: PlanningProblem) -> None:
     """Compile before the budget starts: the first call takes seconds."""
     now = greedy_plan(problem, random.Random(0))
     _anneal(problem, now, np.zeros((1, RANDOMS)), np.ones(1), now.copy(), NEVER, True)
+
+
+def _cooling(progress: Floats) -> Floats:
+    """Return the temperatures at these shares of a round: a geometric sequence."""
+    return np.asarray(INITIAL_TEMPERATURE * (FINAL_TEMPERATURE / INITIAL_TEMPERATURE) ** progress)
 
 
 def step_ns(problem: PlanningProblem, solution: Solution) -> int:
@@ -192,7 +201,7 @@ def step_ns(problem: PlanningProblem, solution: Solution) -> int:
 
 def round_lengths() -> Iterator[int]:
     """Yield the rounds' lengths in moves, short ones first."""
-    length = ROUND
+    length = FIRST_ROUND
     while True:
         yield length
         yield length

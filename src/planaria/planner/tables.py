@@ -1,8 +1,8 @@
 """A problem's numbers as arrays for compiled functions, and the end of a step with gradient sums.
 
-At the end of a step the nodes of each stage send their gradients to one hub, which returns the sum. The hub is the node
-with the shortest round trip if all were ready at once (``problem.central_first``), as on the fleet. Each node sends
-when its last pass ends; messages do not queue. Times are nanoseconds.
+At the end of a step the nodes of each stage send their gradients to one hub, which returns the sum. As on the fleet,
+the hub is the node with the shortest round trip if all were ready at the same time (``problem.by_centrality``). Each
+node sends when its last pass ends; messages do not queue. Times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planaria.common.compiled import compiled
+from planaria.common.compiled import compile_function
 
 Ints = NDArray[np.int64]
 NO_SUMS: Ints = np.zeros((0, 0, 0), np.int64)
@@ -35,9 +35,9 @@ class CostTables(NamedTuple):
     jump: int
 
 
-@compiled
+@compile_function
 def round_trip(carry: Ints, site: Ints, nodes: Ints, hub: int) -> int:
-    """Return the time until ``nodes`` have the sum made by ``hub``, if all have their gradients now."""
+    """Return the time until ``nodes`` have the sum from ``hub``, if all have their gradients now."""
     there = back = 0
     for node in nodes:
         if node != hub:
@@ -46,7 +46,7 @@ def round_trip(carry: Ints, site: Ints, nodes: Ints, hub: int) -> int:
     return there + back
 
 
-@compiled
+@compile_function
 def gradient_sum_times(tables: CostTables, stage: Ints, over: Ints) -> tuple[int, float]:
     """Return when the last node has its stage's sum, and the mean over stages, which gives a search a slope.
 

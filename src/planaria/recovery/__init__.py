@@ -42,17 +42,17 @@ RECOVERIES: Registry[Recovery] = Registry(
 )
 
 
-def names(config: RecoveryConfig) -> list[str]:
+def strategy_names(config: RecoveryConfig) -> list[str]:
     """Return the strategies that a recipe names, in the order in which they are tried."""
     return [name.strip() for name in config.strategy.split(",")]
 
 
-def recovery(config: RecoveryConfig, stages: int) -> Chain:
+def make_chain(config: RecoveryConfig, stages: int) -> Chain:
     """Return the chain of strategies that a recipe names, for ``stages`` block stages.
 
     :raises UserError: for an unknown strategy or option, or an invalid option value.
     """
-    chosen = names(config)
+    chosen = strategy_names(config)
     if twice := next((name for name in chosen if chosen.count(name) > 1), None):
         raise UserError(f"recovery.strategy = {config.strategy!r}: {twice!r} is listed twice; remove one")
     return Chain(RECOVERIES.make_all(chosen, config.options), stages)
@@ -61,5 +61,5 @@ def recovery(config: RecoveryConfig, stages: int) -> Chain:
 def with_strategy(config: RecoveryConfig, strategy: str) -> RecoveryConfig:
     """Return ``config`` with another strategy, without options that the strategy does not declare."""
     changed = config.model_copy(update={"strategy": strategy})
-    options = Options(RECOVERIES.declared(names(changed), config.options))
+    options = Options(RECOVERIES.declared(strategy_names(changed), config.options))
     return changed.model_copy(update={"options": options})

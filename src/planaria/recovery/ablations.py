@@ -4,8 +4,8 @@ Ablations rebuild a lost block stage as random weights, as the identity, or as a
 whose output projections are zero returns its input. It still learns, because the gradients of those projections are
 not zero. The copy is one half of CheckFree's mean.
 
-Controls restore a lost stage's own state, which is available only after a simulated loss, so the fleet refuses them.
-They show how a run would continue if less were lost.
+Controls restore a lost stage's own state, which is available only after a simulated loss, so the fleet rejects them.
+They show how a run continues if less is lost.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ OUTPUTS = ("o_proj.weight", "down_proj.weight")
 class Redraw(ScaledLearningRate):
     """Redraw the stage's weights at random."""
 
-    pretrained_warning: ClassVar[str] = "a lost stage is drawn anew"
+    pretrained_warning: ClassVar[str] = "a lost stage gets new random weights"
     caption: ClassVar[str] = "{stage} gets new random weights"
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
         refused = {0: ONLY_ENDS} if 0 in lost else {}
         return StrategyPlan(dict.fromkeys(sorted(lost - {0}), ()), refused)
 
-    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
-        return StageState(self._initial_weights(at), lr_scale=self.lr_scale)
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], inputs: RebuildInputs) -> StageState:
+        return StageState(self._initial_weights(inputs), lr_scale=self.lr_scale)
 
-    def _initial_weights(self, at: RebuildInputs) -> dict[str, Tensor]:
-        return dict(at.draw())
+    def _initial_weights(self, inputs: RebuildInputs) -> dict[str, Tensor]:
+        return dict(inputs.draw())
 
 
 class IdentityStage(Redraw):
@@ -56,8 +56,8 @@ class IdentityStage(Redraw):
     requirements: ClassVar[StrategyRequirements] = StrategyRequirements(unshared=True)
     caption: ClassVar[str] = "{stage} is set to the identity"
 
-    def _initial_weights(self, at: RebuildInputs) -> dict[str, Tensor]:
-        weights = super()._initial_weights(at)
+    def _initial_weights(self, inputs: RebuildInputs) -> dict[str, Tensor]:
+        weights = super()._initial_weights(inputs)
         return weights | {name: torch.zeros_like(w) for name, w in weights.items() if name.endswith(OUTPUTS)}
 
 
@@ -86,7 +86,7 @@ class CopyNeighbour(ScaledLearningRate):
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return own.part(lambda name: True, self.moments == "copy")
 
-    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], inputs: RebuildInputs) -> StageState:
         (near,) = donated.values()
         return StageState(near.weights, near.moments, near.clocks, self.lr_scale)
 
@@ -97,14 +97,14 @@ class SimulatedRecovery(Recovery, ABC):
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
         return StrategyPlan(dict.fromkeys(sorted(lost), ()))
 
-    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], inputs: RebuildInputs) -> StageState:
         """Return the part of the stage's state that survives the simulated loss.
 
         :raises LookupError: after a real loss.
         """
-        if at.before is None:
+        if inputs.before is None:
             raise LookupError(f"stage {stage}: the loss was not simulated, so none of its state is left")
-        return self.surviving_part(at.before.trained)
+        return self.surviving_part(inputs.before.trained)
 
     @abstractmethod
     def surviving_part(self, before: StageState) -> StageState:

@@ -20,7 +20,7 @@ from planaria.models.state import Shapes, StageState
 from planaria.recovery.retention import SnapshotRetention
 
 ONLY_ENDS = "the ends worker (stage 0) holds the only embedding and head"
-"""why strategies without copies refuse a lost stage 0, as a clause for the user"""
+"""reason why strategies without copies cannot rebuild stage 0, as a clause for the user"""
 
 
 class Copy(NamedTuple):
@@ -72,7 +72,7 @@ snapshot ("memory")"""
 
 @dataclass(frozen=True)
 class StrategyPlan:
-    """How one strategy rebuilds lost stages: from donors, by a rollback, or not at all."""
+    """One strategy's plan for lost stages: donors, a rollback, or refusals."""
 
     donors: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """lost stage → surviving stages whose workers send its data"""
@@ -87,7 +87,7 @@ class RebuildInputs:
     """Inputs available to the worker that rebuilds a stage."""
 
     draw: Callable[[], Mapping[str, Tensor]]
-    """draw new initial weights for the stage, with other random numbers than at the start of the run"""
+    """draw new initial weights for the stage; the random numbers differ from those at the start of the run"""
     decays: Mapping[str, float]
     """decay β of each optimizer tensor that is an exponential moving average
     (``models.optimizers.Optimizer.decays``)"""
@@ -125,7 +125,7 @@ class MachineProperties(NamedTuple):
     state_bytes: int
     """bytes of the largest stage's state"""
     bandwidth: float
-    """bytes per second of a link; infinite if the recipe gives none"""
+    """bytes per second of a link; infinite if the recipe sets none"""
     memory_bandwidth: float | None
     """bytes per second at which a stage copies its own state, if known"""
     hourly: float
@@ -169,7 +169,7 @@ class Recovery(Choice, ABC):
     the recipe selects it"""
 
     control_description: ClassVar[str] = ""
-    """what a control does, as a clause with a verb; it is impossible after a real failure. Empty for strategies"""
+    """effect of a control, as a clause with a verb; impossible after a real failure. Empty for strategies"""
 
     @property
     def quality_key(self) -> str:
@@ -181,7 +181,7 @@ class Recovery(Choice, ABC):
         """Whether an option is 'best' and needs :meth:`resolve_best`."""
         return False
 
-    def resolve_best(self, at: MachineProperties) -> Mapping[str, object]:
+    def resolve_best(self, machines: MachineProperties) -> Mapping[str, object]:
         """Return numbers for the options that are 'best'.
 
         :raises UserError: if no best value exists.
@@ -190,7 +190,7 @@ class Recovery(Choice, ABC):
 
     @property
     def retention(self) -> SnapshotRetention | None:
-        """When all stages retain a snapshot of the same step; None: never."""
+        """Schedule of the snapshots that all stages retain of the same step; None: no snapshots."""
         return None
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
@@ -206,7 +206,7 @@ class Recovery(Choice, ABC):
         raise LookupError(f"nothing is kept of stages {copy.sources}")
 
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
-        """Return the cost of one of the :meth:`copies`, given its sources' parameters by stage."""
+        """Return the cost of one of the :meth:`copies`, from the parameters of its sources by stage."""
         raise LookupError(f"nothing is kept of stages {copy.sources}")
 
     @abstractmethod
@@ -224,7 +224,7 @@ class Recovery(Choice, ABC):
         """
         return own
 
-    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], inputs: RebuildInputs) -> StageState:
         """Return the lost stage's new state from its donors' messages; by default, the only message."""
         (state,) = donated.values()
         return state
@@ -253,7 +253,7 @@ class Sender(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held between steps."""
+        """Bytes kept between steps."""
         return 0
 
     def restart(self) -> None:
@@ -282,15 +282,15 @@ class Sender(Protocol):
 
 
 class Holder(Protocol):
-    """Holds one copy at its host and receives exactly what the senders send."""
+    """Holds one copy at its host; receives the messages of the senders."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes held between steps."""
+        """Bytes kept between steps."""
         ...
 
     def restart(self) -> None:
-        """As for the senders; the copy stays until a newer one is complete."""
+        """Restart like the senders; keep the copy until a newer one is complete."""
         ...
 
     def expects(self, step: int) -> tuple[Moment, ...]:
@@ -323,7 +323,7 @@ class RestoredHolder(Holder, Protocol):
 
     @property
     def retained(self) -> int:
-        """The step of :meth:`state`; -1: none yet."""
+        """The step of :meth:`state`; -1: none."""
         ...
 
     def intact(self) -> bool:
@@ -369,7 +369,7 @@ class Twin(Protocol):
     def state(self) -> StageState: ...
 
     def forward_copy(self, microbatch: int, x: Tensor) -> None:
-        """Compute the stage's forward pass on ``x`` and keep what its backward pass needs, until :meth:`drop`."""
+        """Compute the stage's forward pass on ``x`` and keep its activations until :meth:`drop`."""
         ...
 
     def apply(self, step: int, gradients: StageState) -> None:

@@ -11,13 +11,15 @@ from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Copy, DamagedReplica, Recovery, RollbackTarget
 from planaria.recovery.retention import SnapshotRetention
 
-_REFUSES = " cannot, "
-"""what joins a strategy and its reason in :attr:`ChainPlan.reason`, and so in the log of a run that it ended"""
+_CANNOT = " cannot rebuild it: "
+"""text between a strategy and its reason in :attr:`ChainPlan.reason`"""
+_FORMER_CANNOT = " cannot, "
+"""the same text in logs of older versions"""
 
 
 def is_refusal(reason: str) -> bool:
     """Return whether a run ended for this ``reason`` because its strategies could not recover lost stages."""
-    return _REFUSES in reason
+    return _CANNOT in reason or _FORMER_CANNOT in reason
 
 
 class CopySlot(NamedTuple):
@@ -45,7 +47,8 @@ class Chain:
     """The strategies of a recipe, by name."""
 
     def __init__(self, strategies: Mapping[str, Recovery], stages: int) -> None:
-        self.strategies, self.stages = dict(strategies), stages
+        self.strategies = dict(strategies)
+        self.stages = stages
         self.control_strategy = self._find_control()
         """name of the strategy, if it is a control; else empty"""
         self.retaining = self._find_retaining()
@@ -77,7 +80,8 @@ class Chain:
     def plan(
         self, lost: frozenset[int], staleness: Mapping[int, int], with_snapshot: Collection[int] | None = None
     ) -> ChainPlan:
-        """Give each lost stage to the first strategy that can rebuild it; roll back if a strategy does so for the rest.
+        """Assign each lost stage to the first strategy that can rebuild it; roll back if a strategy does so for the
+        rest.
 
         ``staleness`` and ``with_snapshot`` as in :class:`DamagedReplica`; by default, all stages that are not lost and
         have committed a step since their last holder took over hold a snapshot.
@@ -96,11 +100,11 @@ class Chain:
             rebuilt |= {stage: (name, donors) for stage, donors in plan.donors.items() if stage in left}
             refused |= {(stage, name): why for stage, why in plan.refused.items()}
             left -= plan.donors.keys()
-        reasons = [f"{name}{_REFUSES}{why}" for (stage, name), why in sorted(refused.items()) if stage in left]
+        reasons = [f"{name}{_CANNOT}{why}" for (stage, name), why in sorted(refused.items()) if stage in left]
         return ChainPlan(dict(sorted(rebuilt.items())), None, "; ".join(dict.fromkeys(reasons)))
 
     def slots_on_nodes(self, arrangement: Arrangement) -> list[CopySlot]:
-        """Return the slots with nodes in place of stages: a stage's first node sends and hosts for it."""
+        """Return the slots with nodes instead of stages: a stage's first node sends and hosts for it."""
         first = {stage: arrangement.nodes(stage)[0] for stage in arrangement.stages}
         return [CopySlot(by, Copy(tuple(first[s] for s in copy.sources), first[copy.host])) for by, copy in self.slots]
 

@@ -51,14 +51,14 @@ class NeighbourMean(ScaledLearningRate):
     def donate(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return own.part(lambda name: True, moments=self.moments != "fresh")
 
-    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], inputs: RebuildInputs) -> StageState:
         """Merge both neighbours; use the plain mean if either has no gradient norm."""
         before, after = donated[stage - 1], donated[stage + 1]
         omegas = self._omegas(before, after)
         weights = merge(before.weights, after.weights, *omegas)
         if self.moments == "copy":
             return StageState(weights, before.moments, before.clocks, self.lr_scale)
-        moments, clocks = merge_moments(before, after, omegas, at.decays)
+        moments, clocks = merge_moments(before, after, omegas, inputs.decays)
         return StageState(weights, moments, clocks, self.lr_scale)
 
     def _omegas(self, before: StageState, after: StageState) -> tuple[float, float]:

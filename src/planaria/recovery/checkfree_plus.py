@@ -97,14 +97,14 @@ class CheckFreePlus(CheckFree):
             return mirror
         return super().donate(lost, own, {})
 
-    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], inputs: RebuildInputs) -> StageState:
         """Join both mirrors, copy the partner, or merge both neighbours."""
         if stage == ENDS:
             return join_parts(list(donated.values()))
         if len(donated) == 1:
             (partner_state,) = donated.values()
             return StageState(partner_state.weights, partner_state.moments, partner_state.clocks, self.lr_scale)
-        return super().rebuild(stage, donated, at)
+        return super().rebuild(stage, donated, inputs)
 
 
 def join_parts(parts: list[StageState]) -> StageState:

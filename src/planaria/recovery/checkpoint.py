@@ -51,7 +51,7 @@ def best_interval(save_s: float, mean_time_to_failure_s: float) -> float:
 
 
 class PendingSave:
-    """The pending save, durable ``ticks`` after it began; 0: at once."""
+    """The pending save, durable ``ticks`` after it began; 0: immediately."""
 
     def __init__(self, ticks: int) -> None:
         self._ticks, self._under_way = ticks, (-1, -1)
@@ -63,17 +63,17 @@ class PendingSave:
     def begin(self, tick: int, step: int, durable: int) -> int:
         """Save the state of ``step``; return the newest durable step."""
         self._under_way = tick + self._ticks, step
-        return self.finished(tick, durable)
+        return self.newest_durable(tick, durable)
 
-    def finished(self, tick: int, durable: int) -> int:
+    def newest_durable(self, tick: int, durable: int) -> int:
         """Return the newest durable step after ``tick`` ticks; ``durable`` before that."""
-        at, step = self._under_way
-        if at < 0 or tick < at:
+        due, step = self._under_way
+        if due < 0 or tick < due:
             return durable
-        self.give_up()
+        self.abort()
         return step
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Abort the pending save after a loss."""
         self._under_way = (-1, -1)
 
@@ -89,8 +89,8 @@ def rollback_mean(every: int, p: float, counted: Literal["steps", "ticks"] = "st
     q^(f−1) = (1 − q^f) / p on average. Counted in steps: f steps take one tick, then f − 1 ticks in a row without
     failure, reached after (q^−(f−1) − 1) / p ticks on average.
 
-    With saves d = ``behind`` ≤ f ticks late: from one durable save to the next, f ticks, or those until one is struck,
-    (1 − q^f) / p on average. If one is struck, with probability 1 − q^f, f + d steps follow: one, then f + d − 1 in a
+    With saves d = ``behind`` ≤ f ticks late: from one durable save to the next, f ticks, or fewer if one fails,
+    (1 − q^f) / p on average. If one fails, with probability 1 − q^f, f + d steps follow: one, then f + d − 1 in a
     row. Together (1 − q^f) · q^(1−f−d) / p ticks for f steps. The result is infinite if it exceeds a float.
 
     :raises ValueError: if a save is later than the next, or background saves are counted in ticks.

@@ -16,7 +16,7 @@ from planaria.recovery.retention import SnapshotRetention
 
 COPY_BANDWIDTH = 5e9
 """bytes per second at which a stage copies its state while training waits, unless ``network.memory_bandwidth`` is
-given; about one CPU core's rate"""
+set; about one CPU core's rate"""
 LINK_SHARE = 0.25
 """maximum share of each link's time for snapshots"""
 NO_SNAPSHOT = "no snapshot is complete yet"
@@ -49,24 +49,24 @@ class CommonSnapshot(Recovery, ABC):
     def has_best_options(self) -> bool:
         return self.every == "best"
 
-    def resolve_best(self, at: MachineProperties) -> Mapping[str, object]:
+    def resolve_best(self, machines: MachineProperties) -> Mapping[str, object]:
         if not self.has_best_options:
             return {}
-        if not at.hourly:
+        if not machines.hourly:
             raise UserError(
-                "network.hourly_failure_probability = 0: without failures no interval is best; give "
-                "recovery.options.every a number"
+                "network.hourly_failure_probability = 0: without failures no interval is best; set "
+                "recovery.options.every to a number"
             )
-        copied_s = at.state_bytes / (at.memory_bandwidth or COPY_BANDWIDTH)
-        best = best_steps(at.hourly, at.members, at.step_s, copied_s)
-        sent_bytes = self.copies_sent_per_snapshot(at.members) * at.state_bytes
-        slices = max(1, math.ceil(sent_bytes / (at.bandwidth * at.step_s * LINK_SHARE)))
+        copied_s = machines.state_bytes / (machines.memory_bandwidth or COPY_BANDWIDTH)
+        best = best_steps(machines.hourly, machines.members, machines.step_s, copied_s)
+        sent_bytes = self.copies_sent_per_snapshot(machines.members) * machines.state_bytes
+        slices = max(1, math.ceil(sent_bytes / (machines.bandwidth * machines.step_s * LINK_SHARE)))
         return {"every": max(best, slices), "slices": slices}
 
     @property
     def retention(self) -> SnapshotRetention:
         if self.every == "best":
-            raise UserError("recovery.options.every = 'best' is resolved from a run's recipe; give a number here")
+            raise UserError("recovery.options.every = 'best' is resolved from a run's recipe; set a number")
         if self.every and self.slices > self.every:
             raise UserError(
                 f"recovery.options.slices = {self.slices}: a snapshot must be complete before the next one begins, "
@@ -74,8 +74,8 @@ class CommonSnapshot(Recovery, ABC):
             )
         if not self.every and self.slices > 1:
             raise UserError(
-                f"recovery.options.slices = {self.slices}: with every = 0, parities are sent in every step; leave "
-                "it out, or set every to at least as many"
+                f"recovery.options.slices = {self.slices}: with every = 0, parities are sent in every step; "
+                "remove it, or set every to at least as many"
             )
         if self.persist and not self.every:
             raise UserError(

@@ -14,7 +14,7 @@ class HostedCopy(Recovery, ABC):
     """Rebuild a lost stage from its copy; refuse if the host is lost too or its copy is incomplete.
 
     The copy at a host that was replaced is incomplete until :attr:`commits_needed` steps are committed. A loss of the
-    host and a loss of the stage before that are as fatal as both at once.
+    host and a loss of the stage before that are as fatal as simultaneous losses.
     """
 
     label: ClassVar[str]

@@ -19,7 +19,7 @@ def merge(
 
         W_i = (ω_{i-1} W_{i-1} + ω_{i+1} W_{i+1}) / (ω_{i-1} + ω_{i+1})
 
-    elementwise over parameters of the same name and shape. Equal ω give exactly the plain mean.
+    elementwise over parameters of the same name and shape. With equal ω the result is exactly the plain mean.
 
     :raises ValueError: if the neighbours differ in names or shapes, or the ω are negative or both zero.
     """
@@ -41,8 +41,8 @@ def merge_moments(
     """Return the same mean of the neighbours' optimizer moments, and the clocks to use with them. [not in the paper]
 
     AdamW divides a moment by 1 − β^t; ``decays`` has the β of each such tensor. Neighbours may have different t: each
-    moment is corrected with its own clock, averaged, and uncorrected with T = max(t), which is returned. Equal clocks,
-    and tensors without β, give the plain weighted mean. If either neighbour has no moments, return none.
+    moment is corrected with its own clock, averaged, and uncorrected with T = max(t), which is returned. With equal
+    clocks, and for tensors without β, it is the plain weighted mean. If either neighbour has no moments, return none.
 
     :raises ValueError: if the neighbours differ in names or shapes.
     """
@@ -50,7 +50,7 @@ def merge_moments(
         return {}, {}
     latest = {name: max(side.clocks.get(name, 0) for side in (before, after)) for name in before.clocks | after.clocks}
 
-    def aged(side: StageState, key: str) -> dict[str, Tensor]:
+    def at_latest_clock(side: StageState, key: str) -> dict[str, Tensor]:
         held = {name: tensors[key] for name, tensors in side.moments.items()}
         if (beta := decays.get(key)) is None:
             return held
@@ -58,5 +58,5 @@ def merge_moments(
         return {name: tensor * corrected[name] for name, tensor in held.items()}
 
     kinds = next(iter(before.moments.values())).keys()
-    merged = {key: merge(aged(before, key), aged(after, key), *omegas) for key in kinds}
+    merged = {key: merge(at_latest_clock(before, key), at_latest_clock(after, key), *omegas) for key in kinds}
     return {name: {key: merged[key][name] for key in kinds} for name in latest}, latest

@@ -38,7 +38,7 @@ class _SnapshotSide:
 
     @property
     def retained(self) -> int:
-        """The step of the retained snapshot; -1: none yet."""
+        """The step of the retained snapshot; -1: none."""
         return self._versions.retained
 
     def _slice(self, step: int) -> int:
@@ -58,7 +58,8 @@ class BlockSender(_SnapshotSide, Sender):
 
     def __init__(self, number: int, parts: int, retention: SnapshotRetention) -> None:
         super().__init__(retention)
-        self._number, self._parts = number, parts
+        self._number = number
+        self._parts = parts
         self._snapshot: Tensor | None = None
 
     def restart(self) -> None:
@@ -157,7 +158,7 @@ class ParityHolder(_SnapshotHolder):
 
 
 class SelfCopySender(_SnapshotSide, Sender):
-    """Gives the stage's state to its :class:`SelfCopyHolder` when a snapshot begins."""
+    """Passes the stage's state to its :class:`SelfCopyHolder` when a snapshot begins."""
 
     def message_before_step(self, step: int, state: StageState) -> Tensor | None:
         return stream(state) if self._slice(step) == 0 else None

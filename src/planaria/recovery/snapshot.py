@@ -32,7 +32,7 @@ from planaria.recovery.base import (
     Sender,
     StrategyPlan,
 )
-from planaria.recovery.codes import code
+from planaria.recovery.codes import make_code
 from planaria.recovery.codes.base import ErasureCode
 from planaria.recovery.common_snapshot import NO_SNAPSHOT, CommonSnapshot
 from planaria.recovery.parity import PARITY, BlockSender, ParityHolder, SelfCopyHolder, SelfCopySender
@@ -180,7 +180,7 @@ class Snapshot(CommonSnapshot):
         }
         return StageState(blocks | parities | {MEMBERS: torch.tensor(group.members)})
 
-    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], inputs: RebuildInputs) -> StageState:
         """Return the stage's state from the blocks and parities sent.
 
         :raises LossError: if they do not determine the stage.
@@ -204,7 +204,7 @@ class Snapshot(CommonSnapshot):
         key, shard = f"{stripe}.{number}", group.shard(stripe, stage)
         blocks = {member: state.weights[key] for member, state in donated.items() if key in state.weights}
         longest = max(map(len, blocks.values()))
-        reads = {group.shard(stripe, member): _padded(row, longest) for member, row in blocks.items()}
+        reads = {group.shard(stripe, member): _pad(row, longest) for member, row in blocks.items()}
         return torch.from_numpy(group.code.repair(reads, [shard])[shard])
 
     def _group(self, members: int) -> ParityGroup:
@@ -221,7 +221,7 @@ class Snapshot(CommonSnapshot):
         return self._group(members)
 
 
-_code = lru_cache(code)
+_code = lru_cache(make_code)
 
 
 def _stripe(group: ParityGroup, copy: Copy) -> int:
@@ -230,7 +230,7 @@ def _stripe(group: ParityGroup, copy: Copy) -> int:
     return next(stripe for stripe in stripes if copy.host in group.parity_members(stripe))
 
 
-def _padded(row: Tensor, size: int) -> Tensor:
+def _pad(row: Tensor, size: int) -> Tensor:
     return torch.nn.functional.pad(row, (0, size - len(row)))
 
 

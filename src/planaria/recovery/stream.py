@@ -37,11 +37,11 @@ class _Streams:
     def __call__(self, state: StageState) -> Tensor:
         """Return a copy of ``state`` as uint8; the same memory for the same object."""
         if self._stream is None or self._of is None or self._of() is not state:
-            self._stream = self._made(state)
+            self._stream = self._pack(state)
             self._of = weakref.ref(state, self._forget)
         return self._stream
 
-    def _made(self, state: StageState) -> Tensor:
+    def _pack(self, state: StageState) -> Tensor:
         whole: list[Tensor] = []
 
         def memory(size: int) -> Tensor:

@@ -29,7 +29,8 @@ from planaria.recovery.common_snapshot import NO_SNAPSHOT, CommonSnapshot
 from planaria.recovery.parity import PARITY, BlockSender, ParityHolder, SelfCopyHolder, SelfCopySender
 from planaria.recovery.stream import block, block_bytes, join_blocks, state_in, stream, stream_bytes
 
-COPY, OWN = "copy", "own"
+COPY = "copy"
+OWN = "own"
 _IDENTITY = ErasureCode(np.ones((1, 1), np.uint8))
 """the code of one source: its bytes"""
 
@@ -72,7 +73,7 @@ class WholeCopies(CommonSnapshot):
         missing = lost | {stage for stage in range(count) if stage not in replica.with_snapshot}
         for stage in sorted(missing):
             if (host := (stage + 1) % count) in missing:
-                why = f"stage {stage}'s copy was at stage {host}, which is lost too or has none yet"
+                why = f"stage {stage}'s copy was at stage {host}, which is lost too or has no copy yet"
                 return StrategyPlan(refused=dict.fromkeys(lost, why))
         # The next stage has the copy; the previous one sends its own state, of which the lost stage had the copy.
         return StrategyPlan(
@@ -86,7 +87,7 @@ class WholeCopies(CommonSnapshot):
         whole, numbers = stream(own), range(self.slices)
         return StageState({f"{OWN}{n}": block(whole, n, len(numbers)) for n in numbers})
 
-    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], inputs: RebuildInputs) -> StageState:
         (copy,) = (state.weights for state in donated.values() if f"{COPY}0" in state.weights)
         return state_in(join_blocks([copy[f"{COPY}{n}"] for n in range(self.slices)]))
 

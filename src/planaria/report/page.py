@@ -22,10 +22,10 @@ import plotly.graph_objects as go
 from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.report.sheets import Cell, as_csv, rows_of
-from planaria.report.theme import BLUE, DARK, FONT, GREEN, INK, MAX_POINTS, MUTED, PAPER, RED, RULE, drawn_points
+from planaria.report.theme import BLUE, DARK, FONT, GREEN, INK, MAX_POINTS, MUTED, PAPER, RED, RULE, points_to_draw
 from planaria.report.verdict import SIGNS, Verdict
 
-ROWS = 400
+MAX_ROWS = 400
 """maximum rows of a table or log that a page shows"""
 ASSETS = Path(__file__).with_name("assets")
 PLOTLY = ASSETS / "plotly-cartesian.min.js.gz"
@@ -47,18 +47,18 @@ class PageContents:
     """all rows, header first"""
 
 
-_drawn: ContextVar[PageContents | None] = ContextVar("_drawn", default=None)
+_page_contents: ContextVar[PageContents | None] = ContextVar("page_contents", default=None)
 """contents of the page being built; None outside of one"""
 
 
 def build_parts(body: Iterable[str]) -> tuple[list[str], PageContents]:
     """Build a page's parts; also return the figures and tables they contain."""
     contents = PageContents()
-    before = _drawn.set(contents)
+    before = _page_contents.set(contents)
     try:
         return list(body), contents
     finally:
-        _drawn.reset(before)
+        _page_contents.reset(before)
 
 
 def figures(body: Iterable[str]) -> dict[str, go.Figure]:
@@ -68,17 +68,17 @@ def figures(body: Iterable[str]) -> dict[str, go.Figure]:
 
 def sheets(body: Iterable[str]) -> dict[str, str]:
     """Return the numbers of a page's figures and tables as CSV, by name, with every point and row."""
-    drawn = build_parts(body)[1]
-    rows = {name: rows_of(fig) for name, fig in drawn.figures.items()} | drawn.tables
+    contents = build_parts(body)[1]
+    rows = {name: rows_of(fig) for name, fig in contents.figures.items()} | contents.tables
     return {name: as_csv(cells) for name, cells in rows.items()}
 
 
 def document(title: str, body: Iterable[str]) -> str:
     """Return the complete page around ``body``, with figures, CSV and, if needed, plotly.js."""
-    parts, drawn = build_parts(body)
-    shown = {name: as_csv(rows[: ROWS + 1]) for name, rows in drawn.tables.items()}
-    loads = {"figures": _payload(slug(title), drawn.figures, shown)}
-    loads |= {"plotly": _plotly()} if drawn.figures else {}
+    parts, contents = build_parts(body)
+    shown = {name: as_csv(rows[: MAX_ROWS + 1]) for name, rows in contents.tables.items()}
+    loads = {"figures": _payload(slug(title), contents.figures, shown)}
+    loads |= {"plotly": _plotly()} if contents.figures else {}
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -91,7 +91,7 @@ def document(title: str, body: Iterable[str]) -> str:
 
 
 def slug(text: str) -> str:
-    """Return ``text`` as a file name."""
+    """Convert text to a file name."""
     return re.sub(r"[^\w.]+", "-", text.removesuffix("planaria")).strip("-") or "page"
 
 
@@ -151,44 +151,48 @@ def subheading(text: str) -> str:
     return f"<h3>{escape(text)}</h3>"
 
 
-def note(text: str) -> str:
+def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
 def chart(fig: go.Figure, name: str) -> str:
     """Return the element in which the page's script draws a figure."""
-    _keep(name, figure=fig)
+    _register(name, figure=fig)
     return f'<div class="figure" id="{escape(name)}" style="min-height:{fig.layout.height}px"></div>'
 
 
 def table(name: str, head: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int) -> str:
-    """Return a table of the first :data:`ROWS` rows; columns from ``numbers_from`` on are numbers, right-aligned."""
+    """Return a table of the first :data:`MAX_ROWS` rows; columns from ``numbers_from`` on are right-aligned numbers."""
     every = [list(row) for row in rows]
-    _keep(name, rows=[head, *every])
+    _register(name, rows=[head, *every])
     kinds = ["" if index < numbers_from else ' class="number"' for index in range(len(head))]
     top = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, head, strict=True))
     body = "".join(
         "<tr>" + "".join(f"<td{k}>{escape(cell)}</td>" for k, cell in zip(kinds, row, strict=True)) + "</tr>"
-        for row in every[:ROWS]
+        for row in every[:MAX_ROWS]
     )
-    more = note(f"The first {ROWS:,} of {len(every):,} rows; planaria report --csv has all.") if every[ROWS:] else ""
+    more = (
+        paragraph(f"The first {MAX_ROWS:,} of {len(every):,} rows; planaria report --csv has all.")
+        if every[MAX_ROWS:]
+        else ""
+    )
     return (
         f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>{more}'
         f'<button type="button" data-sheet="{escape(name)}" title="Save this table as CSV">CSV</button>'
     )
 
 
-def _keep(name: str, figure: go.Figure | None = None, rows: list[Sequence[Cell]] | None = None) -> None:
+def _register(name: str, figure: go.Figure | None = None, rows: list[Sequence[Cell]] | None = None) -> None:
     """Store a figure or table of the page; both share one namespace, since names become file names."""
-    drawn = _drawn.get()
-    if drawn is None:
+    contents = _page_contents.get()
+    if contents is None:
         return
-    if name in drawn.figures or name in drawn.tables:
-        raise ValueError(f"two parts of a page are called {name}")
+    if name in contents.figures or name in contents.tables:
+        raise ValueError(f"two parts of a page have the name {name}")
     if figure is not None:
-        drawn.figures[name] = figure
+        contents.figures[name] = figure
     if rows is not None:
-        drawn.tables[name] = rows
+        contents.tables[name] = rows
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
@@ -221,11 +225,11 @@ def footer(text: str) -> str:
 def log(name: str, lines: Iterable[tuple[str, str]]) -> str:
     """Return a list of (time, text) lines; of a long log, only both ends."""
     every = list(lines)
-    _keep(name, rows=[("time", "what"), *every])
-    left_out = len(every) - ROWS
-    if left_out > 0:
-        gap = ("…", f"{left_out:,} more; planaria report --csv has all")
-        every = [*every[: ROWS // 2], gap, *every[-(ROWS // 2) :]]
+    _register(name, rows=[("time", "what"), *every])
+    hidden = len(every) - MAX_ROWS
+    if hidden > 0:
+        gap = ("…", f"{hidden:,} more; planaria report --csv has all")
+        every = [*every[: MAX_ROWS // 2], gap, *every[-(MAX_ROWS // 2) :]]
     entries = "".join(f"<li><time>{escape(t)}</time><span>{escape(text)}</span></li>" for t, text in every)
     return f'<ul class="log">{entries}</ul>'
 
@@ -258,11 +262,11 @@ def _plotly() -> str:
     return b64encode(PLOTLY.read_bytes()).decode()
 
 
-def _payload(page: str, drawn: Mapping[str, go.Figure], tables: Mapping[str, str]) -> str:
+def _payload(page: str, contents: Mapping[str, go.Figure], tables: Mapping[str, str]) -> str:
     """Return figures, and the CSV of figures and tables, as gzip in base64; ``page`` prefixes saved files' names."""
-    slim = {name: thin_curves(fig) for name, fig in drawn.items()}
+    slim = {name: thin_curves(fig) for name, fig in contents.items()}
     numbers = {name: as_csv(rows_of(fig)) for name, fig in slim.items()} | dict(tables)
-    curves = {name: _rounded(json.loads(fig.to_json())) for name, fig in slim.items()}
+    curves = {name: _round_floats(json.loads(fig.to_json())) for name, fig in slim.items()}
     bars = [
         {"bgcolor": "rgba(0,0,0,0)", "color": c, "activecolor": a} for c, a in ((MUTED, INK), (DARK[MUTED], DARK[INK]))
     ]
@@ -274,25 +278,25 @@ def _payload(page: str, drawn: Mapping[str, go.Figure], tables: Mapping[str, str
 def thin_curves(fig: go.Figure) -> go.Figure:
     """Return a figure with no more points per curve than a screen can show; ``fig`` itself if it has no more."""
     curves = sum(trace.type == "scatter" for trace in fig.data)
-    most = max(MIN_POINTS, 4 * MAX_POINTS // max(4, curves))
-    if all(trace.type != "scatter" or len(trace.y or ()) <= most for trace in fig.data):
+    max_points = max(MIN_POINTS, 4 * MAX_POINTS // max(4, curves))
+    if all(trace.type != "scatter" or len(trace.y or ()) <= max_points for trace in fig.data):
         return fig
-    few = go.Figure(fig)
-    for trace in few.data:
-        if trace.type == "scatter" and len(trace.y or ()) > most and trace.fill is None:
-            indices = drawn_points([y if isinstance(y, int | float) else None for y in trace.y], most)
+    thinned = go.Figure(fig)
+    for trace in thinned.data:
+        if trace.type == "scatter" and len(trace.y or ()) > max_points and trace.fill is None:
+            indices = points_to_draw([y if isinstance(y, int | float) else None for y in trace.y], max_points)
             for key in ("x", "y", "text", "customdata"):
                 column = trace[key]
                 if column is not None and not isinstance(column, str):
                     trace[key] = [column[index] for index in indices]
-    return few
+    return thinned
 
 
-def _rounded(value: Any) -> Any:
+def _round_floats(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, list):
-        return [_rounded(entry) for entry in value]
+        return [_round_floats(entry) for entry in value]
     if isinstance(value, dict):
-        return {key: _rounded(entry) for key, entry in value.items()}
+        return {key: _round_floats(entry) for key, entry in value.items()}
     return value

@@ -19,11 +19,11 @@ EXTRAS = ("begins at", "least", "most", "note")
 def as_csv(rows: Iterable[Sequence[Cell]]) -> str:
     """Return rows as CSV (RFC 4180). Text that a spreadsheet would evaluate as a formula is quoted."""
     out = StringIO()
-    csv.writer(out, lineterminator="\n").writerows([_safe(cell) for cell in row] for row in rows)
+    csv.writer(out, lineterminator="\n").writerows([_escape_formula(cell) for cell in row] for row in rows)
     return out.getvalue()
 
 
-def _safe(cell: Cell) -> Cell:
+def _escape_formula(cell: Cell) -> Cell:
     signed = isinstance(cell, str) and re.fullmatch(r"[+-][-+\d.,e%\[\] …]*", cell)
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@") and not signed else cell
 
@@ -34,8 +34,10 @@ def rows_of(fig: go.Figure) -> list[list[Cell]]:
     points = [
         point for trace in fig.data if trace.hoverinfo != "skip" or trace.type == "bar" for point in _points(trace)
     ]
-    names = (_ticks(layout.xaxis), _ticks(layout.yaxis))
-    x, y = (_plain(axis.title.text) or default for axis, default in ((layout.xaxis, "column"), (layout.yaxis, "row")))
+    names = (_tick_labels(layout.xaxis), _tick_labels(layout.yaxis))
+    x, y = (
+        _strip_html(axis.title.text) or default for axis, default in ((layout.xaxis, "column"), (layout.yaxis, "row"))
+    )
     cell = "value" if any(trace.type == "heatmap" for trace in fig.data) else None
     extras = [name for name in EXTRAS if any(name in point for point in points)]
     head: list[Cell] = ["series", x, y if y != x else f"{y}, down", *([cell] if cell else []), *extras]
@@ -49,7 +51,7 @@ def rows_of(fig: go.Figure) -> list[list[Cell]]:
 def _points(trace: Any) -> Iterator[dict[str, Any]]:
     if trace.type == "contour":
         return
-    name = _plain(trace.name or "")
+    name = _strip_html(trace.name or "")
     if trace.type == "heatmap":
         yield from _cells(trace, name)
         return
@@ -65,7 +67,7 @@ def _points(trace: Any) -> Iterator[dict[str, Any]]:
         if isinstance(note, Sequence) and not isinstance(note, str):  # bounds of a band around a line
             point["least"], point["most"] = note
         elif note not in (None, ""):
-            point["note"] = _plain(str(note))
+            point["note"] = _strip_html(str(note))
         for key, column in (("begins at", bases), ("least", least), ("most", most)):
             if index < len(column):
                 point[key] = column[index]
@@ -92,13 +94,13 @@ def _whiskers(trace: Any) -> tuple[list[float], list[float]]:
     return [], []
 
 
-def _ticks(axis: Any) -> dict[Any, str]:
+def _tick_labels(axis: Any) -> dict[Any, str]:
     """Return the custom tick labels of an axis, by value."""
     if axis.tickvals is None or axis.ticktext is None:
         return {}
-    return {value: _plain(text) for value, text in zip(axis.tickvals, axis.ticktext, strict=True)}
+    return {value: _strip_html(text) for value, text in zip(axis.tickvals, axis.ticktext, strict=True)}
 
 
-def _plain(text: str | None) -> str:
+def _strip_html(text: str | None) -> str:
     """Return text without Plotly's HTML."""
     return unescape(re.sub(r"<[^>]+>", "", re.sub(r"<br ?/?>", "; ", text or "")))

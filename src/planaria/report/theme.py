@@ -51,7 +51,7 @@ TICKS = 10
 """largest range of whole numbers that are all labelled"""
 
 
-def label(text: str) -> str:
+def escape_label(text: str) -> str:
     """Escape text for Plotly's HTML."""
     return escape(text)
 
@@ -72,20 +72,20 @@ def figure(height: int, *, x: str = "", y: str = "", **layout: Any) -> go.Figure
         "font": {"family": FONT, "size": 12.5, "color": INK},
         "hoverlabel": {"bgcolor": PAPER, "bordercolor": RULE, "font": {"family": FONT, "size": 12.5, "color": INK}},
         "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"size": 12, "color": MUTED}},
-        "xaxis": _merged(axis, {"title": {"text": x}}),
-        "yaxis": _merged(axis, {"title": {"text": y}}),
+        "xaxis": _merge(axis, {"title": {"text": x}}),
+        "yaxis": _merge(axis, {"title": {"text": y}}),
     }
-    return go.Figure(layout=_merged(style, layout))  # update_layout would take ten times as long
+    return go.Figure(layout=_merge(style, layout))  # update_layout would take ten times as long
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``below`` updated with ``above``, recursively."""
     both = {key: (below[key], above[key]) for key in below.keys() & above.keys()}
-    tables = {key: _merged(*pair) for key, pair in both.items() if all(isinstance(table, dict) for table in pair)}
+    tables = {key: _merge(*pair) for key, pair in both.items() if all(isinstance(table, dict) for table in pair)}
     return {**below, **above, **tables}
 
 
-def lanes(rows: list[str]) -> dict[str, Any]:
+def lane_axis(rows: list[str]) -> dict[str, Any]:
     """Return the layout of a y axis that shows ``rows`` from top to bottom."""
     return {
         "type": "category",
@@ -116,10 +116,10 @@ def integer_x_axis(fig: go.Figure, numbers: Iterable[float], *, bars: bool = Fal
     return fig
 
 
-def share(fig: go.Figure, shares: Iterable[float | None]) -> go.Figure:
+def fit_share_axis(fig: go.Figure, shares: Iterable[float | None]) -> go.Figure:
     """Fit the y axis to shares: from 0 to the largest, at most 1."""
-    most = max((amount for amount in shares if amount is not None), default=1.0)
-    top = min(1.0, math.ceil(11 * most) / 10) or 1.0
+    max_points = max((amount for amount in shares if amount is not None), default=1.0)
+    top = min(1.0, math.ceil(11 * max_points) / 10) or 1.0
     return fig.update_yaxes(range=[-0.02 * top, 1.02 * top], tickformat=".0%")
 
 
@@ -135,7 +135,7 @@ def stroke(index: int, count: int = 1) -> dict[str, Any]:
     }
 
 
-def on(colour: str) -> str:
+def text_colour_on(colour: str) -> str:
     """Return the text colour with more contrast on ``colour`` (WCAG 2.2, relative luminance)."""
     if colour == INK:  # light in dark mode, so its text changes too
         return PAPER
@@ -162,14 +162,14 @@ def add_curve(fig: go.Figure, points: Sequence[tuple[float, float | None]], hove
     )
 
 
-def drawn_points(ys: Sequence[float | None], most: int = MAX_POINTS) -> list[int]:
+def points_to_draw(ys: Sequence[float | None], max_points: int = MAX_POINTS) -> list[int]:
     """Return the indices of the points to draw: all, or the lowest, highest and last of each stretch.
 
     Spikes and gaps are kept: so is one missing value per stretch that has any.
     """
-    if len(ys) <= most:
+    if len(ys) <= max_points:
         return list(range(len(ys)))
-    stretch = -(-4 * len(ys) // most)
+    stretch = -(-4 * len(ys) // max_points)
     kept: list[int] = []
     for start in range(0, len(ys), stretch):
         indices = range(start, min(start + stretch, len(ys)))

@@ -33,11 +33,11 @@ class Verdict:
         )
         return (
             f'<div id="verdict" class="verdict {kind}"><p class="summary"><i aria-hidden="true">{sign}</i>'
-            f'{_unbroken(self.summary)}</p><div class="deciding">{deciding}</div>'
-            f'<p class="lost">{_unbroken(self.lost)}</p></div>'
+            f'{_escape(self.summary)}</p><div class="deciding">{deciding}</div>'
+            f'<p class="lost">{_escape(self.lost)}</p></div>'
         )
 
 
-def _unbroken(text: str) -> str:
-    """Escape text; keep each × on the line of its number."""
+def _escape(text: str) -> str:
+    """Escape text; keep each × on the same line as its number."""
     return escape(text.replace("× ", "×\N{NO-BREAK SPACE}"))

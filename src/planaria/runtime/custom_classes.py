@@ -12,7 +12,7 @@ from planaria.models.families import FAMILIES
 from planaria.models.optimizers import OPTIMIZERS
 from planaria.pipeline.codecs.registry import codec_class
 from planaria.pipeline.routing import ROUTINGS
-from planaria.recovery import RECOVERIES, names
+from planaria.recovery import RECOVERIES, strategy_names
 from planaria.recovery.codes import CODES
 
 
@@ -21,7 +21,7 @@ def custom_classes(config: RunConfig) -> list[type[Choice]]:
 
     :raises UserError: if one of them cannot be imported, or must not be.
     """
-    chosen: list[type[Choice]] = [RECOVERIES.find(name) for name in names(config.recovery)]
+    chosen: list[type[Choice]] = [RECOVERIES.find(name) for name in strategy_names(config.recovery)]
     chosen += [CODES.find(name) for name in _codes(config.recovery.options)]
     chosen += [ROUTINGS.find(config.routing.kind), FAMILIES.find(config.model.family)]
     chosen += [OPTIMIZERS.find(config.optim.kind), codec_class(config.pipeline.wire)]

@@ -1,4 +1,4 @@
-"""Construct a peer from its configuration: task, policy and its device, checks, identity, board."""
+"""Construct a peer from its configuration: task, policy, checks, identity and board."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Hello
 from planaria.swarm.board.peer_board import PeerBoard
 from planaria.swarm.board.receipts import Committee
-from planaria.swarm.checks import CHECKS, check_names, layers
-from planaria.swarm.checks.consensus import refuse_senseless
-from planaria.swarm.config.policy import PolicyConfig
-from planaria.swarm.config.recipe import rules
+from planaria.swarm.checks import CHECKS, check_names, make_layers
+from planaria.swarm.checks.consensus import check_rewards
+from planaria.swarm.config.policy_config import PolicyConfig
 from planaria.swarm.config.swarm_config import ALL_PEERS, SwarmConfig
+from planaria.swarm.config.swarm_recipe import run_rules
 from planaria.swarm.peer.peer import Peer, PeerSetup, describe
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.policy.base import Policy
@@ -36,29 +36,26 @@ PROMPT_SETTINGS = ("chat", "instruction", "examples")
 """prompt settings"""
 
 
-def policy_of(config: SwarmConfig, task: Task, on_progress: OnProgress | None = None) -> Policy:
-    """Return the policy that a peer starts with, with the recipe's prompt settings; UserError if it is unavailable."""
+def make_policy(config: SwarmConfig, task: Task, on_progress: OnProgress | None = None) -> Policy:
+    """Return a peer's initial policy with the recipe's prompt settings; UserError if it is unavailable."""
     source = POLICIES.make(config.policy.kind, config.policy.options)
     policy = place_policy(source.open(config, task, on_progress), config.policy)
     if isinstance(policy, PromptFormat):
         policy.layout = prompt_layout(policy.template, policy.tokenizer, config.policy, task)
     elif stated := [name for name in PROMPT_SETTINGS if getattr(config.policy, name) != getattr(PolicyConfig(), name)]:
-        raise UserError(
-            f"policy.{stated[0]}: {type(policy).__name__} formats its own prompts; leave it out, or give it a method "
-            "prompt(problem)"
-        )
+        raise UserError(f"policy.{stated[0]}: {type(policy).__name__} formats its own prompts; remove the setting")
     return policy
 
 
-def task_of(config: SwarmConfig) -> Task:
+def make_task(config: SwarmConfig) -> Task:
     """Return the task of a swarm. UserError as in :func:`planaria.swarm.tasks.open_task`, or for invalid rewards."""
     task = open_task(config.task.name, config.task.options)
-    refuse_senseless(config, task)
+    check_rewards(config, task)
     return task
 
 
 def custom_classes(config: SwarmConfig) -> list[type[Choice]]:
-    """Return the custom classes in a peer's configuration, whose code may change without it."""
+    """Return the custom classes that a peer's configuration selects; their code is not part of the recipe."""
     chosen: list[type[Choice]] = [TASKS.find(config.task.name), POLICIES.find(config.policy.kind)]
     attacks = {config.attack.kind, *config.evaluate.watch} - {HONEST}
     chosen += [*map(CHECKS.find, check_names(config.defence)), *map(ATTACKS.find, attacks)]
@@ -77,17 +74,18 @@ def assemble(
 ) -> Peer:
     """Construct the peer ``name``, which records in ``folder`` and joins the run on ``board``.
 
-    ``known``: ids of the run's own peers. ``late``: begin with the current round instead of the first.
+    :param late: begin with the current round instead of the first
+    :param known: ids of the run's own peers
     """
     config = _with_members(config, known)
-    task = task_of(config)
-    checks = layers(config)
+    task = make_task(config)
+    checks = make_layers(config)
     mirror = Board.open(board, identity, known=known)
-    mirror.create_run(rules(config, task))  # first: a mistaken place is reported before slow work
-    policy = policy_of(config, task, on_progress)
-    committee = Committee.named(mirror.rules.rules)
-    near = "://" not in board
-    peer_board = PeerBoard(mirror, identity.peer, config.rounds, config.size, near=near, committee=committee)
+    mirror.create_run(run_rules(config, task))  # first, to report a wrong address before slow work
+    policy = make_policy(config, task, on_progress)
+    committee = Committee.from_rules(mirror.rules.rules)
+    is_local = "://" not in board
+    peer_board = PeerBoard(mirror, identity.peer, config.rounds, config.size, is_local, committee=committee)
     hello = Hello(
         run=peer_board.run,
         peer=identity.peer,
@@ -101,7 +99,7 @@ def assemble(
     _check_records(records, peer_board.run)
     drawing = policy.clone() if config.draws_during_learning else policy
     server = PeerServer(config, drawing, records / SERVED, name) if config.policy.server else None
-    first = peer_board.arrive(hello, known)
+    first = peer_board.join_and_wait(hello, known)
     return Peer(PeerSetup(config, name, records, peer_board, task, policy, checks, first, known, server))
 
 
@@ -110,29 +108,29 @@ def _with_members(config: SwarmConfig, known: Set[str]) -> SwarmConfig:
     if config.receipts.committee != ALL_PEERS:
         return config
     if not known:
-        raise UserError("receipts.committee = 'all': names the peers of one machine; write the ids of its members")
-    named = config.receipts.model_copy(update={"committee": ",".join(sorted(known))})
-    return config.model_copy(update={"receipts": named})
+        raise UserError("receipts.committee = 'all' means the peers of one machine; list the members' ids")
+    resolved = config.receipts.model_copy(update={"committee": ",".join(sorted(known))})
+    return config.model_copy(update={"receipts": resolved})
 
 
 def _check_records(records: Path, run: str) -> None:
     """Check that the log belongs to this run."""
     if any(isinstance(record, Started) and record.run != run for record in read_log(records / LOG)):
-        raise UserError(f"{records} holds this peer's records of another run; give another --name, or remove it")
+        raise UserError(f"{records} holds this peer's records of another run; use another --name, or remove the folder")
 
 
 BYTES = 4
 """bytes per logit"""
 
 
-def device_of(config: PolicyConfig) -> torch.device:
+def select_device(config: PolicyConfig) -> torch.device:
     """Return the configured device.
 
     :raises UserError: if it is missing, or too slow in the configured precision.
     """
     cuda = config.device != "cpu" and torch.cuda.is_available()
     if config.device == "cuda" and not cuda:
-        raise UserError("policy.device = 'cuda': PyTorch finds no CUDA device on this machine; write 'auto' or 'cpu'")
+        raise UserError("policy.device = 'cuda': PyTorch finds no CUDA device on this machine; use 'auto' or 'cpu'")
     if config.precision == "bf16" and not cuda:
         raise UserError(
             "policy.precision = 'bf16' needs a CUDA device (policy.device): on CPUs it is many times slower"
@@ -143,13 +141,13 @@ def device_of(config: PolicyConfig) -> torch.device:
 def place_policy(policy: Policy, config: PolicyConfig) -> Policy:
     """Move ``policy`` to its device and set its memory and precision.
 
-    :raises UserError: as :func:`device_of` does, or if a custom policy supports no other precision.
+    :raises UserError: as :func:`select_device` does, or if a custom policy supports no other precision.
     """
-    policy.module.to(device_of(config))
+    policy.module.to(select_device(config))
     if isinstance(policy, PromptFormat):
         policy.room, policy.bf16 = (config.logits_mb << 20) // BYTES, config.precision == "bf16"
     elif config.precision != "fp32":
         raise UserError(
-            f"policy.precision = {config.precision!r}: {type(policy).__name__} sets its own precision; leave it out"
+            f"policy.precision = {config.precision!r}: {type(policy).__name__} sets its own precision; remove it"
         )
     return policy

@@ -15,13 +15,13 @@ from pydantic import Field
 from planaria.common.documents import Record
 from planaria.common.errors import UserError
 from planaria.config.schema import Section
-from planaria.lab.trials.arms import ArmRules, TrialsWithArms, file_name, table_of
+from planaria.lab.trials.arms import ArmRules, TrialsWithArms, file_name, read_table
 from planaria.lab.trials.spread import Spread, spread
-from planaria.swarm.config.recipe import checked, peer_config, peer_names
 from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.config.swarm_recipe import check_peers, peer_config, peer_names
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import RunOutcome, total
-from planaria.swarm.repair.results import Repaired
+from planaria.swarm.repair.repair_results import Repaired
 
 
 class DrillRun(Record):
@@ -56,7 +56,7 @@ class DrilledArm(Record):
         """Success of an attack, if every seed has eligible completions."""
         return spread(run.outcome.success(kind, last).rate for run in self.runs)
 
-    def pooled(self, kind: str, last: int) -> HitTally:
+    def pooled_success(self, kind: str, last: int) -> HitTally:
         """Counts over all seeds, for the interval."""
         return total([run.outcome.success(kind, last) for run in self.runs])
 
@@ -104,12 +104,12 @@ RULES = ArmRules(
         *("task.reward", "task.agreement", "task.max_accuracy_drop"),
         *("sampling.max_new", "sampling.top_k"),  # a limit on length is a defence and also applies to evaluations
     ),
-    checked=checked,
+    checked=check_peers,
 )
 
 
 class DrillSpec(TrialsWithArms):
-    """The ``[drill]`` table of a recipe, beside the swarm's own sections."""
+    """The ``[drill]`` table of a recipe, next to the swarm's own sections."""
 
     last: Annotated[int, Field(ge=1)] = 4
     """number of final evaluations that are averaged"""
@@ -131,7 +131,7 @@ class DrillArm(Section):
         """The arm's name as a folder name."""
         return file_name(self.name)
 
-    def seeded(self, seed: int) -> SwarmConfig:
+    def with_seed(self, seed: int) -> SwarmConfig:
         """Return the configuration with another seed, also of the warm-up."""
         warmup = self.config.warmup.model_copy(update={"seed": seed})
         return self.config.model_copy(update={"seed": seed, "warmup": warmup})
@@ -144,18 +144,20 @@ class DrillArm(Section):
 
 
 def load(
-    path: Path, flags: Mapping[str, str], laid: Mapping[str, object] | None = None
+    path: Path, flags: Mapping[str, str], overrides: Mapping[str, object] | None = None
 ) -> tuple[DrillSpec, list[DrillArm]]:
-    """Read the drill in the recipe ``path``, with ``flags`` applied to all arms; ``laid`` overrides the table.
+    """Read the drill in the recipe ``path``, with ``flags`` applied to all arms; ``overrides`` overrides the table.
 
     :raises UserError: naming file, arm and key of an invalid or forbidden setting.
     """
-    spec, tree = table_of(path, "drill", DrillSpec, "swarm", laid)
+    spec, tree = read_table(path, "drill", DrillSpec, "swarm", overrides)
     _, configs = RULES.arms(tree, spec.arms, flags, path)
     arms = [DrillArm(name=name, config=config, control=spec.controls.get(name, "")) for name, config in configs.items()]
     for name, control in spec.controls.items():
         if name not in spec.arms or control not in spec.arms:
             raise UserError(f"{path}: drill.controls.{name} = {control!r}: both must be arms: {', '.join(spec.arms)}")
-    if spec.repair and (kept := next((arm for arm in arms if not arm.config.rounds.keep), None)):
-        raise UserError(f"{path}: drill.arms.{kept.name}: rounds.keep = 0 leaves nothing to repair; set it above 0")
+    if spec.repair and (unsaved_arm := next((arm for arm in arms if not arm.config.rounds.keep), None)):
+        raise UserError(
+            f"{path}: drill.arms.{unsaved_arm.name}: rounds.keep = 0 leaves nothing to repair; set it above 0"
+        )
     return spec, arms

@@ -52,7 +52,7 @@ class Drill(FolderKind):
         from planaria.swarm import drill as drills
         from planaria.swarm.report.drill_report import body, write_drill_report
 
-        drill = documents.model(folder / self.marker, drills.Drill, fix=FIX)
+        drill = documents.read_model(folder / self.marker, drills.Drill, fix=FIX)
         return ReportPage(folder / PAGE, lambda to: write_drill_report(drill, to), lambda: body(drill))
 
 

@@ -10,7 +10,7 @@ from planaria.cli.entry import program
 from planaria.cli.flags import flag
 from planaria.common.errors import UserError
 from planaria.report.tables import Table, show
-from planaria.swarm.credits.simulate import PaymentScene, SyncScene, simulate, simulate_sync
+from planaria.swarm.credits.payment_simulation import PaymentScene, SyncScene, simulate, simulate_sync
 
 MAX_SEEDS = 10_000
 LATE = 8.0
@@ -25,7 +25,7 @@ def settle(
 ) -> int:
     """Simulate how credits settle along a route; exit code 1 if a payment was partial or credits were lost."""
     if not 1 <= seeds <= MAX_SEEDS:
-        raise UserError(f"--seeds: {seeds}; give 1 to {MAX_SEEDS}")
+        raise UserError(f"--seeds {seeds}: use 1 to {MAX_SEEDS}")
     plain = PaymentScene(hops, tolerated)
     scenes = {
         "no Byzantine member": plain,
@@ -35,12 +35,12 @@ def settle(
         f"f + 1 = {tolerated + 1} Byzantine: not tolerated": replace(plain, byzantine=tolerated + 1),
     }
     rows, sound = [], True
-    for label, scene in scenes.items():
+    for case, scene in scenes.items():
         results = [simulate(scene, seed) for seed in range(seeds)]
         sound = sound and not any(outcome.mixed or not outcome.conserved for outcome in results)
         counts = sorted({outcome.messages for outcome in results})
         rows.append([
-            label, _share(outcome.ended for outcome in results), _share(outcome.paid == 1 for outcome in results),
+            case, _share(outcome.ended for outcome in results), _share(outcome.paid == 1 for outcome in results),
             _share(outcome.mixed for outcome in results), _share(not outcome.conserved for outcome in results),
             str(counts[0]) if len(counts) == 1 else f"{counts[0]} … {counts[-1]}",
         ])  # fmt: skip
@@ -57,10 +57,10 @@ def _in_time(hops: int, tolerated: int, seeds: int) -> Table:
         f"up to {LATE:g} Δ, no failures: not tolerated": SyncScene(hops, tolerated, faulty=False, longest=LATE),
     }
     rows = []
-    for label, scene in scenes.items():
+    for case, scene in scenes.items():
         results = [simulate_sync(scene, seed) for seed in range(seeds)]
         rows.append(
-            [label, _share(outcome.paid for outcome in results), _share(outcome.losers > 0 for outcome in results)]
+            [case, _share(outcome.paid for outcome in results), _share(outcome.losers > 0 for outcome in results)]
         )
     return Table("", ["by deadlines: messages", "paid", "an honest party lost credits"], rows)
 

@@ -1,4 +1,4 @@
-"""A swarm on one machine: every peer is a process that may die without affecting the others."""
+"""A swarm on one machine: every peer is a process that may exit without affecting the others."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.logs import DEFAULT, LogSettings, configure, from_environment
-from planaria.common.signals import describe_exit, interrupted
-from planaria.config.registry import blaming
+from planaria.common.signals import describe_exit, interrupt_on_stop
+from planaria.config.registry import blame_custom_code
 from planaria.runtime.fleet.process import WorkerProcess
 from planaria.runtime.fleet.spawner import spawner
 from planaria.swarm.assemble import assemble, custom_classes
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.config.recipe import peer_config, peer_names
 from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.config.swarm_recipe import peer_config, peer_names
 from planaria.swarm.records.lines import LOG, PEERS, Finished, Log, Record, follow
 
 PRELOAD = [__name__]
@@ -35,7 +35,7 @@ OnRecord = Callable[[str, Record], None]
 OnExit = Callable[[str, str], None]
 
 
-def board_of(config: SwarmConfig, folder: Path) -> str:
+def board_address(config: SwarmConfig, folder: Path) -> str:
     """Return the board's address, by default a folder of the run."""
     return config.board or str(folder / "board")
 
@@ -47,7 +47,7 @@ def own_identity(config: SwarmConfig, name: str, folder: Path) -> PeerIdentity:
     On a shared board it is drawn at random and saved in the peer's folder.
     """
     if config.board:
-        return PeerIdentity.kept(folder / PEERS / name / "identity.pem")
+        return PeerIdentity.load_or_create(folder / PEERS / name / "identity.pem")
     secret = sha256(f"planaria drill {config.seed} {name}".encode()).digest()
     return PeerIdentity(Ed25519PrivateKey.from_private_bytes(secret))
 
@@ -63,7 +63,7 @@ class LiveSwarm:
     def start(self, name: str) -> None:
         """Start or restart a peer; it catches up from the board."""
         config = peer_config(self.config, name)
-        target = partial(_be, config.model_dump_json(), name, self.folder, from_environment())
+        target = partial(_run_peer, config.model_dump_json(), name, self.folder, from_environment())
         self.processes[name] = self._spawner.spawn(name, target, PRELOAD)
 
     def run(self, on_record: OnRecord, on_exit: OnExit) -> dict[str, int]:
@@ -74,7 +74,7 @@ class LiveSwarm:
         :raises KeyboardInterrupt: at Ctrl-C, SIGTERM and the like.
         """
         readers = {name: follow(self.folder / PEERS / name / LOG) for name in peer_names(self.config)}
-        with interrupted():
+        with interrupt_on_stop():
             try:
                 for name in peer_names(self.config):
                     self.start(name)
@@ -105,11 +105,11 @@ class LiveSwarm:
                 process.join()
 
 
-def failures(codes: Mapping[str, int]) -> list[str]:
+def describe_failures(codes: Mapping[str, int]) -> list[str]:
     return [f"{name} {describe_exit(code)}" for name, code in sorted(codes.items()) if code]
 
 
-def _be(config_json: str, name: str, folder: Path, logs: LogSettings = DEFAULT) -> None:
+def _run_peer(config_json: str, name: str, folder: Path, logs: LogSettings = DEFAULT) -> None:
     """Run a peer in its process."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the swarm stops peers with SIGTERM
     config = SwarmConfig.model_validate_json(config_json)
@@ -118,10 +118,10 @@ def _be(config_json: str, name: str, folder: Path, logs: LogSettings = DEFAULT) 
     try:
         identities = {peer: own_identity(config, peer, folder) for peer in peer_names(config)}
         local_peers = {identity.peer for identity in identities.values()} if config.rounds.gather else set()
-        with blaming(partial(custom_classes, config)):
-            assemble(config, name, folder, board_of(config, folder), identities[name], known=local_peers).run()
+        with blame_custom_code(partial(custom_classes, config)):
+            assemble(config, name, folder, board_address(config, folder), identities[name], known=local_peers).run()
     except (UserError, RunStopped) as error:
-        Log(folder / PEERS / name / LOG).note(Finished(reason=str(error)))
+        Log(folder / PEERS / name / LOG).append(Finished(reason=str(error)))
         print(f"planaria: {name}: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
     except OSError as error:  # the disk may be full, so the log may have no room either

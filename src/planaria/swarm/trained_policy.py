@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planaria.common.errors import UserError, nearest
-from planaria.swarm.assemble import policy_of, task_of
-from planaria.swarm.certificate import attach
-from planaria.swarm.config.recipe import peer_config, run_config
+from planaria.swarm.assemble import make_policy, make_task
+from planaria.swarm.certificate import attach_certificate
 from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.config.swarm_recipe import peer_config, run_config
 from planaria.swarm.policy.base import Exportable, Policy
 from planaria.swarm.records.lines import PEERS
-from planaria.swarm.records.saved_state import restore, rounds_kept
-from planaria.swarm.swarm_processes import board_of
+from planaria.swarm.records.saved_state import restore_weights, saved_rounds
+from planaria.swarm.swarm_processes import board_address
 from planaria.swarm.tasks.base import Task
 
 
@@ -43,25 +43,27 @@ class TrainedState:
     round: int
 
 
-def trained_state(run: Path, name: str, round: int | None = None) -> TrainedState:
-    """Return a peer's state after ``round``, or the newest saved one. UserError if run, peer or state do not exist."""
+def trained_state(run: Path, name: str, round_number: int | None = None) -> TrainedState:
+    """Return a peer's state after a round, by default the newest saved one; UserError if it does not exist."""
     config, peers = run_config(run), sorted(path.name for path in (run / PEERS).iterdir() if path.is_dir())
     if name not in peers:
         raise UserError(f"--peer {name}: {run} has no such peer; {nearest(name, peers)}")
-    return learned_state(peer_config(config, name), run, name, round)
+    return learned_state(peer_config(config, name), run, name, round_number)
 
 
-def learned_state(config: SwarmConfig, run: Path, name: str, round: int | None = None) -> TrainedState:
+def learned_state(config: SwarmConfig, run: Path, name: str, round_number: int | None = None) -> TrainedState:
     """Return the same for a peer whose configuration is known."""
-    rounds = rounds_kept(run / PEERS / name)
+    rounds = saved_rounds(run / PEERS / name)
     if not rounds:
-        raise UserError(f"{run}: {name} has kept nothing; wait for it, or run the swarm with rounds.keep above 0")
-    if round is not None and round not in rounds:
+        raise UserError(f"{run}: {name} has no saved state; wait for one, or run the swarm with rounds.keep above 0")
+    if round_number is not None and round_number not in rounds:
         saved = ", ".join(map(str, rounds))
-        raise UserError(f"--round {round}: {name} is kept after {saved}; take one of these (rounds.keep, rounds.kept)")
-    result, task = rounds[-1] if round is None else round, task_of(config)
+        raise UserError(
+            f"--round {round_number}: {name} was saved after {saved}; use one of these (rounds.keep, rounds.kept)"
+        )
+    result, task = rounds[-1] if round_number is None else round_number, make_task(config)
     policy = initial_policy(config, task)
-    restore(run / PEERS / name, result, policy)
+    restore_weights(run / PEERS / name, result, policy)
     return TrainedState(config, task, policy, result)
 
 
@@ -69,32 +71,32 @@ def trusted_state(config: SwarmConfig, run: Path, name: str) -> TrainedState:
     """Return a peer's state before it was poisoned: after ``rounds.trusted``, or its initial one."""
     if config.rounds.trusted:
         return learned_state(config, run, name, config.rounds.trusted)
-    task = task_of(config)
+    task = make_task(config)
     return TrainedState(config, task, initial_policy(config, task), 0)
 
 
 def initial_policy(config: SwarmConfig, task: Task) -> Policy:
     on_cpu = config.policy.model_copy(update={"device": "cpu", "precision": "fp32"})
-    return policy_of(config.model_copy(update={"policy": on_cpu}), task)
+    return make_policy(config.model_copy(update={"policy": on_cpu}), task)
 
 
 def export_peer(
-    run: Path, name: str, to: Path, round: int | None = None, report: Callable[[str], None] = lambda _: None
+    run: Path, name: str, to: Path, round_number: int | None = None, report: Callable[[str], None] = lambda _: None
 ) -> Path:
     """Export the policy of peer ``name`` of the swarm in ``run`` as a Hugging Face model into ``to``.
 
-    It uses the newest saved round unless ``round`` is given; LoRA is merged. If the run has a committee, the
+    It uses the newest saved round unless ``round_number`` is given; LoRA is merged. If the run has a committee, the
     certificate of these weights is added if a quorum signed them; ``report`` receives a line about it.
 
     :raises UserError: if there is no such run, peer or state, or the policy cannot be exported.
     """
-    result = trained_state(run, name, round)
+    result = trained_state(run, name, round_number)
     if not isinstance(result.policy, Exportable):
         raise UserError(
-            f"policy.kind = {result.config.policy.kind!r} cannot be exported; give its policy a method export(folder)"
+            f"policy.kind = {result.config.policy.kind!r} cannot be exported; add a method export(folder) to its policy"
         )
     result.policy.export(to)
     config = run_config(run)
     if config.receipts.committee:
-        report(attach(board_of(config, run), result.round, to))
+        report(attach_certificate(board_address(config, run), result.round, to))
     return to

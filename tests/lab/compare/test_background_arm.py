@@ -15,12 +15,12 @@ from planaria.config.schema import RunConfig
 from planaria.data.shards import Dataset
 from planaria.lab.commands.advise import experience
 from planaria.lab.compare.advice import FailureRate, candidates, predict
-from planaria.lab.compare.clock import ArmClock, clock_of
+from planaria.lab.compare.clock import ArmClock, arm_clock
 from planaria.lab.compare.race import ArmCourse, race
 from planaria.models.families import stage_parameters
 from planaria.recovery.checkpoint import best_steps, rollback_mean
 from planaria.runtime.prediction.copy_costs import state_bytes, step_bytes_and_memory
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 
 NETWORK = {
     "forward_s": [1.0], "backward_s": [2.0], "bandwidth": 1e9, "store_bandwidth": 1e5, "memory_bandwidth": 1e7,
@@ -33,7 +33,7 @@ def recipe(background: bool) -> RunConfig:
 
 
 def test_training_pauses_only_for_the_copy_and_the_upload_takes_several_steps() -> None:
-    waiting, beside = clock_of(recipe(False)), clock_of(recipe(True))
+    waiting, beside = arm_clock(recipe(False)), arm_clock(recipe(True))
     size = state_bytes(recipe(True)) * max(stage_parameters(recipe(True).model, 4, stage) for stage in (0, 1))
     assert (waiting.save_s, waiting.write_s, waiting.behind) == (pytest.approx(size / 1e5), 0.0, 0)
     assert (beside.save_s, beside.write_s) == (pytest.approx(size / 1e7), pytest.approx(size / 1e5))
@@ -49,9 +49,9 @@ def test_the_prediction_respects_the_delay_of_uploads() -> None:
     found = {}
     for name, way in candidates(recipe(False)).items():
         if name.startswith("checkpoint"):
-            found[name] = predict(name, way, clock_of(way), FailureRate(0.01, frozenset(range(5))), experience())
+            found[name] = predict(name, way, arm_clock(way), FailureRate(0.01, frozenset(range(5))), experience())
     waiting, beside = found["checkpoint"], found["checkpoint, in the background"]
-    clock = clock_of(recipe(True))
+    clock = arm_clock(recipe(True))
     assert beside.interval is not None and waiting.interval is not None
     assert clock.behind <= beside.interval and beside.certain
     chance = 1 - 0.99**5
@@ -71,7 +71,7 @@ def test_each_registered_strategy_declares_the_variants_to_weigh(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     points = {"noisy": EntryPoint("noisy", "weighed:Noisy", "planaria.recovery")}
-    monkeypatch.setattr(registry, "_registered", lambda kind: points)
+    monkeypatch.setattr(registry, "_entry_points", lambda kind: points)
     assert {name: variant.recovery.strategy for name, variant in candidates(recipe(False)).items()} == {
         "checkpoint": "checkpoint",
         "checkpoint, in the background": "checkpoint",
@@ -105,9 +105,9 @@ def test_a_race_rolls_back_to_the_predicted_step(tmp_path: Path, dataset: Datase
 
 def test_uploads_that_take_time_need_steps_that_take_time() -> None:
     free = recipe(True).network.model_copy(update={"forward_s": [], "backward_s": [], "bandwidth": None})
-    with pytest.raises(UserError, match=r"checkpoint\.background: .* give network\.forward_s"):
-        clock_of(recipe(True).model_copy(update={"network": free}))
-    assert clock_of(recipe(False).model_copy(update={"network": free})).step_s == 0.0
+    with pytest.raises(UserError, match=r"checkpoint\.background: .* set network\.forward_s"):
+        arm_clock(recipe(True).model_copy(update={"network": free}))
+    assert arm_clock(recipe(False).model_copy(update={"network": free})).step_s == 0.0
 
 
 def test_hours_include_copies_but_not_uploads() -> None:

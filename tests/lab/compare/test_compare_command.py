@@ -46,7 +46,9 @@ def test_a_dry_run_prints_arms_seeds_steps_and_time_and_races_nothing(
 
 def test_a_dry_run_rejects_what_a_run_rejects(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path)
-    with pytest.raises(planaria.UserError, match=r"tiny.toml: compare.arms.ecko: there is no such arm.*'echo'\?"):
+    with pytest.raises(
+        planaria.UserError, match=r"tiny.toml: compare.arms.ecko: neither an arm nor a strategy.*'echo'\?"
+    ):
         cli.run(["compare", str(recipe), "--dry-run", "--arms", "ecko"])
     with pytest.raises(
         planaria.UserError, match=r"--failure-domain machines: no such kind of failure; did you mean 'machine'\?"

@@ -9,7 +9,7 @@ import pytest
 
 from planaria.config import shipped
 from planaria.config.schema import NetworkConfig, RunConfig
-from planaria.lab.compare.clock import activation_bytes, clock_of, exchanged_bytes, traffic_per_weight_byte, waiting_s
+from planaria.lab.compare.clock import activation_bytes, arm_clock, exchanged_bytes, traffic_per_weight_byte, waiting_s
 from planaria.lab.compare.race_spec import load
 from planaria.models.families import stage_parameters
 
@@ -36,13 +36,13 @@ def test_half_the_bytes_take_half_the_time_if_only_links_take_time() -> None:
     links = {"latency_s": 0.0, "bandwidth": 1000.0}
     alone = recipe(1).model_copy(update={"network": NetworkConfig.model_validate(links)})
     half = alone.model_copy(update={"pipeline": alone.pipeline.model_copy(update={"wire": "bf16"})})
-    assert clock_of(half).step_s == pytest.approx(clock_of(alone).step_s / 2)
+    assert arm_clock(half).step_s == pytest.approx(arm_clock(alone).step_s / 2)
 
 
 def test_one_replica_never_waits() -> None:
     alone = recipe(1)
     assert waiting_s(alone) == exchanged_bytes(alone) == 0.0
-    assert clock_of(recipe(4, kind="local")).step_s == clock_of(alone).step_s
+    assert arm_clock(recipe(4, kind="local")).step_s == arm_clock(alone).step_s
 
 
 def test_the_largest_stage_determines_the_wait_and_rounds_share_it_among_steps() -> None:
@@ -50,7 +50,7 @@ def test_the_largest_stage_determines_the_wait_and_rounds_share_it_among_steps()
     assert waiting_s(pairs) == pytest.approx((4 * largest(pairs) / 1000 + 0.5) / 20)
     every_step = recipe(4, kind="allreduce")
     assert waiting_s(every_step) == pytest.approx(3 * 4 * largest(pairs) / 1000 + 0.5)
-    assert clock_of(pairs).step_s == pytest.approx(clock_of(recipe(1)).step_s + waiting_s(pairs))
+    assert arm_clock(pairs).step_s == pytest.approx(arm_clock(recipe(1)).step_s + waiting_s(pairs))
 
 
 def test_few_bits_shorten_the_wait_and_send_more() -> None:

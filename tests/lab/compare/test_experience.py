@@ -120,7 +120,7 @@ OWN = {"recovery.strategy": "snapshot, checkpoint", "recovery.options": "{}"}
         (
             OWN | {"routing.kind": "skipping", "routing.skip": "0.3"},
             "snapshot, checkpoint",
-            "steps that its routes cost",
+            "extra steps of its routes",
         ),
         (
             {"recovery.strategy": "echo, checkpoint", "recovery.options": "{ bits = 4 }"},

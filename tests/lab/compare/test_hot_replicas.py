@@ -14,7 +14,7 @@ from planaria.config import shipped
 from planaria.config.schema import RunConfig
 from planaria.data.shards import Dataset
 from planaria.faults.trace import Fault, Trace
-from planaria.lab.compare.clock import ArmClock, clock_of, waiting_s
+from planaria.lab.compare.clock import ArmClock, arm_clock, waiting_s
 from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint, race
 from planaria.lab.compare.race_results import score
 from planaria.lab.compare.race_spec import Comparison, TraceSpec, load, trace_for, traces_for
@@ -115,7 +115,7 @@ def test_further_traces_affect_their_replicas_nodes_and_the_identity(
 
 
 def test_a_step_takes_half_the_microbatches_plus_the_wait_for_the_twin() -> None:
-    hot, half, whole = (clock_of(clocked(n, microbatches=m)) for n, m in ((2, 2), (1, 2), (1, 4)))
+    hot, half, whole = (arm_clock(clocked(n, microbatches=m)) for n, m in ((2, 2), (1, 2), (1, 4)))
     assert hot.step_s == pytest.approx(half.step_s + waiting_s(clocked(2))) and half.step_s < whole.step_s
     assert (hot.workers, half.workers, whole.workers) == (6, 3, 3)
     lost = LossEvent(tick=3, stages=[1], outcome="1: peer", moved_bytes=100, rolled_back=False, steps_lost=0)
@@ -146,7 +146,7 @@ def test_the_clock_counts_microbatches_in_proportion(tmp_path: Path) -> None:
         clock_config(path, odd, hot, arms[0].config)
     message = str(refused.value)
     assert "compare.arms.hot-replicas: pipeline.microbatches = 2 of 4 are not a multiple of " in message
-    assert message.endswith("odd.toml's 3; give another number, or another compare.clock")
+    assert message.endswith("odd.toml's 3; use another number, or another compare.clock")
 
 
 @pytest.mark.parametrize("name", ["recovery", "pareto", "exchange", "bursts"])

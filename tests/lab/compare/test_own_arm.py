@@ -16,8 +16,8 @@ from planaria.recovery.checkfree import CheckFree
 class Mine(CheckFree):
     noise: float = Field(0.5, ge=0)
 
-    def rebuild(self, stage, given, at):
-        rebuilt = super().rebuild(stage, given, at)
+    def rebuild(self, stage, donated, inputs):
+        rebuilt = super().rebuild(stage, donated, inputs)
         for weight in rebuilt.weights.values():
             weight *= 1 + self.noise
         return rebuilt

@@ -27,10 +27,10 @@ class Watcher:
     def __init__(self) -> None:
         self.lines = list[str]()
 
-    def note(self, line: str) -> None:
+    def print_note(self, line: str) -> None:
         self.lines.append(line)
 
-    def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+    def on_progress(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
         assert 0 <= reached <= steps
 
 
@@ -112,7 +112,7 @@ def test_another_trace_repeats_all_arms_with_failures(tmp_path: Path, dataset: D
     assert digest(other) != digest(races[0].trace)
     courses, lines = again([race.model_copy(update={"trace": other}) for race in races], tmp_path)
     assert lines == [
-        "echo, seed 0: run again, it was made with another recipe",
+        "echo, seed 0: run again, it was made with a different recipe",
         "1/2 runs: kept from before",
         "2/2 runs: echo, seed 0",
     ]
@@ -135,7 +135,7 @@ def test_editing_an_arm_s_code_makes_its_result_stale(tmp_path: Path, dataset: D
 @pytest.mark.slow
 def test_a_result_is_not_kept_if_its_code_changed_meanwhile(tmp_path: Path, dataset: Dataset, mine: ModuleType) -> None:
     class Edits(Watcher):
-        def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+        def on_progress(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
             (tmp_path / "own" / "noisy_arm.py").write_text("class Mine:\n    noise = 0.3\n")
 
     watcher = Edits()

@@ -16,7 +16,7 @@ from planaria.lab.compare.race_results import (
     curve,
     loss_at,
     score,
-    smoothed,
+    smoothed_losses,
     ticks_to,
 )
 
@@ -44,8 +44,8 @@ def met(tick: int, rolled_back: bool = False, moved: int = 0, lost: int = 0) -> 
 
 
 def test_smoothed_is_the_mean_of_three_from_the_third_on() -> None:
-    assert smoothed(points(9.0, 6.0, 3.0, 0.0)) == [(30.0, 6.0), (40.0, 3.0)]
-    assert smoothed(points(9.0, 6.0)) == []
+    assert smoothed_losses(points(9.0, 6.0, 3.0, 0.0)) == [(30.0, 6.0), (40.0, 3.0)]
+    assert smoothed_losses(points(9.0, 6.0)) == []
 
 
 def test_ticks_to_interpolates_between_validations() -> None:
@@ -59,7 +59,7 @@ def test_ticks_to_interpolates_between_validations() -> None:
 
 def test_one_outlier_does_not_reach_the_target() -> None:
     assert ticks_to(points(9.0, 9.0, 9.0, 3.0, 9.0), 6.5) is None
-    assert min(loss for _, loss in smoothed(points(9.0, 9.0, 9.0, 3.0, 9.0))) == 7.0
+    assert min(loss for _, loss in smoothed_losses(points(9.0, 9.0, 9.0, 3.0, 9.0))) == 7.0
 
 
 def test_loss_at_is_the_last_one_not_after_a_tick() -> None:
@@ -87,7 +87,7 @@ def test_a_better_course_is_not_later(losses: list[float], better: float) -> Non
 
 @given(LOSSES)
 def test_every_smoothed_loss_is_reached_no_later_than_validated(losses: list[float]) -> None:
-    known = smoothed(points(*losses))
+    known = smoothed_losses(points(*losses))
     for tick, loss in known:
         reached = ticks_to(points(*losses), loss)
         assert reached is not None and known[0][0] <= reached <= tick

@@ -19,7 +19,7 @@ from planaria.lab.experts.budget import (
     generalist,
     is_generalist,
 )
-from planaria.lab.experts.difficulty import tiers
+from planaria.lab.experts.difficulty import assign_tiers
 from planaria.models.llama_stages import flops_per_token, parameter_count
 
 SIZES = {
@@ -38,7 +38,7 @@ def test_the_arms_of_three_domains() -> None:
 
 @given(st.dictionaries(st.text(min_size=1, max_size=4), st.floats(0, 9), min_size=1, max_size=9))
 def test_symmetric_budgets_cost_the_same_for_any_difficulties(difficulty: dict[str, float]) -> None:
-    arms = allot_jobs(tiers(difficulty, 3), list(SIZES), STEPS)
+    arms = allot_jobs(assign_tiers(difficulty, 3), list(SIZES), STEPS)
     found = arm_costs(arms, SIZES, 2048).values()
     assert len({round(bill.parameter_tokens) for bill in found}) == 1
     assert len({round(bill.inner_parameter_tokens) for bill in found}) == 1

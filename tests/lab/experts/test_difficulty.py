@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.lab.experts.difficulty import ProbeLoss, still_to_learn, tiers
+from planaria.lab.experts.difficulty import ProbeLoss, assign_tiers, remaining_gain
 
 FALLING = [ProbeLoss(0, 9.0), ProbeLoss(20, 5.0), ProbeLoss(40, 3.0), ProbeLoss(60, 2.5), ProbeLoss(80, 2.2)]
 
@@ -21,28 +21,28 @@ FALLING = [ProbeLoss(0, 9.0), ProbeLoss(20, 5.0), ProbeLoss(40, 3.0), ProbeLoss(
     ],
 )
 def test_difficulty_is_the_gain_of_the_last_doubling(curve: list[ProbeLoss], gain: float) -> None:
-    assert still_to_learn(curve) == pytest.approx(gain)
+    assert remaining_gain(curve) == pytest.approx(gain)
 
 
 def test_an_unusual_domain_that_is_learned_quickly_is_easy() -> None:
     """The initial loss would rank these the other way."""
     strange = [ProbeLoss(0, 6.0), ProbeLoss(20, 1.1), ProbeLoss(40, 1.0), ProbeLoss(80, 0.98)]
     familiar = [ProbeLoss(0, 3.0), ProbeLoss(20, 2.9), ProbeLoss(40, 2.7), ProbeLoss(80, 2.4)]
-    assert still_to_learn(familiar) > still_to_learn(strange)
+    assert remaining_gain(familiar) > remaining_gain(strange)
 
 
 def test_a_curve_of_one_point_is_rejected() -> None:
     with pytest.raises(ValueError, match="two points"):
-        still_to_learn([ProbeLoss(0, 3.0), ProbeLoss(10, 2.0)])
+        remaining_gain([ProbeLoss(0, 3.0), ProbeLoss(10, 2.0)])
 
 
 def test_three_domains_get_a_tier_each() -> None:
-    assert tiers({"law": 0.3, "code": 0.1, "talk": 0.2}, 3) == {"code": 0, "talk": 1, "law": 2}
+    assert assign_tiers({"law": 0.3, "code": 0.1, "talk": 0.2}, 3) == {"code": 0, "talk": 1, "law": 2}
 
 
 @given(st.dictionaries(st.text(min_size=1), st.floats(0, 9), min_size=1, max_size=12), st.sampled_from([1, 3, 5]))
 def test_tiers_keep_the_order_and_are_symmetric(difficulty: dict[str, float], count: int) -> None:
-    found = tiers(difficulty, count)
+    found = assign_tiers(difficulty, count)
     assert found.keys() == difficulty.keys()
     assert all(found[a] <= found[b] for a in found for b in found if difficulty[a] < difficulty[b])
     sizes = [list(found.values()).count(tier) for tier in range(count)]

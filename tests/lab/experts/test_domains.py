@@ -21,7 +21,7 @@ from planaria.lab.experts.domains import (
     split_documents,
     write_domains,
 )
-from planaria.lab.experts.experts_spec import DomainSpec, ExpertsSpec, expanded
+from planaria.lab.experts.experts_spec import DomainSpec, ExpertsSpec, expand_clusters
 
 
 def lines(word: str, count: int) -> str:
@@ -211,11 +211,11 @@ def test_an_unreadable_file_of_a_glob_is_rejected(
     ("domain", "complaint"),
     [
         ({"source": "missing/folder"}, "experts.domains.bad: source = 'missing/folder'"),
-        ({"source": "missing/*.txt"}, r"experts.domains.bad: source = 'missing/\*.txt': no file has such a name"),
+        ({"source": "missing/*.txt"}, r"experts.domains.bad: source = 'missing/\*.txt': no file matches"),
         ({"source": "{}/empty.txt"}, "experts.domains.bad: source = .* holds no UTF-8 text"),
         ({"source": "{}/short.txt"}, "experts.domains.bad: 12 characters are too few"),
         ({"source": "{}/labelled.jsonl", "where": {"kind": "x"}}, "has no record with kind = 'x'"),
-        ({"source": "{}/short.txt", "where": {"kind": "x"}}, "goes with a file of records"),
+        ({"source": "{}/short.txt", "where": {"kind": "x"}}, "applies to a file of records"),
     ],
 )
 def test_invalid_domains_are_named(domain: dict[str, Any], complaint: str, sources: Path, tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_unlabelled_text_is_clustered_by_content(tmp_path: Path) -> None:
     words = {"sea": "ship wave sail anchor tide", "law": "court judge appeal statute clause"}
     texts = [f"{words[kind]} number {n}\n" * 200 for n in range(24) for kind in ("sea", "law")]
     (tmp_path / "mixed.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
-    wanted = expanded(spec({"mixed": {"source": str(tmp_path / "mixed.jsonl")}}, clusters=2))
+    wanted = expand_clusters(spec({"mixed": {"source": str(tmp_path / "mixed.jsonl")}}, clusters=2))
     assert list(wanted.domains) == ["mixed-0", "mixed-1"]
     write_domains(wanted, tmp_path)
     for name in wanted.domains:
@@ -243,4 +243,4 @@ def test_unlabelled_text_is_clustered_by_content(tmp_path: Path) -> None:
 
 def test_a_cluster_must_not_have_an_untrained_domain_s_name() -> None:
     with pytest.raises(UserError, match=r"experts\.untrained\.lib-0: experts.clusters makes a domain of that name"):
-        expanded(spec({"lib": {"source": "x"}}, clusters=2, untrained={"lib-0": DomainSpec(source="y")}))
+        expand_clusters(spec({"lib": {"source": "x"}}, clusters=2, untrained={"lib-0": DomainSpec(source="y")}))

@@ -34,7 +34,7 @@ def test_domains_are_ordered_in_chains() -> None:
 @pytest.mark.parametrize(
     ("after", "complaint"),
     [
-        ({"a": "", "b": "z"}, r"experts\.domains\.b\.after = 'z': there is no such domain"),
+        ({"a": "", "b": "z"}, r"experts\.domains\.b\.after = 'z': no such domain"),
         ({"a": "", "b": "a", "c": "a"}, r"experts\.domains\.c\.after = 'a': b also comes after it"),
         ({"a": "", "b": "c", "c": "b"}, r"experts\.domains\.b\.after: forms a cycle"),
         ({"a": "a", "b": ""}, r"experts\.domains\.a\.after: forms a cycle"),

@@ -17,7 +17,7 @@ TEXTS = [torch.randint(low, low + 40, (6, 32), generator=DRAW) for low in (0, 60
 
 
 def made(experts: list[Llama], top_k: int = 1, bias: bool = True, temperature: float = 1.0) -> Llama:
-    model = merge.merged(experts, top_k, bias)
+    model = merge.merge_experts(experts, top_k, bias)
     sums = [merge.domain_sums(model, n, TEXTS[n]) for n in range(len(experts))]
     merge.route(model, sums, ridge.RIDGE, temperature)
     return model
@@ -71,7 +71,7 @@ def test_a_token_passes_its_top_blocks_weighted_by_their_softmax() -> None:
 def test_text_is_routed_to_the_block_of_its_domain() -> None:
     model = made([child(PARENT, n) for n in range(3)])
     for number, tokens in enumerate(TEXTS):
-        with torch.inference_mode(), merge.shares(model) as passed:
+        with torch.inference_mode(), merge.count_shares(model) as passed:
             model(tokens)
         assert float(passed.sum()) == tokens.numel() * SHAPE.layers
         assert int(passed.argmax()) == number and float(passed[number] / passed.sum()) > 0.5
@@ -87,7 +87,7 @@ def test_the_temperature_divides_the_logits() -> None:
 def test_forced_routing_ends_with_its_context() -> None:
     model = made([child(PARENT, n) for n in range(2)])
     before = model(TEXTS[1])
-    with merge.forced(model, 0):
+    with merge.force_block(model, 0):
         assert not torch.allclose(model(TEXTS[1]), before)
     assert torch.equal(model(TEXTS[1]), before)
 
@@ -98,20 +98,20 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def test_adding_and_removing_an_expert_restores_the_model() -> None:
     experts = [child(PARENT, n) for n in range(3)]
-    two = merge.merged(experts[:2], 1, True)
+    two = merge.merge_experts(experts[:2], 1, True)
     sums = [merge.domain_sums(two, n, TEXTS[n]) for n in range(2)]
     merge.route(two, sums, ridge.RIDGE, 1.0)
     three = merge.with_block(two, experts[2], 1)
-    with torch.inference_mode(), merge.forced(two, 1), merge.forced(three, 1):
+    with torch.inference_mode(), merge.force_block(two, 1), merge.force_block(three, 1):
         assert torch.equal(two(TEXTS[0]), three(TEXTS[0])), "existing blocks are unchanged"
     more = [*sums, merge.domain_sums(three, 2, TEXTS[2])]
     merge.route(three, more, ridge.RIDGE, 1.0)
-    with merge.shares(three) as passed, torch.inference_mode():
+    with merge.count_shares(three) as passed, torch.inference_mode():
         three(TEXTS[2])
     assert float(passed[2] / passed.sum()) > 0.5
     again = merge.without_block(three, 2, 1)
     merge.route(again, more[:2], ridge.RIDGE, 1.0)
     assert equal(again.global_state(), two.global_state())
     first_gone = merge.without_block(three, 0, 1)
-    with torch.inference_mode(), merge.forced(first_gone, 1), merge.forced(three, 2):
+    with torch.inference_mode(), merge.force_block(first_gone, 1), merge.force_block(three, 2):
         assert torch.equal(first_gone(TEXTS[0]), three(TEXTS[0]))

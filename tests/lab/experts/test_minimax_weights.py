@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from random_text_scores import random_scores
 
 from planaria.common.errors import UserError
-from planaria.lab.experts.minimax_weights import ROUNDS, Solver, certificate, problem, worst_domain
+from planaria.lab.experts.minimax_weights import MAX_BOUND_STEPS, Solver, certificate, make_problem, worst_domain
 
 FLOOR = 0.01
 SOLVERS: list[Solver] = ["extragradient", "halpern"]
@@ -26,12 +26,12 @@ def distribution(draw: np.random.Generator, size: int, floor: float = 0.0) -> np
 def test_the_certificate_matches_independent_code(seed: int) -> None:
     """From w and q alone, at random values and at the solution."""
     texts, draw = random_scores(80, 4, 3, seed), np.random.default_rng(seed)
-    rows, known = [found.tolist() for found in texts.values()], problem(texts, FLOOR)
+    rows, known = [found.tolist() for found in texts.values()], make_problem(texts, FLOOR)
     solved = worst_domain(known)
     for w, q in ((distribution(draw, 4, FLOOR), distribution(draw, 3)), (solved.w, solved.q)):
         found = certificate(known, w, q)
         assert found.value == pytest.approx(max(loss(one, w) for one in rows), abs=1e-9)
-        assert found.gap == pytest.approx(gap(rows, w.tolist(), q.tolist(), FLOOR, ROUNDS), abs=1e-9)
+        assert found.gap == pytest.approx(gap(rows, w.tolist(), q.tolist(), FLOOR, MAX_BOUND_STEPS), abs=1e-9)
     assert certificate(known, solved.w, solved.q) == solved.proof
 
 
@@ -40,7 +40,7 @@ def test_the_certificate_matches_independent_code(seed: int) -> None:
 def test_no_weights_are_below_the_bound(seed: int, experts: int, domains: int) -> None:
     """For any prices, the gap is not negative and the bound holds for all weights."""
     draw = np.random.default_rng(seed)
-    known = problem(random_scores(20 * domains, experts, domains, seed), FLOOR)
+    known = make_problem(random_scores(20 * domains, experts, domains, seed), FLOOR)
     q = distribution(draw, domains)
     found = certificate(known, distribution(draw, experts, FLOOR), q)
     assert found.gap >= 0
@@ -53,7 +53,7 @@ def test_no_weights_are_below_the_bound(seed: int, experts: int, domains: int) -
 def test_the_solution_is_optimal(seed: int, solver: Solver) -> None:
     """Uniform weights, single experts, and weights off by .05 are worse or have a larger gap."""
     texts, draw = random_scores(1024, 4, 3, seed), np.random.default_rng(seed)
-    known = problem(texts, FLOOR)
+    known = make_problem(texts, FLOOR)
     found = worst_domain(known, tolerance=3e-3, solver=solver)
     assert found.certified and found.proof.residual <= 3e-3 and 0 <= found.proof.gap < 5e-3
     assert found.w.min() >= FLOOR - 1e-12 and found.w.sum() == pytest.approx(1) and found.q.sum() == pytest.approx(1)
@@ -63,12 +63,12 @@ def test_the_solution_is_optimal(seed: int, solver: Solver) -> None:
     for _ in range(10):
         off = draw.normal(size=4)
         off -= off.mean()
-        w = known.weights(known.folded(found.w + 0.05 * off / np.abs(off).max()))
+        w = known.weights(known.without_floor(found.w + 0.05 * off / np.abs(off).max()))
         assert certificate(known, w, found.q).gap >= found.proof.gap
 
 
 def test_both_solvers_find_the_same_weights() -> None:
-    known = problem(random_scores(2048, 4, 3, 1), FLOOR)
+    known = make_problem(random_scores(2048, 4, 3, 1), FLOOR)
     one, other = (worst_domain(known, 1e-3, solver=solver) for solver in SOLVERS)
     assert np.abs(one.w - other.w).max() < 5e-3
     assert one.proof.value == pytest.approx(other.proof.value, abs=1e-3)
@@ -78,7 +78,7 @@ def test_two_experts_for_two_mirrored_domains_get_equal_weights() -> None:
     """Each reads one domain with probability .8 and the other with .2; both prices are one half."""
     good, bad = math.log(0.8), math.log(0.2)
     texts = {"a": np.array([[good, bad]] * 3), "b": np.array([[bad, good]] * 5)}
-    found = worst_domain(problem(texts, FLOOR), 1e-8)
+    found = worst_domain(make_problem(texts, FLOOR), 1e-8)
     assert found.w.tolist() == pytest.approx([0.5, 0.5], abs=1e-6)
     assert found.q.tolist() == pytest.approx([0.5, 0.5], abs=1e-6)
     assert found.proof.value == pytest.approx(-math.log(0.5), abs=1e-6)
@@ -88,7 +88,7 @@ def test_two_experts_for_two_mirrored_domains_get_equal_weights() -> None:
 def test_any_weights_are_optimal_for_equal_experts(solver: Solver) -> None:
     """The worst domain has the whole price; with equal domains too, the problem is constant."""
     for texts in ({"a": np.full((3, 3), -1.0), "b": np.full((4, 3), -2.0)}, {"a": np.full((3, 2), -2.0)}):
-        found = worst_domain(problem(texts, FLOOR), solver=solver)
+        found = worst_domain(make_problem(texts, FLOOR), solver=solver)
         assert found.certified and found.q[-1] == pytest.approx(1)
         assert found.proof.value == pytest.approx(2) and found.proof.gap == pytest.approx(0, abs=1e-9)
 
@@ -96,19 +96,19 @@ def test_any_weights_are_optimal_for_equal_experts(solver: Solver) -> None:
 def test_a_domain_that_is_hard_for_all_has_the_whole_price() -> None:
     texts = random_scores(90, 3, 3, 0)
     texts["hopeless"] = texts["d1"] - 50
-    found = worst_domain(problem(texts, FLOOR))
+    found = worst_domain(make_problem(texts, FLOOR))
     assert dict(zip(texts, found.q, strict=True))["hopeless"] == pytest.approx(1)
 
 
 def test_rows_of_a_thousand_nats_do_not_underflow() -> None:
     texts = {name: 900 * rows - 2000 for name, rows in random_scores(60, 3, 2, 2).items()}
-    found = worst_domain(problem(texts, FLOOR))
+    found = worst_domain(make_problem(texts, FLOOR))
     assert np.isfinite([found.proof.value, found.proof.bound]).all() and found.proof.gap >= 0
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_without_enough_passes_the_result_is_not_certified(solver: Solver) -> None:
-    found = worst_domain(problem(random_scores(400, 4, 3, 0), FLOOR), 1e-9, passes=3, solver=solver)
+    found = worst_domain(make_problem(random_scores(400, 4, 3, 0), FLOOR), 1e-9, passes=3, solver=solver)
     assert not found.certified and found.proof.gap > 0 and found.w.sum() == pytest.approx(1)
 
 
@@ -122,4 +122,4 @@ def test_invalid_problems_are_named() -> None:
         ({**texts, "d1": np.vstack((texts["d1"], np.full((1, 3), -np.inf)))}, FLOOR, "domain 'd1', held-out text 10:"),
     ):
         with pytest.raises(UserError, match=message):
-            problem(bad, floor)
+            make_problem(bad, floor)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.lab.experts.posterior import cached, nearest, uniform
+from planaria.lab.experts.posterior import cached_prior, centre_prior, uniform_prior
 
 APART = torch.full((3, 20, 3), -400.0)
 APART[range(3), :, range(3)] = -100.0
@@ -33,36 +33,36 @@ APART[range(3), :, range(3)] = -100.0
 )
 def test_the_cached_prior_is_a_moving_average(logps: Tensor, decay: float, expected: list[float | None]) -> None:
     numbers = [1 - (expected[0] or 0) if number is None else number for number in expected]
-    assert cached(logps, decay).exp().tolist() == pytest.approx(numbers)
+    assert cached_prior(logps, decay).exp().tolist() == pytest.approx(numbers)
 
 
 def test_a_tiny_difference_does_not_exclude_an_expert() -> None:
     """0.001 nats per token over 100 texts of 128 tokens; as a running product that would be (1, 0)."""
     logps = torch.full((2, 100, 1), -300.0, dtype=torch.float64)
     logps[0] += 0.128
-    first, second = cached(logps, decay=0.3).exp().tolist()
+    first, second = cached_prior(logps, decay=0.3).exp().tolist()
     assert 0.5 < first < 0.54
     assert first + second == pytest.approx(1)
 
 
 @given(st.lists(st.lists(st.floats(-1e5, 0), min_size=3, max_size=3), min_size=1, max_size=30))
 def test_the_cached_prior_is_a_distribution_without_zeros(texts: list[list[float]]) -> None:
-    found = cached(torch.tensor(texts, dtype=torch.float64).T[..., None], decay=0.3).exp()
+    found = cached_prior(torch.tensor(texts, dtype=torch.float64).T[..., None], decay=0.3).exp()
     assert float(found.sum()) == pytest.approx(1)
     assert (found >= (1 / 3) * 0.7 ** len(texts) - 1e-12).all()
 
 
 def test_a_decay_of_one_excludes_no_expert() -> None:
-    assert torch.isfinite(cached(torch.tensor([[0.0], [-2000.0]])[..., None], decay=1.0)).all()
+    assert torch.isfinite(cached_prior(torch.tensor([[0.0], [-2000.0]])[..., None], decay=1.0)).all()
 
 
 def test_the_nearest_expert_has_the_largest_prior_and_temperature_sharpens_it() -> None:
     centres, texts = torch.eye(2), torch.tensor([[1.0, 0.0], [0.7071, 0.7071]])
-    found = nearest(texts, centres, temperature=0.1).exp()
+    found = centre_prior(texts, centres, temperature=0.1).exp()
     assert found[0, 0] == pytest.approx(1 / (1 + math.exp(-2 / 0.1)))
     assert found[:, 1].tolist() == pytest.approx([0.5, 0.5])
-    assert nearest(texts, centres, temperature=10.0).exp()[0, 0] < 0.6
+    assert centre_prior(texts, centres, temperature=10.0).exp()[0, 0] < 0.6
 
 
 def test_uniform() -> None:
-    assert uniform(4).exp().tolist() == pytest.approx([0.25] * 4)
+    assert uniform_prior(4).exp().tolist() == pytest.approx([0.25] * 4)

@@ -76,7 +76,7 @@ def test_columns_have_unit_weights_and_scaled_biases() -> None:
 @pytest.mark.parametrize(("count", "bias"), [(3, True), (5, True), (4, False)])
 def test_fewer_rows_than_numbers_need_a_lambda(count: int, bias: bool) -> None:
     sums = [ridge.sums(torch.randn(count, 5).double())]
-    with pytest.raises(UserError, match=rf"λ = 0: {count} tokens for {5 + bias} numbers .* give a larger λ"):
+    with pytest.raises(UserError, match=rf"λ = 0: {count} tokens for {5 + bias} numbers .* use a larger λ"):
         ridge.router(sums, 0.0, bias)
     assert ridge.router(sums, 1e-2, bias).isfinite().all()
 

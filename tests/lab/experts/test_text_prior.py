@@ -15,7 +15,7 @@ from planaria.lab.experts import manifest, posterior, ridge
 from planaria.lab.experts.domains import HELD_OUT, TEST, TRAINED
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.log_probabilities import domain_samples
-from planaria.lab.experts.text_prior import FILE, SAMPLES, RidgePrior, states, text_sums
+from planaria.lab.experts.text_prior import FILE, SAMPLES, RidgePrior, mean_states, text_sums
 from planaria.models.llama_stages import Llama
 
 DOMAINS = ("digits", "lower")
@@ -35,7 +35,7 @@ def test_states_are_running_means() -> None:
     model, tokens = Llama(SHAPE, seed=1).eval(), torch.randint(0, 256, (2, 9))
     with torch.inference_mode():
         rows = model.ends.norm(model.hidden(tokens)).double()
-    found = states(model, tokens)
+    found = mean_states(model, tokens)
     for at in range(9):
         torch.testing.assert_close(found[:, at], rows[:, : at + 1].mean(1))
 
@@ -96,7 +96,7 @@ def test_sums_are_stored_and_extended_by_a_new_domain(run: Path) -> None:
     assert set(kept) == set(DOMAINS)
     (run / "domains" / "upper.jsonl").write_text(json.dumps({"text": text("upper")}))
     three = {name: [name] for name in (*DOMAINS, "upper")}
-    more = RidgePrior.stored_or_fitted(run / "parent" / "model", run, three)
+    more = RidgePrior.load_or_fit(run / "parent" / "model", run, three)
     again = load_file(file)
     assert set(again) == {*DOMAINS, "upper"} and all(torch.equal(kept[name], again[name]) for name in kept)
     ensemble = Ensemble(run)
@@ -112,7 +112,7 @@ def test_sums_are_of_training_text_only(run: Path) -> None:
     for part in (TRAINED, HELD_OUT, TEST):
         ids = [*ensemble.tokenizer.encode(text("digits", part=part)), END]
         given = torch.tensor(ids[: len(ids) // 32 * 32]).view(-1, 32)
-        assert torch.allclose(ridge.sums(states(model, given).flatten(0, 1)), kept) == (part == TRAINED)
+        assert torch.allclose(ridge.sums(mean_states(model, given).flatten(0, 1)), kept) == (part == TRAINED)
 
 
 def test_a_mixing_domain_has_the_text_of_others_and_the_manifest_names_the_parent(run: Path) -> None:
@@ -140,7 +140,7 @@ def test_damaged_sums_or_those_of_another_model_are_rejected(run: Path) -> None:
     file = run / "parent" / FILE
     found = load_file(file)
     save_file(found, file, metadata={"model": "0" * 64})
-    with pytest.raises(UserError, match="was made with another model than the one beside it; remove it"):
+    with pytest.raises(UserError, match="was not computed with the model next to it; remove it"):
         Ensemble(run)
     whose = manifest.digest(run / "parent" / "model" / manifest.WEIGHTS)
     save_file({name: sums[:3] for name, sums in found.items()}, file, metadata={"model": whose})
@@ -159,9 +159,9 @@ def test_an_unknown_or_missing_parent_is_reported(run: Path) -> None:
     known = manifest.read(run)
     orphans = [member.model_copy(update={"parent": ""}) for member in known.members]
     manifest.write(run, known.model_copy(update={"members": orphans}))
-    with pytest.raises(UserError, match="do not name the model they branched off"):
+    with pytest.raises(UserError, match="parent of its experts is unknown"):
         Ensemble(run)
     manifest.write(run, known)
     (run / "parent" / "model" / manifest.WEIGHTS).unlink()
-    with pytest.raises(UserError, match=r"there is no .*model\.safetensors; restore it"):
+    with pytest.raises(UserError, match=r"model\.safetensors is missing; restore it"):
         Ensemble(run)

@@ -53,8 +53,8 @@ def test_an_added_domain_equals_a_fit_from_scratch(tmp_path: Path, by: str) -> N
     scratch = write_ensemble(tmp_path / "scratch", {"prior": "votes", "votes": votes}, names)
     (run / "domains" / "upper.jsonl").write_bytes((scratch / "domains" / "upper.jsonl").read_bytes())
     given = {name: [name] for name in names}, VotesSpec.model_validate(votes)
-    added = VotesPrior.stored_or_fitted(run / "parent" / "model", run, *given)
-    whole = VotesPrior.stored_or_fitted(scratch / "parent" / "model", scratch, *given)
+    added = VotesPrior.load_or_fit(run / "parent" / "model", run, *given)
+    whole = VotesPrior.load_or_fit(scratch / "parent" / "model", scratch, *given)
     assert torch.equal(added.table, whole.table) and added.table.shape == (257, 3)
     assert all(torch.equal(load_file(run / "parent" / FILE)[name], kept[name]) for name in kept)
 

@@ -13,7 +13,7 @@ import pytest
 
 from planaria.config.schema import RunConfig
 from planaria.control.log.logs import read_run
-from planaria.lab.experts.training import Training, configured, train_all
+from planaria.lab.experts.training import Training, train_all, with_changes
 from planaria.lab.trials.jobs import JobSettings
 
 pytestmark = pytest.mark.timeout(300)
@@ -49,7 +49,7 @@ def training(tmp_path: Path) -> Training:
         "pipeline": {"stages": 1, "microbatches": 1, "microbatch_size": 2}, "checkpoint": {"every": 10},
         "data": {"source": str(tmp_path / "text.txt"), "tokenizer": "bytes", "cache": str(tmp_path / "cache")},
     }  # fmt: skip
-    return Training(configured(RunConfig(), tables))
+    return Training(with_changes(RunConfig(), tables))
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_a_killed_training_resumes_and_a_finished_one_is_only_exported(training:
 
 @pytest.mark.slow
 def test_a_training_without_checkpoints_has_a_pulse(training: Training) -> None:
-    unsaved = Training(configured(training.config, {"train": {"steps": 40}, "checkpoint": {"every": 0}}))
+    unsaved = Training(with_changes(training.config, {"train": {"steps": 40}, "checkpoint": {"every": 0}}))
     job, pulses = unsaved.job(), list[object]()
 
     class Feels(Killer):
@@ -86,8 +86,8 @@ def test_a_training_without_checkpoints_has_a_pulse(training: Training) -> None:
 
 @pytest.mark.slow
 def test_recipes_of_waiting_trainings_exist_from_the_start(training: Training) -> None:
-    first = Training(configured(training.config, {"train": {"steps": 2}}))
-    waiting = Training(configured(training.config, {"name": "two", "train": {"steps": 2}}))
+    first = Training(with_changes(training.config, {"train": {"steps": 2}}))
+    waiting = Training(with_changes(training.config, {"name": "two", "train": {"steps": 2}}))
 
     class Looks(Killer):
         def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:

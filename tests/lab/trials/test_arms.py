@@ -12,7 +12,7 @@ import tomli_w
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.lab.compare import race_spec
-from planaria.lab.trials.arms import ArmRules, SeededTrials, file_name, table_of
+from planaria.lab.trials.arms import ArmRules, SeededTrials, file_name, read_table
 
 RULES = ArmRules("trial", RunConfig, free=("recovery", "routing.kind"))
 PATH = Path("mine.toml")
@@ -54,15 +54,15 @@ def test_a_setting_with_a_free_prefix_is_not_free() -> None:
 
 def test_names_of_equal_files_are_rejected() -> None:
     assert file_name("H, TEXT/../") == "H--TEXT----"
-    with pytest.raises(UserError, match=r"trial\.arms: two names differ only in signs"):
+    with pytest.raises(UserError, match=r"trial\.arms: two names differ only in special characters"):
         arms({}, **{"a b": {}, "a-b": {}})
 
 
 @pytest.mark.parametrize(
     ("kind", "table", "complaint"),
     [
-        (SeededTrials, {"seeds": []}, "train.seeds = []: give one seed or more, each once"),
-        (SeededTrials, {"seeds": [1, 2, 1]}, "train.seeds = [1, 2, 1]: give one seed or more, each once"),
+        (SeededTrials, {"seeds": []}, "train.seeds = []: use one or more distinct seeds"),
+        (SeededTrials, {"seeds": [1, 2, 1]}, "train.seeds = [1, 2, 1]: use one or more distinct seeds"),
         (SeededTrials, {"sed": [1]}, "train.sed: unknown key"),
     ],
 )
@@ -72,7 +72,7 @@ def test_an_invalid_trial_table_is_rejected(
     file = tmp_path / "mine.toml"
     file.write_text(tomli_w.dumps({"train": table}))
     with pytest.raises(UserError, match=re.escape(complaint)):
-        table_of(file, "train", kind, "train")
+        read_table(file, "train", kind, "train")
 
 
 def compared(folder: Path, arms_table: str) -> Path:
@@ -137,27 +137,27 @@ def test_arms_may_differ_in_their_optimizer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tuned", "fault-free"])
 def test_names_of_added_arms_are_reserved(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match=f"compare.arms.{name}: every comparison has this arm"):
+    with pytest.raises(UserError, match=f"compare.arms.{name}: the name is reserved"):
         race_spec.load(compared(tmp_path, f"[compare.arms.{name}]\n"), {})
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "compare.arms: there are none; write one table [compare.arms.NAME] for each"),
+        ("", "compare.arms: none is defined; add a table [compare.arms.NAME] for each"),
         ("[compare.arms.a]\nfaults = 3", "compare.arms.a.faults = 3 must be true or false"),
-        ("[compare.arms.'fault free']\n", "compare.arms.fault free: every comparison has this arm"),
+        ("[compare.arms.'fault free']\n", "compare.arms.fault free: the name is reserved"),
         (
             "[compare.arms.a]\nexchange.replicas = 2",
             "race.toml: compare.arms.a: exchange.replicas = 2 with pipeline.microbatches = 8 take 64 samples a step, "
-            "the recipe 32; give pipeline.microbatches = 4",
+            "the recipe 32; set pipeline.microbatches = 4",
         ),
         (
             "[compare.arms.a]\nexchange.replicas = 3\npipeline.microbatches = 3",
-            "exchange.replicas = 3 with pipeline.microbatches = 3 take 36 samples a step, the recipe 32; give "
+            "exchange.replicas = 3 with pipeline.microbatches = 3 take 36 samples a step, the recipe 32; set "
             "exchange.replicas that divide 8",
         ),
-        ("[compare.arms.a]\npipeline.microbatches = 4", "take 16 samples a step, the recipe 32; give pipeline.micro"),
+        ("[compare.arms.a]\npipeline.microbatches = 4", "take 16 samples a step, the recipe 32; set pipeline.micro"),
         (
             "[compare.arms.a]\npipeline.microbatch_size = 8\npipeline.microbatches = 4",
             "compare.arms.a.pipeline.microbatch_size = 8: the recipe has 4; arms may differ in ",

@@ -21,10 +21,10 @@ class Watcher:
     def __init__(self) -> None:
         self.lines, self.at_once, self.seen = list[str](), 0, list[tuple[int, int]]()
 
-    def note(self, line: str) -> None:
+    def print_note(self, line: str) -> None:
         self.lines.append(line)
 
-    def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+    def on_progress(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
         self.at_once = max(self.at_once, len(running))
         self.seen.append((reached, steps))
 

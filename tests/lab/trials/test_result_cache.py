@@ -32,14 +32,14 @@ def test_a_result_is_read_exactly_as_written(tmp_path: Path, loss: float) -> Non
 
 def test_another_trial_s_result_is_rejected_with_a_reason(tmp_path: Path) -> None:
     place(tmp_path).write(Found(loss=1.0))
-    assert place(tmp_path, "other").read() == (None, "it was made with another recipe")
+    assert place(tmp_path, "other").read() == (None, "it was made with a different recipe")
     place(tmp_path, "other").write(Found(loss=2.0))
     assert place(tmp_path, "other").read()[0] == Found(loss=2.0)
 
 
 def test_a_result_without_an_identity_is_stale(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"job": "12ab", "course": {}}')
-    assert place(tmp_path).read() == (None, "an older planaria made it")
+    assert place(tmp_path).read() == (None, "it was made by an older planaria")
 
 
 @pytest.mark.parametrize("damage", ["loss", "cut", "list", "identity"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.lab.trials.spread import Spread, bootstrap, seeds_shown, shown, spread
+from planaria.lab.trials.spread import Spread, bootstrap, format_seeds, format_spread, spread
 
 
 def test_a_spread_needs_a_number_for_every_seed() -> None:
@@ -26,11 +26,11 @@ def test_a_spread_needs_a_number_for_every_seed() -> None:
     ],
 )
 def test_a_spread_is_formatted(values: list[float], form: str, text: str) -> None:
-    assert shown(spread(values), form) == text
+    assert format_spread(spread(values), form) == text
 
 
 def test_seeds_are_formatted() -> None:
-    assert seeds_shown([4]) == "seed 4" and seeds_shown([1, 3]) == "seeds 1, 3"
+    assert format_seeds([4]) == "seed 4" and format_seeds([1, 3]) == "seeds 1, 3"
 
 
 VALUES = st.lists(st.floats(0.1, 10), min_size=1, max_size=12)

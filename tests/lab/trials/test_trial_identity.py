@@ -29,13 +29,13 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_the_identity_does_not_depend_on_the_order_of_settings() -> None:
     assert identity({"a": 1, "b": [2]}) == identity({"b": [2], "a": 1})
-    assert identity({"a": 1}).difference(identity({"a": 2})) == "it was made with another recipe"
+    assert identity({"a": 1}).difference(identity({"a": 2})) == "it was made with a different recipe"
 
 
 def test_another_version_is_another_trial_unless_versions_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     old = identity({})
     monkeypatch.setattr(module, "__version__", "9.9")
-    assert identity({}).difference(old) == f"planaria {__version__} made it, this is 9.9"
+    assert identity({}).difference(old) == f"it was made by planaria {__version__}, this is 9.9"
     assert identity({}).difference(old, versions=False) == ""
 
 
@@ -49,7 +49,7 @@ def test_editing_a_custom_class_changes_the_identity(mine: Path) -> None:
     now = identity({}, [chosen.Mine])
     assert now.difference(before) == "the code of chosen_one has changed since"
     assert identity({}).difference(before) == "the code of chosen_one has changed since", "the class is not used now"
-    with pytest.raises(UserError, match=r"chosen_one\.py was changed while a trial ran with it"):
+    with pytest.raises(UserError, match=r"chosen_one\.py changed during a trial"):
         before.require_current()
 
 
@@ -66,5 +66,5 @@ def test_base_classes_count_but_not_planaria_or_python(mine: Path) -> None:
 
 def test_code_without_a_file_is_rejected_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = type("Mine", (), {"__module__": "__main__"})
-    with pytest.raises(UserError, match=r"__main__ has no source file .*; write the class into a file"):
+    with pytest.raises(UserError, match=r"__main__ has no source file .*; move the class to a file"):
         identity({}, [cell])

@@ -23,7 +23,7 @@ from planaria.pipeline.codecs.group_quantisation import (
     table,
     unpack,
 )
-from planaria.pipeline.codecs.registry import codec_of
+from planaria.pipeline.codecs.registry import make_codec
 
 VISIT = Visit(seed=7, sample=40, hop=2)
 SHAPES = [(2, 8, 64), (1, 7, 33), (3, 130, 512)]
@@ -148,7 +148,7 @@ def test_any_bytes_decode_to_bounded_numbers_or_are_refused(data: st.DataObject)
     ],
 )
 def test_a_wire_is_short_or_a_table(wire: str | Options, codec: GroupQuantiser) -> None:
-    assert codec_of(wire) == codec
+    assert make_codec(wire) == codec
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ def test_a_wire_is_short_or_a_table(wire: str | Options, codec: GroupQuantiser) 
         ("fp16", r"pipeline\.wire = 'fp16': no such choice"),
         ("9/4", r"pipeline\.wire\.forward = 9"),
         ("6/1", r"pipeline\.wire\.backward = 1"),
-        (Options({"forward": 6}), r"pipeline\.wire = \{'forward': 6\}: give kind"),
+        (Options({"forward": 6}), r"pipeline\.wire = \{'forward': 6\}: set kind"),
         (Options({"kind": "groups", "bits": 6}), r"pipeline\.wire\.bits: no option of 'groups'"),
         (Options({"kind": "bf16", "group": 64}), r"pipeline\.wire\.group: no option of 'bf16'"),
     ],
 )
 def test_an_invalid_wire_is_refused_by_name(wire: str | Options, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        codec_of(wire)
+        make_codec(wire)

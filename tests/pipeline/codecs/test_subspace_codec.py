@@ -12,7 +12,7 @@ from planaria.config.options import Options
 from planaria.config.schema import ModelConfig, PipelineConfig
 from planaria.models.subspace import Subspace, basis, offsets
 from planaria.pipeline.codecs.base import Visit
-from planaria.pipeline.codecs.registry import codec_for, codec_of
+from planaria.pipeline.codecs.registry import make_codec, make_model_codec
 from planaria.pipeline.codecs.subspace import SubspaceCodec
 
 VISIT = Visit(seed=7, sample=40, hop=2)
@@ -22,7 +22,7 @@ SHAPE = (2, 6, 48)
 def codec(vocab: int = 100, dim: int = 48, rank: int = 12, **options: int) -> SubspaceCodec:
     model = ModelConfig(vocab=vocab, dim=dim, heads=4, tied=False, subspace=SubspaceConfig(rank=rank, seed=5))
     wire = Options({"kind": "subspace", "rank": rank, **options})
-    made = codec_for(model, PipelineConfig(wire=wire))
+    made = make_model_codec(model, PipelineConfig(wire=wire))
     assert isinstance(made, SubspaceCodec)
     return made
 
@@ -64,7 +64,7 @@ def test_hidden_states_and_ids_arrive(vocab: int, bits: int, error: float) -> No
 
 
 def test_a_gradient_is_exact_within_the_subspace() -> None:
-    """⟨decoded g, U dy⟩ = ⟨g, U dy⟩ for every change dy, up to bfloat16; the rest is left out."""
+    """⟨decoded g, U dy⟩ = ⟨g, U dy⟩ for every change dy, up to bfloat16; the rest is omitted."""
     made = codec(backward=16)
     g, change = torch.randn(SHAPE), made.space.restore(torch.randn(*SHAPE[:2], 12))
     message = made.encode(g, "backward", VISIT)
@@ -119,12 +119,12 @@ def test_an_offset_does_not_depend_on_the_vocabulary() -> None:
         ({}, r"pipeline\.wire\.rank: 'subspace' has no default"),
         ({"rank": 0}, r"pipeline\.wire\.rank = 0"),
         ({"rank": "8"}, r"pipeline\.wire\.rank = '8'"),
-        ({"rank": 8, "forward": 12}, r"pipeline\.wire\.forward = 12: give 2 to 8 bits, or 16 for bfloat16"),
-        ({"rank": 8, "backward": 1}, r"pipeline\.wire\.backward = 1: give 2 to 8 bits"),
+        ({"rank": 8, "forward": 12}, r"pipeline\.wire\.forward = 12: bits is 2 to 8, or 16 for bfloat16"),
+        ({"rank": 8, "backward": 1}, r"pipeline\.wire\.backward = 1: bits is 2 to 8"),
         ({"rank": 8, "group": 48}, r"pipeline\.wire\.group = 48"),
         ({"rank": 8, "seed": 3}, r"pipeline\.wire\.seed: no option"),
     ],
 )
 def test_an_invalid_option_is_refused_by_name(options: dict[str, object], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        codec_of(Options({"kind": "subspace", **options}))
+        make_codec(Options({"kind": "subspace", **options}))

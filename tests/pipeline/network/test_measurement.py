@@ -132,7 +132,7 @@ def test_pairs_of_the_same_sites_are_merged() -> None:
         (2, 1): link(0.030, 300.0), (1, 2): link(0.030, 30.0),
         (0, 2): link(0.001, 1000.0), (2, 0): link(0.001, 2000.0),
     }  # fmt: skip
-    assert measurement.between_sites(nodes, links) == {
+    assert measurement.links_of_sites(nodes, links) == {
         ("Bern", "Oslo"): MeasuredLink(Quartiles(0.020, 0.005, 0.060), Quartiles(200.0, 50.0, 600.0)),
         ("Oslo", "Bern"): MeasuredLink(Quartiles(0.020, 0.005, 0.060), Quartiles(20.0, 5.0, 60.0)),
         ("Bern", "Bern"): MeasuredLink(Quartiles(0.001, 0.0005, 0.002), Quartiles(1500.0, 500.0, 4000.0)),

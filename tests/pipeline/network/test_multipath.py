@@ -140,7 +140,7 @@ def direct(*sites: str) -> str:
         ("bandwidth_mbit = 150", "bandwidth_mbit = 0", "topology.toml: link.1.bandwidth_mbit = 0: "),
         ("bandwidth_mbit = 150", "bandwidth_mbit = -3", "topology.toml: link.1.bandwidth_mbit = -3: "),
         ("latency_ms = 1", "latency_ms = -1", "topology.toml: link.1.latency_ms = -1: "),
-        ('id = "over Rome"', 'id = "direct"', "link: 2 entries have the id 'direct'; give each its own"),
+        ('id = "over Rome"', 'id = "direct"', "link: 2 entries have the id 'direct'; use a different id for each"),
         (DIRECT, direct("Bern", "Olso"), "link 'direct': 'Olso': no node is there, and no matrix has it; did you mean"),
         (DIRECT, direct("Bern"), "topology.toml: link.0.sites = ['Bern']: "),
         (DIRECT, direct("Bern", "Bern"), "link 'direct': sites = ['Bern', 'Bern']: a link joins different sites"),
@@ -161,10 +161,10 @@ def test_an_invalid_entry_is_refused(tmp_path: Path, old: str, new: str, complai
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (NODES, "matrix: not given; name one, or join all sites by [[link]] entries"),
+        (NODES, "matrix: missing; set one, or join all sites by [[link]] entries"),
         (TWO + NODES + '[[nodes]]\nsite = "Rome"\n', "link: nothing joins Bern and Rome; add a [[link]]"),
-        (TWO.replace("latency_ms = 20\n", "") + NODES, "link 'north': latency_ms: give it, as no matrix"),
-        (TWO.replace("bandwidth_mbit = 100\n", "") + NODES, "link 'north': bandwidth_mbit: give it"),
+        (TWO.replace("latency_ms = 20\n", "") + NODES, "link 'north': set latency_ms, because no matrix"),
+        (TWO.replace("bandwidth_mbit = 100\n", "") + NODES, "link 'north': set bandwidth_mbit"),
     ],
 )  # fmt: skip
 def test_missing_settings_of_a_topology_without_a_matrix_are_refused(tmp_path: Path, text: str, complaint: str) -> None:

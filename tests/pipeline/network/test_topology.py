@@ -156,7 +156,7 @@ def test_an_invalid_topology_file_is_refused(tmp_path: Path, topology: str, mess
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "topology.toml: there is no such topology"), (b"\xff\xfe\x00", "topology.toml: not valid TOML: ")],
+    [(None, "topology.toml: no such topology"), (b"\xff\xfe\x00", "topology.toml: not valid TOML: ")],
 )
 def test_an_unreadable_topology_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "topology.toml"
@@ -169,7 +169,7 @@ def test_an_unreadable_topology_is_refused(tmp_path: Path, content: bytes | None
 @pytest.mark.parametrize(
     ("latency", "bandwidth", "message"),
     [
-        (HALF_LATENCY.replace("30", ""), HALF_BANDWIDTH, "latency.csv: Oslo - Rome: there is no number for this pair"),
+        (HALF_LATENCY.replace("30", ""), HALF_BANDWIDTH, "latency.csv: Oslo - Rome: this pair has no number"),
         (HALF_LATENCY, HALF_BANDWIDTH.replace("100", "fast"), "bandwidth.csv: Bern - Rome: 'fast' is not a number"),
         (HALF_LATENCY.replace("20", "-20"), HALF_BANDWIDTH, "latency.csv: Bern - Oslo: '-20' is not a number"),
         (HALF_LATENCY.replace("20", "nan"), HALF_BANDWIDTH, "latency.csv: Bern - Oslo: 'nan' is not a number"),
@@ -186,7 +186,7 @@ def test_an_invalid_table_is_refused(tmp_path: Path, latency: str, bandwidth: st
 
 
 def test_a_missing_table_is_refused(tmp_path: Path) -> None:
-    assert "latency.csv: there is no such file" in complaint(write(tmp_path, OWN, bandwidth=HALF_BANDWIDTH))
+    assert "latency.csv: no such file" in complaint(write(tmp_path, OWN, bandwidth=HALF_BANDWIDTH))
 
 
 @pytest.mark.parametrize("table", [b"", b"\xff\xfe\x00,\x00", b",Bern,B\xfcrn\nBern,,1\n"])

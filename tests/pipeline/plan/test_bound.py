@@ -9,8 +9,8 @@ from planaria.config.schema import NetworkConfig
 from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import UNIT, Costs
 from planaria.pipeline.plan.actions import StepPlan
-from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.build import plan_routes
+from planaria.pipeline.plan.plan_bound import lower_bound
 from planaria.runtime.prediction.simulate import simulate
 
 both = MessageBytes.both

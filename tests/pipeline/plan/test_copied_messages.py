@@ -12,12 +12,12 @@ from random_plans import costs, plans
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import NetworkConfig, RunConfig
-from planaria.lab.compare.clock import clock_of
+from planaria.lab.compare.clock import arm_clock
 from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import Costs, MessageCosts
 from planaria.pipeline.plan.actions import StepPlan
-from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.build import plan_routes
+from planaria.pipeline.plan.plan_bound import lower_bound
 from planaria.runtime.prediction.simulate import simulate
 
 both = MessageBytes.both
@@ -125,7 +125,7 @@ def test_predictions_include_copies() -> None:
     """Comparisons and advice use the simulator's clock."""
     base = {"forward_s": [1e-3], "backward_s": [2e-3]}
     plain, beside, stands = (
-        clock_of(recipe_of(network=base | more)).step_s
+        arm_clock(recipe_of(network=base | more)).step_s
         for more in ({}, {"staging_bandwidth": 1e9}, {"staging_bandwidth": 1e9, "overlap": False})
     )
     assert plain < beside < stands
@@ -138,14 +138,14 @@ PRICED = STAGED | {"network.forward_s": "[0.1]"}
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ({"network.overlap": "false"}, r"overlap = false: copies take no time; give network\.staging_bandwidth"),
+        ({"network.overlap": "false"}, r"overlap = false: copies take no time; set network\.staging_bandwidth"),
         (STAGED, r"staging_bandwidth = 5e\+10: .*set network\.forward_s"),
         (PRICED | {"network.emulate": "true"}, r"staging_bandwidth = 5e\+10: an emulated fleet has no devices"),
         (PRICED | {"network.emulate": "links"}, r"staging_bandwidth = 5e\+10: an emulated fleet has no devices"),
-        (PRICED | {"network.topology": "x.toml"}, r"staging_bandwidth = 5e\+10: on a topology, .* leave it out"),
+        (PRICED | {"network.topology": "x.toml"}, r"staging_bandwidth = 5e\+10: on a topology, .* remove it"),
         (
             PRICED | {"routing.schedule": "x.json"},
-            r"staging_bandwidth: a schedule has its own message times.* leave it out",
+            r"staging_bandwidth: a schedule has its own message times.* remove it",
         ),
     ],
 )

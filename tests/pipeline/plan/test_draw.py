@@ -3,9 +3,9 @@ from __future__ import annotations
 from planaria.config.schema import NetworkConfig
 from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import UNIT, Costs
-from planaria.pipeline.plan.bound import lower_bound
 from planaria.pipeline.plan.build import plan_routes
-from planaria.pipeline.plan.clock import draw
+from planaria.pipeline.plan.plan_bound import lower_bound
+from planaria.pipeline.plan.simulation import draw
 from planaria.runtime.prediction.simulate import simulate
 
 both = MessageBytes.both

@@ -41,9 +41,9 @@ def test_rank_kernel_and_distance_match_an_enumeration(matrix: plain.Matrix) -> 
         sum(sum(word) == weight for word in words) for weight in range(columns + 1)
     ]
     assert gf2.distance(kernel, columns) == plain.distance(matrix, columns)
-    turned = gf2.transposed(rows, columns)
+    turned = gf2.transpose(rows, columns)
     assert turned == numbers([list(column) for column in zip(*matrix, strict=True)])
-    assert gf2.transposed(turned, len(rows)) == rows
+    assert gf2.transpose(turned, len(rows)) == rows
 
 
 @settings(max_examples=80, deadline=None)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.recovery import codes
 from planaria.recovery.codes import CODES, ErasureCode, LossError
-from planaria.recovery.codes.base import share, shares, tolerates
+from planaria.recovery.codes.base import repairable_share, repairable_shares, tolerates
 from planaria.recovery.codes.field import INVERSE, PRODUCT, combine, rank, solve_in_columns
 from planaria.recovery.codes.reed_solomon import XorParity, cauchy
 
@@ -83,7 +83,7 @@ def test_elimination_solves_exactly_the_solvable_systems(seed, rows, columns, ta
 @pytest.mark.parametrize(("members", "tolerate"), GROUPS)
 @pytest.mark.parametrize("size", [1, 31, 64])
 def test_every_loss_set_is_restored_bit_for_bit(members, tolerate, size):
-    code = codes.code("auto", members, tolerate)
+    code = codes.make_code("auto", members, tolerate)
     shards = some(code.data, size)
     everything = shards + code.encode(shards)
     for lost in (lost for count in range(1, tolerate + 1) for lost in combinations(range(members), count)):
@@ -95,7 +95,7 @@ def test_every_loss_set_is_restored_bit_for_bit(members, tolerate, size):
 
 @pytest.mark.parametrize(("members", "tolerate"), GROUPS)
 def test_one_loss_more_than_the_parities_is_refused(members, tolerate):
-    code = codes.code("auto", members, tolerate)
+    code = codes.make_code("auto", members, tolerate)
     shards = some(code.data, 16)
     everything = shards + code.encode(shards)
     for lost in combinations(range(members), tolerate + 1):
@@ -106,7 +106,7 @@ def test_one_loss_more_than_the_parities_is_refused(members, tolerate):
 
 
 def test_bytes_tensors_and_arrays_are_equivalent():
-    code = codes.code("auto", 5, 2)
+    code = codes.make_code("auto", 5, 2)
     shards = some(3, 20)
     expected = [parity.tobytes() for parity in code.encode(shards)]
     for given_ in ([s.tobytes() for s in shards], [torch.from_numpy(s) for s in shards], [s.data for s in shards]):
@@ -124,7 +124,7 @@ def test_bytes_tensors_and_arrays_are_equivalent():
 @pytest.mark.parametrize(("rows", "columns"), [(1, 6), (2, 5), (3, 8), (4, 12), (8, 8)])
 def test_every_square_submatrix_is_invertible(rows, columns):
     code = ErasureCode(cauchy(rows, columns))
-    assert tolerates(code, rows) and shares(code) == [1.0] * (rows + 1)
+    assert tolerates(code, rows) and repairable_shares(code) == [1.0] * (rows + 1)
 
 
 def test_the_first_two_rows_are_ones_and_consecutive_numbers():
@@ -133,7 +133,7 @@ def test_the_first_two_rows_are_ones_and_consecutive_numbers():
 
 @pytest.mark.slow
 def test_the_largest_group_is_restored():
-    code = codes.code("auto", 256, 2)
+    code = codes.make_code("auto", 256, 2)
     shards = some(code.data, 8)
     everything = shards + code.encode(shards)
     for lost in ((0, 253), (17, 255), (254, 255)):
@@ -142,10 +142,10 @@ def test_the_largest_group_is_restored():
 
 
 def test_local_groups_read_three_for_one_loss_and_survive_any_six():
-    code = codes.code("local", 16, 6)
+    code = codes.make_code("local", 16, 6)
     assert (code.data, code.shards) == (8, 16)
     assert {len(code.plan([n])) for n in range(16)} == {3}
-    found = shares(code)
+    found = repairable_shares(code)
     assert found[:7] == [1.0] * 7
     assert found[7] == pytest.approx(0.996, abs=0.02) and found[8] == pytest.approx(0.847, abs=0.02)
     survived = [*found, *[0.0] * (17 - len(found))]
@@ -156,7 +156,7 @@ def test_local_groups_read_three_for_one_loss_and_survive_any_six():
 
 @pytest.mark.slow
 def test_local_groups_restore_any_six_losses():
-    code = codes.code("local", 16, 6)
+    code = codes.make_code("local", 16, 6)
     shards = some(8, 24)
     everything = shards + code.encode(shards)
     for lost in list(combinations(range(16), 6))[::17]:
@@ -165,7 +165,7 @@ def test_local_groups_restore_any_six_losses():
 
 
 def test_a_local_repair_reads_its_group_only():
-    code = codes.code("local", 16, 6)
+    code = codes.make_code("local", 16, 6)
     group = next(check for check in code.checks if 0 in check)
     elsewhere = next(n for n in range(16) if n not in group)
     assert set(code.plan([0, elsewhere], [0])) == group - {0}
@@ -173,7 +173,7 @@ def test_a_local_repair_reads_its_group_only():
 
 
 def test_losses_beyond_the_tolerance_are_not_survived():
-    assert share(codes.code("auto", 7, 2), 3) == 0
+    assert repairable_share(codes.make_code("auto", 7, 2), 3) == 0
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_losses_beyond_the_tolerance_are_not_survived():
 )
 def test_an_unsupported_group_is_refused(given_, complaint):
     with pytest.raises(UserError) as error:
-        codes.code(*given_)
+        codes.make_code(*given_)
     assert complaint in str(error.value) and "\n" not in str(error.value)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
-from planaria.recovery.codes.product import ClassicalCode, file, hypergraph_product, parameters
+from planaria.recovery.codes.product import ClassicalCode, hypergraph_product, parameters, product_file
 from planaria.recovery.codes.search import SearchTarget, anneal
 
 SMALL = [(1, 2), (2, 2), (2, 3), (1, 3), (3, 3)]
@@ -102,7 +102,7 @@ def test_known_products_have_known_parameters(
 def test_a_check_weighs_as_much_as_its_factors_together() -> None:
     found = anneal(SearchTarget(12, 6, 3, 4, 2), seed=1, tries=3000).code
     factor = ClassicalCode(tuple(sum(1 << shard for shard in check) for check in found.checks), 12)
-    made = file(factor, factor)
+    made = product_file(factor, factor)
     assert (made.qubits, made.logical, made.distance) == (180, 36, 4)
     assert max(map(len, (*made.x, *made.z))) <= 4 + 2
     assert commute(*([sum(1 << q for q in row) for row in rows] for rows in (made.x, made.z)))
@@ -126,7 +126,7 @@ def test_other_libraries_agree() -> None:
     rows = tuple(sum(1 << shard for shard in check) for check in found.checks)
     for first, second in ((ClassicalCode(rows, 12), HAMMING), (HAMMING, HAMMING), (REPEATED, HAMMING)):
         h1, h2 = dense(first), dense(second)
-        theirs, made = hgp.hgp(h1, h2, compute_distance=True), file(first, second)
+        theirs, made = hgp.hgp(h1, h2, compute_distance=True), product_file(first, second)
         assert (made.qubits, made.logical, made.distance) == (theirs.N, theirs.K, theirs.D)
         assert (mod2.rank(h1), mod2.compute_exact_code_distance(h1)) == (gf2.rank(first.rows), first.distance)
         for kind, other in ((made.x, theirs.hx), (made.z, theirs.hz)):

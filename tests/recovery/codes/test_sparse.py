@@ -8,8 +8,8 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.recovery import codes
-from planaria.recovery.codes.base import shares
-from planaria.recovery.codes.search import SearchTarget, anneal, certificate, file
+from planaria.recovery.codes.base import repairable_shares
+from planaria.recovery.codes.search import SearchTarget, anneal, certificate, code_file
 from planaria.recovery.codes.sparse import weights
 
 
@@ -29,7 +29,7 @@ def test_the_search_meets_its_target_and_the_certificate_matches_an_enumeration(
 
 
 def test_the_same_seed_gives_the_same_code(found):
-    assert file(anneal(SearchTarget(16, 8, 4, 4), seed=4, tries=3000)) == file(found)
+    assert code_file(anneal(SearchTarget(16, 8, 4, 4), seed=4, tries=3000)) == code_file(found)
 
 
 def test_all_560_triples_are_restored_and_one_loss_reads_three(found):
@@ -42,7 +42,7 @@ def test_all_560_triples_are_restored_and_one_loss_reads_three(found):
 
 
 def test_more_losses_are_survived_as_often_as_by_known_codes(found):
-    for ours, known in zip(shares(found.code)[4:], (0.996, 0.974, 0.909, 0.746, 0.423), strict=True):
+    for ours, known in zip(repairable_shares(found.code)[4:], (0.996, 0.974, 0.909, 0.746, 0.423), strict=True):
         assert ours >= known - 0.02
 
 
@@ -53,8 +53,8 @@ def test_a_loss_of_four_is_refused_where_it_is_unrecoverable(found):
 
 def test_a_code_file_restores_the_code(found, tmp_path):
     path = tmp_path / "code.json"
-    path.write_text(file(found).model_dump_json())
-    again = codes.code(str(path), 16, 3)
+    path.write_text(code_file(found).model_dump_json())
+    again = codes.make_code(str(path), 16, 3)
     assert (again.weights == found.code.weights).all() and again.checks == found.code.checks
     assert weights(again)[1] == 4
 
@@ -65,8 +65,8 @@ def test_a_code_file_restores_the_code(found, tmp_path):
         ({"distance": 5}, 16, 3, "distance = 5, but it is 4"),
         ({}, 16, 4, "survives any 3 losses, not tolerate = 4"),
         ({}, 12, 3, "a code of 16 shards for a group of 12"),
-        ({"checks": [[0, 0, 1]]}, 16, 3, "check 0 must name two or more shards"),
-        ({"checks": [[0, 99]]}, 16, 3, "check 0 must name two or more shards"),
+        ({"checks": [[0, 0, 1]]}, 16, 3, "check 0 must list two or more shards"),
+        ({"checks": [[0, 99]]}, 16, 3, "check 0 must list two or more shards"),
         ({"checks": [[0, 1]] * 8}, 16, 3, "the last 8 shards are not determined"),
         ({"checks": [[14, 15]] * 15}, 16, 3, "the last 15 shards are not determined"),
         ({"checks": [[0, 1]], "shards": 40}, 40, 3, "leave 39 for data"),
@@ -77,9 +77,9 @@ def test_a_code_file_restores_the_code(found, tmp_path):
 )
 def test_an_inconsistent_code_file_is_refused(found, tmp_path, change, members, tolerate, complaint):
     path = tmp_path / "code.json"
-    path.write_text(json.dumps(json.loads(file(found).model_dump_json()) | change))
+    path.write_text(json.dumps(json.loads(code_file(found).model_dump_json()) | change))
     with pytest.raises(UserError) as error:
-        codes.code(str(path), members, tolerate)
+        codes.make_code(str(path), members, tolerate)
     assert complaint in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from planaria.report.live_page.run_source import FolderFollower
-from planaria.report.live_page.server import Page, Strike
+from planaria.report.live_page.server import InjectFault, Page
 from planaria.report.live_page.serving import Server, ServerAddress, serve
 
 TOKEN = "a-token-of-a-test-and-of-nothing-else"
@@ -58,9 +58,9 @@ class Client:
         finally:
             line.close()
 
-    def strike(self, worker: str, incarnation: int, fault: str, **headers: str) -> Answer:
+    def inject(self, worker: str, incarnation: int, fault: str, **headers: str) -> Answer:
         body = json.dumps({"worker": worker, "incarnation": incarnation, "fault": fault})
-        return self.ask("/api/runs/0/strike", "POST", body, **headers)
+        return self.ask("/api/runs/0/faults", "POST", body, **headers)
 
     def frames(
         self, run: int = 0, after: int = -1, until: Callable[[dict[str, Any]], bool] | None = None
@@ -88,11 +88,11 @@ class Client:
 
 @contextmanager
 def served(
-    folders: Sequence[Path], strike: Strike | None = None, names: tuple[str, ...] = (), token: str = TOKEN
+    folders: Sequence[Path], inject_fault: InjectFault | None = None, names: tuple[str, ...] = (), token: str = TOKEN
 ) -> Iterator[Client]:
     """A server of these runs, for as long as this lasts."""
     announced: list[str] = []
-    page = Page([FolderFollower(folder, folder.name) for folder in folders], strike)
+    page = Page([FolderFollower(folder, folder.name) for folder in folders], inject_fault)
     server = Server(page, ServerAddress(names=names), token, announced.append)
     thread = threading.Thread(target=serve, args=(server,))
     thread.start()

@@ -13,7 +13,7 @@ from planaria.control.facts import decisions as d
 from planaria.recovery import RECOVERIES
 from planaria.report import live_page
 from planaria.report.live_page.captions import Captions
-from planaria.report.membership import Membership
+from planaria.report.worker_assignments import Membership
 
 STATIC = Path(live_page.__file__).with_name("static")
 PROGRAM = """

@@ -31,7 +31,7 @@ from planaria.report.live_page.frames import apply_patch
 from planaria.report.live_page.guard import new_token
 from planaria.report.live_page.server import exposition
 from planaria.report.observe.tally import RunTally
-from planaria.runtime.engine import run_folders
+from planaria.runtime.preparation import run_folders
 
 STARTED = e.RunStarted(
     name="run", seed=1, stages=2, steps=9, first_step=0, samples_per_step=2, wall_time=0.0, routes=[[0, 1, 2, 0]]
@@ -114,14 +114,14 @@ def test_unknown_hosts_and_origins_are_refused_token_or_not(tmp_path: Path, path
 
 def test_a_giant_address_or_head_is_refused(tmp_path: Path) -> None:
     with served([run_in(tmp_path / "run")]) as client:
-        assert client.ask(f"/{'a' * limits.LONGEST_TARGET}").status == 414
-        assert client.ask(f"/?{'a' * limits.LONGEST_TARGET}").status == 414
+        assert client.ask(f"/{'a' * limits.MAX_TARGET}").status == 414
+        assert client.ask(f"/?{'a' * limits.MAX_TARGET}").status == 414
         with suppress(ConnectionError):  # the rest of it may not even be read
-            assert client.ask(f"/{'a' * 10 * limits.LARGEST_HEAD}").status in (400, 414)
+            assert client.ask(f"/{'a' * 10 * limits.MAX_HEAD}").status in (400, 414)
         with socket.create_connection((client.host, client.port)) as line:
             line.settimeout(20)
             try:
-                line.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * (limits.LARGEST_HEAD // 2))
+                line.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * (limits.MAX_HEAD // 2))
                 answer = line.recv(100)
             except ConnectionError:
                 answer = b""
@@ -137,7 +137,7 @@ def test_a_thousand_idle_connections_do_not_block_requests(tmp_path: Path) -> No
         lines = [held.enter_context(socket.create_connection((client.host, client.port))) for _ in range(1000)]
         began = time.monotonic()
         assert client.ask("/health").status == 200 and client.ask("/api/runs").status == 200
-        assert time.monotonic() - began < limits.ASK_S, "idle connections block no client"
+        assert time.monotonic() - began < limits.REQUEST_TIMEOUT_S, "idle connections block no client"
         for line in lines[: -limits.MAX_CONNECTIONS]:
             assert _dropped(line)
         assert "planaria_watchers 1\n" in client.ask("/metrics").body
@@ -145,7 +145,7 @@ def test_a_thousand_idle_connections_do_not_block_requests(tmp_path: Path) -> No
 
 
 def test_a_connection_without_a_request_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "ASK_S", 0.2)
+    monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.2)
     with (
         served([run_in(tmp_path / "run")]) as client,
         socket.create_connection((client.host, client.port)) as silent,
@@ -165,7 +165,7 @@ def _dropped(line: socket.socket) -> bool:
 
 @pytest.mark.slow
 def test_a_reader_that_does_not_receive_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "STUCK_S", 0.3)
+    monkeypatch.setattr(serving, "SEND_TIMEOUT_S", 0.3)
     run = run_in(tmp_path / "run")
     log = RunLog(run)
     for number in range(3000):
@@ -205,7 +205,7 @@ def test_frames_lead_to_the_state_and_a_reader_resumes(tmp_path: Path) -> None:
         for frame in frames:
             state = apply_patch(state, frame["set"])
         assert (
-            state["schema"] == 1
+            state["schema"] == 2
             and state["step"] == 1
             and state["loss"] == {"step": 0, "value": 2.5, "tokens_per_s": 10.0}
         )
@@ -267,45 +267,45 @@ def test_names_of_runs_cannot_break_out_of_the_metrics() -> None:
 
 def test_without_leave_the_page_only_looks(tmp_path: Path) -> None:
     with served([run_in(tmp_path / "run")]) as client:
-        refused = client.strike("w1", 1, "kill")
+        refused = client.inject("w1", 1, "kill")
         assert refused.status == 403 and "read-only" in refused.body
-        assert client.ask("/api/runs/0/strike").status == 405
+        assert client.ask("/api/runs/0/faults").status == 405
 
 
 def test_an_order_is_carried_out_for_the_token_its_origin_and_a_known_fault_alone(tmp_path: Path) -> None:
     done: list[tuple[str, int, str]] = []
 
-    def strike(run: Path, worker: str, incarnation: int, fault: str) -> str:
+    def inject_fault(run: Path, worker: str, incarnation: int, fault: str) -> str:
         if worker == "w9":
-            raise UserError("w9 has exited already")
+            raise UserError("w9 has already exited")
         done.append((worker, incarnation, fault))
         return f"{fault} for {worker}"
 
-    with served([run_in(tmp_path / "run")], strike) as client:
+    with served([run_in(tmp_path / "run")], inject_fault) as client:
         own = f"http://127.0.0.1:{client.port}"
         cookie = f"planaria-{client.port}={TOKEN}"
-        assert client.strike("w1", 1, "kill", token="wrong").status == 403
-        assert client.strike("w1", 1, "kill", origin="http://evil.example").status == 403
+        assert client.inject("w1", 1, "kill", token="wrong").status == 403
+        assert client.inject("w1", 1, "kill", origin="http://evil.example").status == 403
         body = json.dumps({"worker": "w1", "incarnation": 1, "fault": "kill"})
-        assert client.ask("/api/runs/0/strike", "POST", body, token=None, cookie=cookie).status == 403, "no origin"
+        assert client.ask("/api/runs/0/faults", "POST", body, token=None, cookie=cookie).status == 403, "no origin"
         for bad in ("", "[]", "null", '{"worker": 1}', "{" * 500, body.replace("kill", "nuke"), body + " " * 2000):
-            assert client.ask("/api/runs/0/strike", "POST", bad).status == 400, bad
+            assert client.ask("/api/runs/0/faults", "POST", bad).status == 400, bad
         for changed in ({"worker": "\ud800"}, {"incarnation": True}, {"incarnation": -1}, {"incarnation": 1 << 64}):
-            answer = client.ask("/api/runs/0/strike", "POST", json.dumps(json.loads(body) | changed))
-            assert answer.status == 400 and answer.body.startswith("give worker, incarnation and fault"), changed
+            answer = client.ask("/api/runs/0/faults", "POST", json.dumps(json.loads(body) | changed))
+            assert answer.status == 400 and answer.body.startswith("set worker, incarnation and fault"), changed
         assert not done
-        assert client.strike("w9", 1, "kill").status == 409
-        assert client.ask("/api/runs/7/strike", "POST", body).status == 404
-        answer = client.ask("/api/runs/0/strike", "POST", body, token=None, cookie=cookie, origin=own)
+        assert client.inject("w9", 1, "kill").status == 409
+        assert client.ask("/api/runs/7/faults", "POST", body).status == 404
+        answer = client.ask("/api/runs/0/faults", "POST", body, token=None, cookie=cookie, origin=own)
         assert answer.status == 200 and json.loads(answer.body) == {"done": "kill for w1"}
         assert done == [("w1", 1, "kill")]
 
 
 def test_hostile_requests_are_refused_in_a_line_and_never_fail(tmp_path: Path) -> None:
-    """Any body of a strike, and any path, query and header that HTTP can carry."""
+    """Any body of a fault request, and any path, query and header that HTTP can carry."""
     good = {"worker": "w1", "incarnation": 1, "fault": "kill"}
     paths = st.sampled_from(
-        ["/api/runs/%s/frames?after=%s", "/api/runs/%s/strike", "/static/%s", "/%s?token=%s", "/%s"]
+        ["/api/runs/%s/frames?after=%s", "/api/runs/%s/faults", "/static/%s", "/%s?token=%s", "/%s"]
     )
     parts = st.sampled_from(["9" * 400, "-1", "1e999", "%00", "%ff", "%ed%a0%80", "%0d%0ax: y", "..%2f", "\xb2", "0"])
     headers = st.dictionaries(
@@ -318,7 +318,7 @@ def test_hostile_requests_are_refused_in_a_line_and_never_fail(tmp_path: Path) -
         @settings(max_examples=60)
         @given(hostile(good))
         def any_body(body: bytes) -> None:
-            answer = client.ask("/api/runs/0/strike", "POST", body.decode("latin-1"))
+            answer = client.ask("/api/runs/0/faults", "POST", body.decode("latin-1"))
             assert answer.status in (200, 400) and answer.body.count("\n") <= 1
 
         @settings(max_examples=60)
@@ -332,7 +332,7 @@ def test_hostile_requests_are_refused_in_a_line_and_never_fail(tmp_path: Path) -
         assert client.ask("/health").status == 200
 
 
-def test_a_process_that_is_not_the_worker_is_never_struck(tmp_path: Path) -> None:
+def test_a_process_that_is_not_the_worker_gets_no_fault(tmp_path: Path) -> None:
     """Its number may have gone to another process; the worker may have been started anew."""
     run = run_in(tmp_path / "run")
     bystander = subprocess.Popen(["sleep", "60"])
@@ -340,12 +340,12 @@ def test_a_process_that_is_not_the_worker_is_never_struck(tmp_path: Path) -> Non
         other = LiveWorker(worker="w1", incarnation=2, pid=bystander.pid, start_ticks=1, node=1, stage=1)
         state = StateFile(controller=1, generation=1, step=0, phase="run", workers=[other])
         (run / "state.json").write_text(state.model_dump_json())
-        with run_folders.locked_for_training(run):
-            with pytest.raises(UserError, match=r"incarnation 1.*exited already"):
+        with run_folders.lock_for_training(run):
+            with pytest.raises(UserError, match=r"incarnation 1.*already exited"):
                 chaos.require_incarnation(run, "w1", 1)
             chaos.require_incarnation(run, "w1", 2)
-            with pytest.raises(UserError, match="exited already"):
-                chaos.strike(run, "kill", "worker=w1")
+            with pytest.raises(UserError, match="already exited"):
+                chaos.send_signal(run, "kill", "worker=w1")
         assert bystander.poll() is None and start_ticks(bystander.pid) != 1
     finally:
         bystander.kill()

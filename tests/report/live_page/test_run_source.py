@@ -26,7 +26,7 @@ def folder(path: Path) -> Path:
 def test_every_line_comes_once_and_in_order(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     run = folder(tmp_path / "run")
-    log, followed, heard, reported = RunLog(run, full=rng.choice([300, 900, 5000])), LogFollower(run), [], []
+    log, followed, received, reported = RunLog(run, full=rng.choice([300, 900, 5000])), LogFollower(run), [], []
     for number in range(400):
         t = 10.0 + number
         if rng.random() < 0.2:
@@ -38,13 +38,13 @@ def test_every_line_comes_once_and_in_order(tmp_path: Path, seed: int) -> None:
             log.decision(t, decision)
             reported.append(decision)
         if rng.random() < 0.1:
-            heard += [fact for _, fact in followed.more()]
-            assert heard == reported
+            received += [fact for _, fact in followed.more()]
+            assert received == reported
         if rng.random() < 0.02:  # the run is resumed
             log.close()
             log = RunLog(run, full=500)
-    heard += [fact for _, fact in followed.more()]
-    assert heard == reported and not list(followed.more()) and followed.ahead == 0
+    received += [fact for _, fact in followed.more()]
+    assert received == reported and not list(followed.more()) and followed.ahead == 0
     log.close()
 
 

@@ -24,7 +24,7 @@ def shown(source: LogSource) -> list[StateChange]:
 
 def played(source: LogSource) -> Json:
     """Frames lead to the state, and come in order."""
-    frames = [source.opening(), *shown(source)]
+    frames = [source.initial_frame(), *shown(source)]
     seen: Json = {}
     for frame in frames:
         seen = apply_patch(seen, frame.change)
@@ -38,7 +38,7 @@ def test_a_comparison_is_played_back_in_the_order_in_which_its_races_ended(tmp_p
     source = source_of(comparison_in(tmp_path / "mine-compare"))
     lines = [frame.line for frame in shown(source) if frame.line]
     assert [line["text"].partition(",")[0] for line in lines[:3]] == ["free", "echo", "redraw"]
-    assert "echo reached the target first, after 3 hours" in lines[3]["text"], "the fault-free arm was not struck"
+    assert "echo reached the target first, after 3 hours" in lines[3]["text"], "the fault-free arm had no fault"
     state = played(source_of(tmp_path / "mine-compare"))
     assert state["over"] == "finished" and state["run"]["arms"] == ["free", "echo", "redraw"]
     echo = state["races"]["echo 1"]
@@ -103,7 +103,7 @@ def test_a_growing_swarm_is_followed_and_later_peers_are_shown(tmp_path: Path) -
     source = source_of(tmp_path)
     shown(source)
     log = Log(tmp_path / PEERS / "carl" / LOG)
-    log.note(round_of(7, 1010.0, 2))
+    log.append(round_of(7, 1010.0, 2))
     assert [frame.t for frame in shown(source)] == [10.0]
     assert source.state["peers"]["carl"]["round"] == 8 and source.state["over"] == ""
     log.close()
@@ -116,12 +116,12 @@ def test_a_growing_swarm_is_followed_and_later_peers_are_shown(tmp_path: Path) -
 
 def test_comparisons_and_swarms_are_served_beside_runs_and_accept_no_faults(tmp_path: Path) -> None:
     folders = [comparison_in(tmp_path / "mine-compare"), swarm_in(tmp_path / "swarm")]
-    with served(folders, strike=lambda *given: "done") as client:
+    with served(folders, inject_fault=lambda *given: "done") as client:
         for number, part in ((0, "races"), (1, "peers")):
             seen: Json = {}
             for frame in client.frames(number):
                 seen = apply_patch(seen, frame["set"])
             assert part in seen and seen["over"] == "finished"
-        assert client.strike("w1", 1, "kill").status == 409
+        assert client.inject("w1", 1, "kill").status == 409
         assert client.ask("/metrics").status == 200
         assert client.ask("/ready").status == 503, "they are over"

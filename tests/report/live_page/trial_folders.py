@@ -74,15 +74,15 @@ def swarm_in(folder: Path) -> Path:
     """Two peers of three rounds; one of them lies, and the other sets it aside."""
     for name, attack in (("anna", "none"), ("bert", "text")):
         log = Log(folder / PEERS / name / LOG)
-        log.note(
+        log.append(
             Started(time=1000.0, name=name, id=IDS[name], attack=attack, model="tiny", parameters=1, vocab=9,
                     first_round=0),
             Evaluated(time=1001.0, round=0, accuracy=HitTally(hits=1, eligible=4), tokens=3.0),
         )  # fmt: skip
         for n in range(3):
             honest = name == "anna"
-            log.note(round_of(n, 1002.0 + n, 3 * honest, "all of its last 6 were refused" if honest and n else ""))
-        log.note(
+            log.append(round_of(n, 1002.0 + n, 3 * honest, "all of its last 6 were refused" if honest and n else ""))
+        log.append(
             Evaluated(time=1006.0, round=3, accuracy=HitTally(hits=3, eligible=4), tokens=3.0), Finished(time=1007.0)
         )
         log.close()

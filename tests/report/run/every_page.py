@@ -24,8 +24,8 @@ from planaria.planner.problem import PlanningProblem
 from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, make_schedule
 from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of
+from planaria.swarm.audit.audit_results import Audit, AuditCheck, AuditLimits, BehindCensor, Leakage, Leaked, LeakPoint
 from planaria.swarm.audit.leakage import estimate
-from planaria.swarm.audit.results import Audit, AuditCheck, AuditLimits, BehindCensor, Leakage, Leaked, LeakPoint
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.drill import Drill, DrilledArm, DrillRun
 from planaria.swarm.records.lines import (
@@ -115,11 +115,13 @@ def swarmed(
     for place, attack in enumerate(("none", "none", "text")):
         name = f"p{place}"
         log = Log(folder / PEERS / name / LOG)
-        log.note(Started(name=name, id=f"id{place}", attack=attack, model="m", parameters=9, vocab=257, first_round=0))
+        log.append(
+            Started(name=name, id=f"id{place}", attack=attack, model="m", parameters=9, vocab=257, first_round=0)
+        )
         for number in range(rounds):
             alone = HitTally(hits=10, eligible=100) if not place else None
             solved = HitTally(hits=min(20 + 20 * number, 95), eligible=100)
-            log.note(
+            log.append(
                 Evaluated(round=number, accuracy=solved, alone=alone, tokens=9.0, watch={}),
                 RoundDone(
                     round=number, seconds={}, reward=0.5, sent={}, accepted={}, rejected_unread={}, refused_messages={},
@@ -129,7 +131,7 @@ def swarmed(
                     weights="", agreed=agreed, **{"stats": {}, **of_round},
                 ),
             )  # fmt: skip
-        log.note(Finished())
+        log.append(Finished())
         log.close()
     return SwarmConfig(name="bees"), read_outcome(folder)
 

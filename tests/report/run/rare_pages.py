@@ -29,7 +29,7 @@ from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.records.lines import VoteSummary
 from planaria.swarm.records.measure import HitTally
-from planaria.swarm.repair.results import MASK, Repaired, StrategyResult, TextMeasurements
+from planaria.swarm.repair.repair_results import MASK, Repaired, StrategyResult, TextMeasurements
 from planaria.swarm.report import drill_report, swarm_report
 
 ROUNDS = 24

@@ -11,9 +11,9 @@ def tally_of(record: RunRecord) -> RunTally:
     """Return the totals of a complete record."""
     tally = RunTally(naming_of(record))
     for _, work in record.worked:
-        tally.take_work_report(work)
+        tally.apply_work_report(work)
     for t, fact in record.history:
-        tally.take(t, fact)
+        tally.apply(t, fact)
     for metric in record.metrics:
-        tally.take_metric(metric)
+        tally.apply_metric(metric)
     return tally

@@ -14,7 +14,7 @@ from planaria.lab.compare.race_results import (
     ArmScore,
     ComparisonResults,
     SeedTrace,
-    against_reset,
+    add_reset_ratios,
     curve,
     score,
 )
@@ -148,5 +148,5 @@ def compared(manners: dict[str, Manner] = MANNERS, hourly: float = 0.1) -> Compa
         target_at=0.6,
         hourly=hourly,
         failures=[SeedTrace(seed=seed, digest=digest(seed), faults=faults(seed)) for seed in SEEDS],
-        arms=against_reset(arms),
+        arms=add_reset_ratios(arms),
     )

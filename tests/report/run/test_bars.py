@@ -77,7 +77,7 @@ def enter(display: BarDisplay, move: Callable[[], object]) -> None:
 
 def jobs(stream: io.StringIO) -> None:
     display = JobsProgress(False, stream)
-    enter(display, lambda: display.progressed(LONG, 120, 1000, {LONG: (20, 150)}))
+    enter(display, lambda: display.on_progress(LONG, 120, 1000, {LONG: (20, 150)}))
 
 
 def survey(stream: io.StringIO) -> None:
@@ -87,7 +87,7 @@ def survey(stream: io.StringIO) -> None:
 
 def count(stream: io.StringIO) -> None:
     display = CountProgress(LONG, "samples", 500, stream)
-    enter(display, lambda: display.done(120))
+    enter(display, lambda: display.advance(120))
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -113,16 +113,16 @@ def test_a_count_without_a_terminal_prints_a_line_per_interval(monkeypatch: pyte
     monkeypatch.setattr(bars.time, "monotonic", lambda: now[0])
     with CountProgress("reading", "samples", 9, stream := io.StringIO()) as progress:
         for _ in range(9):
-            progress.done()
+            progress.advance()
             now[0] += 2
     assert stream.getvalue() == "reading: 4/9 samples\nreading: 7/9 samples\n"
 
 
 def jobs_shown(stream: io.StringIO, quiet: bool = False) -> str:
     with JobsProgress(quiet, stream) as progress:
-        progress.progressed("experts of seed 1, 0 of 2 done", 50, 300, {"law": (20, 150), "[code]": (30, 150)})
-        progress.note("[code]: killed by SIGKILL; taken up again")
-        progress.progressed("experts of seed 1, 1 of 2 done", 190, 300, {"[code]": (40, 150)})
+        progress.on_progress("experts of seed 1, 0 of 2 done", 50, 300, {"law": (20, 150), "[code]": (30, 150)})
+        progress.print_note("[code]: killed by SIGKILL; taken up again")
+        progress.on_progress("experts of seed 1, 1 of 2 done", 190, 300, {"[code]": (40, 150)})
     return stream.getvalue()
 
 

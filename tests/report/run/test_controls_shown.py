@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from synthetic_comparison import HELD, MANNERS, SEEDS, Manner, compared
 
-from planaria.lab.compare.race_results import ComparisonResults, against_reset
+from planaria.lab.compare.race_results import ComparisonResults, add_reset_ratios
 from planaria.lab.compare.run_comparison import best_search_arm
 from planaria.lab.report.comparison import verdict, write_comparison
 from planaria.lab.report.comparison_figures import loss_figure, price_figure
 from planaria.lab.report.comparison_table import columns, rows, show_table
 from planaria.lab.report.for_paper import write_for_paper
-from planaria.lab.report.winner_figure import winners
+from planaria.lab.report.winner_figure import winning_arms
 from planaria.lab.trials.spread import Spread, bootstrap
 
 
@@ -57,7 +57,7 @@ def test_an_arm_that_missed_has_no_ratio_to_reset(held: ComparisonResults) -> No
     arms = list(held.arms)
     runs = [arms[3].runs[0].model_copy(update={"ticks": None}), *arms[3].runs[1:]]
     arms[3] = arms[3].model_copy(update={"runs": runs})
-    (again,) = [arm for arm in against_reset(arms) if arm.name == "echo"]
+    (again,) = [arm for arm in add_reset_ratios(arms) if arm.name == "echo"]
     assert again.runs[0].reset_ratio is None and again.spread("reset_ratio") is None
 
 
@@ -69,7 +69,7 @@ def test_the_table_has_reset_ratios_the_floor_and_the_effect_of_lost_moments(
     (reset,) = [arm for arm in held.arms if arm.name == "reset"]
     ratio = reset.spread("ratio")
     assert ratio is not None and ratio.mean < 0.97
-    assert f"moments       lost alone, with nothing else: reset × {ratio.mean:.3f}" in shown
+    assert f"moments       only moments lost: reset × {ratio.mean:.3f}" in shown
     assert "of the steps without failures" in shown
     assert "× reset" in shown and "reset (control)" in shown and "oracle (control)" in shown
     floor = held.arms[1].spread("hours")
@@ -84,7 +84,10 @@ def test_no_control_is_named_as_the_fastest_or_drawn_as_a_choice(held: Compariso
     assert "echo reached the target first" in found.summary
     assert "Losing moments alone takes × 0.9" in found.summary and "over that, steps of echo × 1.0" in found.summary
     assert "The floor is" in found.summary
-    assert {name for row in winners(held, [0.05, 0.2], [1.0, 1.5], None) for name in row} <= {"echo", "checkfree-plus"}
+    assert {name for row in winning_arms(held, [0.05, 0.2], [1.0, 1.5], None) for name in row} <= {
+        "echo",
+        "checkfree-plus",
+    }
     text = write_comparison(held, tmp_path / "report.html").read_text()
     assert 'data-sheet="controls"' in text and 'id="loss-steps"' in text
     front = price_figure(held).data[-1]

@@ -12,7 +12,7 @@ from synthetic_comparison import Manner, compared
 
 from planaria.lab.compare.race_results import ComparisonResults
 from planaria.lab.report.comparison import body
-from planaria.lab.report.equal_costs import budgets, comparable, equal_costs, equal_costs_table, loss_at_cost
+from planaria.lab.report.equal_costs import budgets, equal_costs, equal_costs_table, has_equal_costs, loss_at_cost
 from recomputed_comparison import losses
 
 STEP_BYTES = {"fault-free": 8e6, "rare": 1e6, "muon": 8e6, "muon-rare": 1e6, "local": 0.0}
@@ -82,4 +82,4 @@ def test_a_loss_before_the_first_validation_is_unknown() -> None:
 def test_the_report_has_the_table_only_if_replicas_exchange(results: ComparisonResults) -> None:
     assert "Losses at equal costs" in "".join(body(results))
     assert [row[0] for row in equal_costs_table(results).rows][-1] == "local"
-    assert not comparable(compared()) and "Losses at equal costs" not in "".join(body(compared()))
+    assert not has_equal_costs(compared()) and "Losses at equal costs" not in "".join(body(compared()))

@@ -143,7 +143,7 @@ def test_a_long_run_has_a_small_page_too(steps: int, tmp_path: Path) -> None:
     record = read_run(Synthesis(tmp_path, deaths=deaths, steps=steps).write())
     text = page.document("long", report.body(record))
     assert len(text.encode()) < LARGEST
-    assert (f"The first {page.ROWS} of {len(deaths)} rows" in text) == (len(deaths) > page.ROWS)
+    assert (f"The first {page.MAX_ROWS} of {len(deaths)} rows" in text) == (len(deaths) > page.MAX_ROWS)
 
 
 @pytest.mark.slow
@@ -159,18 +159,18 @@ def test_a_large_schedule_and_a_long_swarm_have_small_pages_too(tmp_path: Path) 
 
 def test_a_page_states_what_it_leaves_out(tmp_path: Path) -> None:
     def body() -> Iterator[str]:
-        yield page.table("rows", ["n"], [[str(n)] for n in range(page.ROWS + 7)], 0)
-        yield page.log("lines", [(f"{n} s", f"line {n}") for n in range(page.ROWS + 9)])
+        yield page.table("rows", ["n"], [[str(n)] for n in range(page.MAX_ROWS + 7)], 0)
+        yield page.log("lines", [(f"{n} s", f"line {n}") for n in range(page.MAX_ROWS + 9)])
 
     text = page.document("x", body())
-    assert f"The first {page.ROWS} of {page.ROWS + 7} rows" in text and f"<td>{page.ROWS}</td>" not in text
-    assert "line 0<" in text and f"line {page.ROWS + 8}<" in text and "9 more" in text
+    assert f"The first {page.MAX_ROWS} of {page.MAX_ROWS + 7} rows" in text and f"<td>{page.MAX_ROWS}</td>" not in text
+    assert "line 0<" in text and f"line {page.MAX_ROWS + 8}<" in text and "9 more" in text
     assert 'id="packed-plotly"' not in text, "nothing is drawn"
-    assert len((page.write_sheets(tmp_path, body())[0]).read_text().splitlines()) == page.ROWS + 8
+    assert len((page.write_sheets(tmp_path, body())[0]).read_text().splitlines()) == page.MAX_ROWS + 8
 
 
 def test_two_parts_with_one_name_are_an_error() -> None:
-    with pytest.raises(ValueError, match="called twin"):
+    with pytest.raises(ValueError, match="have the name twin"):
         page.document("x", (page.table("twin", ["n"], [["1"]], 0) for _ in range(2)))
 
 

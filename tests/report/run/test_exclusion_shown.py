@@ -10,13 +10,13 @@ from planaria.control.facts import events as e
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.log_fold import LogFold
 from planaria.report.observe import prometheus
-from planaria.report.run.recovery_timeline import faults_summary, recoveries
+from planaria.report.run.recoveries import faults_summary, recoveries
 from planaria.report.run.run_verdict import RunFacts, verdict
 
 AWAY = d.ExcludeMember(
     member=1, workers=["c", "d"], strikes=2, reason="the updates of replica 1 were invalid in 2 rounds"
 )  # fmt: skip
-LIE = e.FaultInjected(worker="c", node=2, signal="lie", step=1, moment="")
+LIE = e.FaultInjected(worker="c", node=2, signal="corrupt_update", step=1, moment="")
 BEGIN: list[e.Event | d.Decision] = [
     r.started(2), *(d.Spawn(worker=worker, incarnation=1) for worker in "abcdfg"), *r.joined("abcdfg"),
     r.form(0, "ab"), r.form(1, "cd", 2), LIE, r.run_step(1, 1, 1, 2), AWAY,
@@ -52,10 +52,10 @@ def test_a_later_death_under_an_excluded_workers_name_counts() -> None:
 @pytest.mark.parametrize(
     ("deaths", "excluded", "summary"),
     [
-        (0, 1, "1 worker was excluded; outcome"),
-        (0, 2, "2 workers were excluded; outcome"),
-        (1, 2, "1 worker died and 2 workers were excluded; outcome"),
-        (0, 0, "No worker died, but connections broke; outcome"),
+        (0, 1, "1 worker was excluded; 1 recovery succeeded"),
+        (0, 2, "2 workers were excluded; 1 recovery succeeded"),
+        (1, 2, "1 worker died and 2 workers were excluded; 1 recovery succeeded"),
+        (0, 0, "No worker died, but connections broke; 1 recovery succeeded"),
     ],
 )
 def test_the_verdict_on_a_run_counts_deaths_and_exclusions(deaths: int, excluded: int, summary: str) -> None:
@@ -120,5 +120,5 @@ def test_metrics_show_slow_parts_and_count_verdicts_and_actions() -> None:
     assert 'planaria_verdicts_total{run="mine",class="slow worker"} 1' in printed
     assert 'planaria_verdicts_total{run="mine",class="slow host"} 0' in printed
     assert 'planaria_slowness_actions_total{run="mine",action="hand_over_slow_stage"} 1' in printed
-    tally.take(99.0, d.Cleared(replica=0, step=20, fault="slow worker", nodes=[1]))
+    tally.apply(99.0, d.Cleared(replica=0, step=20, fault="slow worker", nodes=[1]))
     assert 'class="slow worker",nodes' not in prometheus.exposition({"mine": tally})

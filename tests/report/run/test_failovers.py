@@ -66,3 +66,10 @@ def test_steps_repeated_on_another_machine_are_unknown() -> None:
     (html,) = section(record(*history))
     _, here, elsewhere = (re.findall(r"<t[dh][^>]*>([^<]*)", row) for row in html.split("<tr>")[1:])
     assert (here[2], elsewhere[2]) == ("1", "–")
+
+
+def test_rows_of_one_term_differ_after_a_resumption() -> None:
+    resumed = STARTED.model_copy(update={"first_step": 2})
+    before = (1.0, step(0)), (1.5, commit(0)), (2.0, led(2))
+    found = failovers(record(*before, (3.0, resumed), (3.5, step(2)), (4.0, commit(2)), (4.5, step(3)), (5.0, led(2))))
+    assert [failover.label for failover in found] == ["step 1, term 2", "step 3, term 2"]

@@ -257,7 +257,7 @@ def test_a_commit_that_one_replica_lost_or_made_twice_is_found(fleet: Fleet, dat
     place = next(i for i, f in enumerate(facts) if i > begun and isinstance(f, Commit) and f.replica == line.replica)
     missing = f"samples {line.first} to {line.first + SAMPLES - 1} are missing"
     assert missing in prove_exactly_once(record([*facts[:place], *facts[place + 1 :]]))
-    problem = f"replica {line.replica} committed step {line.step}, which it had not begun"
+    problem = f"replica {line.replica} committed step {line.step} without starting it"
     assert prove_exactly_once(record([*facts[: place + 1], *facts[place:]])) == [problem]
 
 

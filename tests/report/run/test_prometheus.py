@@ -21,7 +21,7 @@ from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord, StepMetric
 from planaria.report.observe import prometheus
 from planaria.report.observe.tally import RECOVERY_S, RunTally
-from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.recoveries import recoveries
 
 DASHBOARD = json.loads((Path(__file__).parents[3] / "deploy" / "grafana.json").read_text())
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
@@ -114,9 +114,9 @@ def test_live_totals_equal_those_of_the_complete_record(record: RunRecord) -> No
         key=lambda item: item[:2],
     )
     for t, _, what in news:
-        over += tally.take_work_report(what) if isinstance(what, e.WorkReport) else tally.take(t, what)
+        over += tally.apply_work_report(what) if isinstance(what, e.WorkReport) else tally.apply(t, what)
     for metric in record.metrics:
-        tally.take_metric(metric)
+        tally.apply_metric(metric)
     assert over == recoveries(record)
     assert samples_of(tally) == samples_of(tally_of(record))
 
@@ -146,8 +146,8 @@ def test_replicas_have_generations_and_rounds_of_their_own() -> None:
         ),
     ]  # fmt: skip
     for t, fact in enumerate(facts):
-        tally.take(float(t), fact)
-    tally.take_work_report(
+        tally.apply(float(t), fact)
+    tally.apply_work_report(
         e.WorkReport(worker="a", node=0, stage=0, generation=1, step=0, spans=[], sent_bytes={1: 100, 2: 10})
     )
     found = samples_of(tally)
@@ -163,7 +163,7 @@ def test_replicas_have_generations_and_rounds_of_their_own() -> None:
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=30), st.floats())
 def test_any_name_and_any_number_come_back(name: str, loss: float) -> None:
     tally = RunTally()
-    tally.take_metric(StepMetric(t=0.0, step=0, loss=loss, tokens_per_s=1.0, grad_norm={}))
+    tally.apply_metric(StepMetric(t=0.0, step=0, loss=loss, tokens_per_s=1.0, grad_norm={}))
     back = of(samples_of(tally, name), "planaria_loss", run=name)
     assert back == loss or (math.isnan(back) and math.isnan(loss))
 

@@ -15,7 +15,7 @@ from planaria.report.observe.progress import Progress
 from planaria.report.run.event_lines import Narrator
 from planaria.report.run.gantt import death_figure, ordinary_step
 from planaria.report.run.naming import Naming
-from planaria.report.run.recovery_timeline import faults_summary, recoveries
+from planaria.report.run.recoveries import faults_summary, recoveries
 from planaria.report.run.stage_holders import holdings
 
 BEGIN: list[Event | Decision] = [

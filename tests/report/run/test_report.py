@@ -19,9 +19,9 @@ from planaria.report.run import diagnosis, report
 from planaria.report.run.event_lines import SIGNS, Narrator, story
 from planaria.report.run.figures import bytes_figure, loss_figure, recovery_figure
 from planaria.report.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
-from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.recoveries import recoveries
 from planaria.report.run.report import wall_time, write_report
-from planaria.runtime.engine.run_start import provenance
+from planaria.runtime.preparation.run_start import provenance
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_workers_name_is_escaped(name: str, tmp_path: Path) -> None:
 def test_a_run_that_just_began_has_a_report_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     text = write_report(tmp_path).read_text()
-    assert "no end recorded" in text and "none needed" in text
+    assert "still running or killed" in text and "none needed" in text
 
 
 def test_an_unwritable_path_is_named(folder: Path, tmp_path: Path) -> None:

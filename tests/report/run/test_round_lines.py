@@ -86,7 +86,7 @@ def test_alone_by_the_draw_differs_from_alone_without_others() -> None:
     assert (together.alone, alone.alone, alone.missing) == (False, True, ())
     other = (1.7, d.DrawGroups(round=0, groups=[[0, 1, 2]]))
     together, alone = settled_rounds(r.record([*BEGIN, other, *TOGETHER, *ALONE]))
-    assert together.missing == (1,) and not together.impatient
+    assert together.missing == (1,) and not together.timed_out
     assert alone.missing == (), "the others had settled it already"
     assert totals([together, alone]).by_draw == 0
 
@@ -95,7 +95,7 @@ def test_late_members_are_distinguished_from_absent_ones() -> None:
     patience = (1.8, e.RoundWaitExpired(replica=2, round=0, in_round=False))
     other = (1.7, d.DrawGroups(round=0, groups=[[0, 1, 2]]))
     together, _ = settled_rounds(r.record([*BEGIN, other, patience, *TOGETHER, *ALONE]))
-    assert together.impatient
+    assert together.timed_out
     left = (1.8, d.Disband(replica=1, workers=["c", "d"], reason=""))
     (together,) = settled_rounds(r.record([*BEGIN, other, left, *TOGETHER]))
     assert together.missing == (), "no replica waits for a disbanded one"

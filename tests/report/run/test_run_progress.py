@@ -14,18 +14,18 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.facts.events import ReplicaPosition
 from planaria.control.log.run_record import RunRecord
-from planaria.report.membership import Membership
 from planaria.report.run.checkpoint_times import CheckpointTimes, saves
+from planaria.report.worker_assignments import Membership
 
 
 @given(st.integers(2, 4).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), max_size=40))))
 def test_progress_never_decreases_because_a_replica_is_behind(run: tuple[int, list[int]]) -> None:
     replicas, order = run
     members, steps, seen = Membership(), dict.fromkeys(range(replicas), 0), [0]
-    members.take(started(replicas, steps=50))
+    members.apply(started(replicas, steps=50))
     for count, replica in enumerate(order, 1):
-        members.take(run_step(replica, steps[replica], block=count - 1))
-        members.take(commit(replica, steps[replica], block=count - 1, replicas=replicas))
+        members.apply(run_step(replica, steps[replica], block=count - 1))
+        members.apply(commit(replica, steps[replica], block=count - 1, replicas=replicas))
         steps[replica] += 1
         assert members.progress == count // replicas, "committed blocks over the number of replicas"
         seen.append(members.progress)
@@ -34,32 +34,32 @@ def test_progress_never_decreases_because_a_replica_is_behind(run: tuple[int, li
 
 def test_a_rollback_of_one_replica_undoes_only_its_own_steps() -> None:
     members = Membership()
-    members.take(started(2))
+    members.apply(started(2))
     for step in range(4):
         for replica in (0, 1):
-            members.take(commit(replica, step, block=2 * step + replica, replicas=2))
+            members.apply(commit(replica, step, block=2 * step + replica, replicas=2))
     assert members.progress == 4
-    members.take(form(1, "cd", outcome="rolled back", step=2))
+    members.apply(form(1, "cd", outcome="rolled back", step=2))
     assert members.progress == 3
-    members.take(form(0, "ab", outcome="recovered", step=4))
+    members.apply(form(0, "ab", outcome="recovered", step=4))
     assert members.progress == 3
 
 
 def test_a_resumed_run_counts_earlier_steps() -> None:
     members = Membership()
     positions = {0: ReplicaPosition(step=5), 1: ReplicaPosition(step=3)}
-    members.take(started(2, first_step=4, positions=positions, first_block=7, blocks_ahead=[8]))
+    members.apply(started(2, first_step=4, positions=positions, first_block=7, blocks_ahead=[8]))
     assert members.progress == 4
-    members.take(commit(1, 3, block=7, replicas=2))
-    members.take(commit(1, 4, block=9, replicas=2))
+    members.apply(commit(1, 3, block=7, replicas=2))
+    members.apply(commit(1, 4, block=9, replicas=2))
     assert members.progress == 5
 
 
 def test_a_replica_executes_the_run_step_of_its_samples() -> None:
     members = Membership()
-    members.take(started(2))
+    members.apply(started(2))
     assert members.run_step(0) == members.run_step() == 0
-    members.take(run_step(1, step=3, block=10))
+    members.apply(run_step(1, step=3, block=10))
     assert (members.run_step(1), members.run_step(0)) == (5, 0)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.control.facts.events import Span, WorkReport
-from planaria.report.observe.account import AFTER_FORMING, EVERY, ReportSampling, span_interval
+from planaria.report.observe.report_sampling import AFTER_FORMING, EVERY, ReportSampling, span_interval
 
 SPANS = [Span(action="backward", microbatch=0, hop=0, start=1.0, end=2.0)]
 
@@ -46,12 +46,12 @@ def test_no_byte_is_lost_and_what_the_report_draws_is_kept(works: list[WorkRepor
     for place, one in enumerate(works):
         if place in forms:
             formed = forms[place]
-            sample.form(0, formed)
+            sample.restart(0, formed)
         if one.dropped or one.step <= formed + AFTER_FORMING:
             drawn.append((float(place), one))
-        written += sample.take(float(place), one, 0)
-    written += sample.rest()
-    assert sample.rest() == []
+        written += sample.select(float(place), one, 0)
+    written += sample.flush()
+    assert sample.flush() == []
     kept = [(t, one) for t, one in written if one.spans]
     assert [entry for entry in kept if entry in drawn] == drawn
 
@@ -73,9 +73,9 @@ def test_no_byte_is_lost_and_what_the_report_draws_is_kept(works: list[WorkRepor
 
 def test_ten_times_the_steps_have_few_spans_more() -> None:
     sample, lines, drawn = ReportSampling(), 0, 0
-    sample.form(0, 0)
+    sample.restart(0, 0)
     for step in range(30_000):
-        for _, one in sample.take(float(step), work(0, step, {1: 5}), 0):
+        for _, one in sample.select(float(step), work(0, step, {1: 5}), 0):
             lines += 1
             drawn += bool(one.spans)
     assert 250 < drawn < 320, "fifty of each doubling"

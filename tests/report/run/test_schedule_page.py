@@ -16,7 +16,7 @@ from planaria.planner.initial_plans import random_routes
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, make_schedule
 from planaria.report.run.schedule_figures import (
-    DRAWN,
+    MAX_NODES,
     PlannedStep,
     busy_figure,
     compared_figure,
@@ -24,7 +24,7 @@ from planaria.report.run.schedule_figures import (
     sites_figure,
     step_of,
 )
-from planaria.report.run.schedule_page import ROUTES, write_page
+from planaria.report.run.schedule_page import MAX_ROUTES, write_page
 
 S = 1_000_000_000
 OTHERS = {"<i>rows": 20.0, "columns": 16.0}
@@ -221,17 +221,17 @@ def test_the_busiest_of_too_many_nodes_are_drawn_with_a_note(tmp_path: Path) -> 
     step = step_of(schedule)
     fig = gantt_figure(step)
     rows = fig.layout.yaxis.ticktext
-    assert len(rows) == DRAWN < problem.nodes
+    assert len(rows) == MAX_NODES < problem.nodes
     assert {f"node {n} · stage {s}" for n, s in ((0, 0), (1, 1), (22, 1), (23, 2), (43, 2))} <= set(rows)
     bars = sum(len(trace.x) for trace in fig.data if trace.name != WAITS)
     assert bars == len(step.passes), "every pass is drawn here"
     assert sum(len(trace.x) for trace in busy_figure(step).data) == problem.nodes
-    assert f"The {DRAWN} busiest of 44 nodes." in text_of(schedule, tmp_path)
+    assert f"The {MAX_NODES} busiest of 44 nodes." in text_of(schedule, tmp_path)
     assert "busiest of" not in text_of(two_meet(), tmp_path)
 
 
 def test_waits_at_nodes_that_are_not_drawn_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planaria.report.run.schedule_figures.DRAWN", 0)
+    monkeypatch.setattr("planaria.report.run.schedule_figures.MAX_NODES", 0)
     schedule = two_meet()
     assert strips(step_of(schedule)) == []
     assert "1 of 2 forwards waited so, 2.00 s in all" in text_of(schedule, tmp_path)
@@ -258,18 +258,20 @@ def test_nodes_of_one_name_have_rows_of_their_own() -> None:
 
 
 def test_routes_are_listed_up_to_a_number_and_the_rest_is_counted(tmp_path: Path) -> None:
-    text = text_of(schedule_with(problem_with((1, 1, 1), ROUTES + 3, 2), [[0, 1, 2, 0]] * (ROUTES + 3)), tmp_path)
+    text = text_of(
+        schedule_with(problem_with((1, 1, 1), MAX_ROUTES + 3, 2), [[0, 1, 2, 0]] * (MAX_ROUTES + 3)), tmp_path
+    )
     row = "<td>{}</td><td>node 0</td><td>node 1 · stage 1</td><td>node 2 · stage 2</td>"
-    assert row.format(ROUTES - 1) in text and row.format(ROUTES) not in text
-    assert f"The first {ROUTES}; 3 more are in the schedule." in text
+    assert row.format(MAX_ROUTES - 1) in text and row.format(MAX_ROUTES) not in text
+    assert f"The first {MAX_ROUTES}; 3 more are in the schedule." in text
     assert "<tr><td>1</td><td>node 1</td></tr>" in text, "the arrangement"
 
 
 def test_a_plan_that_breaks_guidelines_is_not_called_good(tmp_path: Path) -> None:
     wrong = schedule_with(problem_with((1, 1, 1), 2, 1), [[0, 1, 0], [0, 1, 0]])
     text = text_of(wrong, tmp_path)
-    assert 'class="badge bad">breaks 1 guideline<' in text and "CC2: stage 1 is visited 2 times" in text
-    assert 'class="badge good">keeps every guideline' in text_of(two_meet(), tmp_path)
+    assert 'class="badge bad">violates 1 guideline<' in text and "CC2: stage 1 is visited 2 times" in text
+    assert 'class="badge good">obeys every guideline' in text_of(two_meet(), tmp_path)
 
 
 def test_a_schedule_that_deadlocks_has_no_page(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import PrivateAttr
 
+from planaria.report.observe.run_observer import TrackerThread
 from planaria.report.observe.tracker import Tracker
-from planaria.report.observe.watch import TrackerThread
 
 PATIENCE_S = 60.0
 """that a test would wait for a thread which never comes"""
@@ -81,7 +81,7 @@ def test_a_hanging_tracker_does_not_block() -> None:
     tracker, over = Held(), threading.Event()
     tracker._act = lambda step: not over.wait(PATIENCE_S) and None
     try:
-        beside = TrackerThread("held", tracker, most=10, call_s=0.2)
+        beside = TrackerThread("held", tracker, max_calls=10, call_s=0.2)
         for step in range(100):
             tell(beside, step)
         printed = [trouble_of(beside), trouble_of(beside)]
@@ -108,7 +108,7 @@ def test_a_tracker_that_does_not_finish_in_time_is_dropped() -> None:
 def test_a_slow_tracker_misses_calls_and_is_still_closed() -> None:
     tracker, updated = Held(), threading.Event()
     tracker._act = lambda step: not updated.wait(PATIENCE_S) and None
-    beside = TrackerThread("held", tracker, most=3)
+    beside = TrackerThread("held", tracker, max_calls=3)
     for step in range(50):
         tell(beside, step)
     updated.set()

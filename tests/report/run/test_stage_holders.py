@@ -7,7 +7,7 @@ import synthetic_replicas as r
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.report.run.event_lines import Narrator
-from planaria.report.run.stage_holders import MachineStay, machine_section, machines
+from planaria.report.run.stage_holders import MachineStay, machine_section, machine_stays
 
 HERE: r.Facts = [
     (10.0, r.started(columns=[[2 * n, 2 * n + 1] for n in range(4)])),
@@ -47,7 +47,7 @@ def test_a_stay_from_its_beginning_to_its_end() -> None:
         (20.2, r.lost("h")),
     ]
     record = r.record(HERE + FOUNDED + LEAVES + over)
-    (stay,) = machines(record)
+    (stay,) = machine_stays(record)
     assert stay == MachineStay("g1", "lab, pid 7", 2, 12.0, 20.0, "leaves (SIGTERM)", {6, 7}, handed_over=0, lost=0)
     (section,) = machine_section(record)
     assert "lab, pid 7" in section and "stages 0, 1 of replica 3" in section and ">10.0<" in section
@@ -61,15 +61,15 @@ def test_handed_over_and_lost_stages_are_counted_separately() -> None:
         *LEAVES,
         (20.1, handed("a", by="g")),
     ]
-    (stay,) = machines(r.record(HERE + facts))
+    (stay,) = machine_stays(r.record(HERE + facts))
     assert (stay.held, stay.handed_over, stay.lost) == ({0}, 1, 0), "h had no stage to lose"
-    (stay,) = machines(r.record(HERE + FOUNDED + [(15.0, r.lost("h"))]))
+    (stay,) = machine_stays(r.record(HERE + FOUNDED + [(15.0, r.lost("h"))]))
     assert (stay.held, stay.handed_over, stay.lost, stay.until) == ({6, 7}, 0, 1, None)
 
 
 def test_a_resumed_run_counts_its_machines_again() -> None:
     record = r.record(HERE + [(30.0 + t, fact) for t, fact in HERE])
-    assert [(stay.host, stay.since) for stay in machines(record)] == [("g1", 12.0), ("g1", 42.0)]
+    assert [(stay.host, stay.since) for stay in machine_stays(record)] == [("g1", 12.0), ("g1", 42.0)]
 
 
 def test_a_run_without_joined_machines_has_no_section() -> None:

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.report.theme import DARK, PAPER, SERIES, drawn_points, luminance, on
+from planaria.report.theme import DARK, PAPER, SERIES, luminance, points_to_draw, text_colour_on
 
 HEIGHTS = st.lists(st.none() | st.floats(-9, 9), max_size=300)
 
 
 @given(HEIGHTS, st.integers(4, 40))
 def test_a_thinned_curve_has_the_same_extremes_ends_and_order(heights: list[float | None], most: int) -> None:
-    places = drawn_points(heights, most)
+    places = points_to_draw(heights, most)
     assert len(places) <= max(most, 4) + 4
     assert places == sorted(set(places)) and set(places) <= set(range(len(heights)))
     assert not heights or places[-1] == len(heights) - 1
@@ -62,5 +62,5 @@ def test_words_on_bars_and_curves_on_the_ground_can_be_read() -> None:
 
     assert contrast("#ffffff", "#000000") == pytest.approx(21)
     for colour in SERIES:
-        assert contrast(on(colour), colour) > 4.4
+        assert contrast(text_colour_on(colour), colour) > 4.4
         assert contrast(DARK.get(colour, colour), DARK[PAPER]) > 3

@@ -28,7 +28,7 @@ SETTINGS = {"train.steps": 3, "name": "mine", "prompt": "", "optim.lr": 0.5}
 
 
 class Calls:
-    """Answers every method, and remembers what was asked."""
+    """Answers every method, and keep_reports what was asked."""
 
     def __init__(self, **answers: Any) -> None:
         self.made: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -222,7 +222,7 @@ def test_trackers_are_known_and_listed_once() -> None:
 
 @pytest.mark.slow
 def test_reports_and_trackers_import_no_torch() -> None:
-    run = "event_lines, recovery_timeline, ledger, stage_holders, report, perfetto"
+    run = "event_lines, recoveries, ledger, stage_holders, report, perfetto"
     code = (
         "import sys; from planaria.control import logs; "
         "from planaria.report.observe import trackers, progress, prometheus; "

@@ -16,7 +16,7 @@ from planaria.control.log.logs import read_run
 from planaria.lab.report.comparison import verdict as of_comparison
 from planaria.lab.report.experts_verdict import verdict as of_experts
 from planaria.planner.guidelines import find_violations
-from planaria.report.phrases import amount, counted, listed
+from planaria.report.phrases import format_count, format_number, join_names
 from planaria.report.run.report import wall_time
 from planaria.report.run.run_verdict import NO_END, RunFacts, facts_of
 from planaria.report.run.run_verdict import verdict as of_run
@@ -33,12 +33,12 @@ QUIET = RunFacts(ended="finished", steps=40, planned=40, wall_s=10.0, loss=3.5, 
 
 @given(st.integers(0, 10**7), st.text(min_size=1))
 def test_one_is_singular_and_nothing_else(count: int, noun: str) -> None:
-    assert counted(count, noun) == f"{count:,} {noun}{'' if count == 1 else 's'}"
-    assert counted(count, "recovery", "recoveries").endswith("recovery") == (count == 1)
+    assert format_count(count, noun) == f"{count:,} {noun}{'' if count == 1 else 's'}"
+    assert format_count(count, "recovery", "recoveries").endswith("recovery") == (count == 1)
 
 
 def test_lists_are_english() -> None:
-    assert [listed(list(names)) for names in ("a", "ab", "abc", "abcde")] == [
+    assert [join_names(list(names)) for names in ("a", "ab", "abc", "abcde")] == [
         "a",
         "a and b",
         "a, b and c",
@@ -58,10 +58,16 @@ def test_the_verdict_on_a_run_without_failures() -> None:
     assert [number for number, _ in found.numbers] == ["3.5000", "900"]
 
 
+def test_the_verdict_counts_lost_controllers() -> None:
+    found = of_run(replace(QUIET, leaderless_s=[0.25, 1.0]))
+    assert found.good and "No worker was lost. 2 controllers were lost and replaced." in found.summary
+    assert found.lost == "Lost: 1.25 s without a controller, while workers finished their step."
+
+
 def test_the_verdict_on_a_run_that_lost_workers(tmp_path: Path) -> None:
     record = read_run(Synthesis(tmp_path, rollbacks={27: 20}).write())
     found = of_run(facts_of(record, wall_time(record)))
-    assert found.good and "2 workers died; outcome: 1 recovered and 1 rolled back." in found.summary
+    assert found.good and "2 workers died; 1 recovery succeeded and 1 rolled back." in found.summary
     assert "7 steps repeated after rollbacks" in found.lost and "s in recoveries (" in found.lost
     assert found.numbers[1][0].endswith(" s") and "median of 2 recoveries" in found.numbers[1][1]
 
@@ -77,7 +83,7 @@ def test_the_verdict_on_a_stopped_or_unfinished_run() -> None:
     assert stopped.good is False and "Stopped after 1 of 40 steps: failed: no spare is left." in stopped.summary
     signalled = of_run(replace(QUIET, ended="stopped: SIGTERM", steps=1))
     assert "Stopped after 1 of 40 steps: SIGTERM." in signalled.summary
-    assert on.good is None and "The log has no end yet: 1 of 40 steps so far." in on.summary
+    assert on.good is None and "The log records no end: 1 of 40 steps so far." in on.summary
 
 
 def test_the_verdict_on_replicas_counts_their_rounds() -> None:
@@ -162,7 +168,11 @@ def test_a_plan_is_good_unless_a_faster_alternative_is_known() -> None:
 def test_a_swarm_without_a_peer_learning_alone_claims_no_cause(tmp_path: Path) -> None:
     _, outcome = swarmed(tmp_path)
     found = of_swarm(outcome, 1)
-    assert found.good and "Of 1 honest peer, 1 clearly solved more than alone, 0 clearly less." in found.summary
+    assert (
+        found.good
+        and "1 of 1 honest peer solved significantly more problems than alone, none significantly fewer."
+        in found.summary
+    )
     assert found.numbers[0] == ("+0.50", "of problems solved, over learning alone")
     lonely = outcome.model_copy(
         update={
@@ -195,7 +205,7 @@ def test_a_swarm_reports_that_accuracy_fell_and_does_not_count_the_start_as_the_
     fallen = peer("p0", 20).model_copy(update={"points": points})
     assert fallen.last(4).accuracy == end.accuracy
     found = of_swarm(RunOutcome(peers=[fallen], layers={}, rounds=2, seconds=1.0), 4)
-    assert "Accuracy fell: 0.60 at the start, 0.20 in the end." in found.summary
+    assert "Accuracy fell: 0.60 at the start, 0.20 at the end." in found.summary
     assert fallen.model_copy(update={"points": points[:1]}).last(4).accuracy == start.accuracy
 
 
@@ -229,7 +239,7 @@ def test_an_attack_without_effect_is_not_a_successful_defence() -> None:
 
 @given(st.floats(1e-6, 1e6))
 def test_quantities_keep_three_digits(number: float) -> None:
-    assert float(amount(number).replace(",", "")) == pytest.approx(number, rel=0.006)
+    assert float(format_number(number).replace(",", "")) == pytest.approx(number, rel=0.006)
 
 
 @pytest.mark.parametrize(("ratio", "good"), [(0.9, True), (1.1, False), (0.999, None)])

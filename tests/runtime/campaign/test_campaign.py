@@ -16,14 +16,14 @@ from planaria.config.schema import RunConfig
 from planaria.control.log.logs import read_run
 from planaria.faults.trace import Trace
 from planaria.report.run.ledger import prove_exactly_once
-from planaria.runtime.engine.config_checks import check
+from planaria.runtime.preparation.config_checks import check
 
 ROOT = Path(__file__).parents[3]
 RUNS = ["--only", "checkfree, checkpoint", "noloco", "--faults-a-run", "7", "--faults", "5", "--seed", "72"]
 
 
-def sit(folder: Path) -> str:
-    """Run one sitting of the small campaign and return its output."""
+def run_campaign(folder: Path) -> str:
+    """Run the small campaign and return its output."""
     command = [sys.executable, "-m", "benchmarks.campaign", *RUNS, "--folder", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -31,24 +31,24 @@ def sit(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def seat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def campaign_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a finished small campaign."""
     folder = tmp_path_factory.mktemp("campaign")
-    output = sit(folder)
+    output = run_campaign(folder)
     assert output.count("finished") >= 2 and "FAIL" not in output
     return folder / "seed-72"
 
 
 @pytest.mark.slow
-def test_all_runs_finish_and_a_second_sitting_repeats_none(seat: Path) -> None:
-    files = sorted(seat.glob("run-*/verdict.json"))
+def test_all_runs_finish_and_a_second_campaign_repeats_none(campaign_folder: Path) -> None:
+    files = sorted(campaign_folder.glob("run-*/verdict.json"))
     verdicts = [json.loads(file.read_text()) for file in files]
     assert {verdict["species"] for verdict in verdicts} == {"checkfree, checkpoint", "noloco"}
     assert all(verdict["outcome"] == "finished" and not verdict["wrong"] for verdict in verdicts)
     assert sum(sum(verdict["faults"].values()) for verdict in verdicts) >= 10, verdicts
     assert any(verdict["parts"] > 1 for verdict in verdicts), "a controller was killed or stopped, and the run resumed"
     written = [file.stat().st_mtime_ns for file in files]
-    assert "faults that struck" in sit(seat.parent)
+    assert "faults injected" in run_campaign(campaign_folder.parent)
     assert [file.stat().st_mtime_ns for file in files] == written
 
 
@@ -78,8 +78,8 @@ def missing_stage(log: list[Fact]) -> None:
 
 @pytest.mark.parametrize("plant", [no_commit, same_block, unlike_resume, larger_checkpoint, missing_stage])
 @pytest.mark.slow
-def test_an_error_planted_in_a_real_log_is_found(seat: Path, plant: Callable[[list[Fact]], None]) -> None:
-    for run in sorted(seat.glob("run-*/runs/run")):
+def test_an_error_planted_in_a_real_log_is_found(campaign_folder: Path, plant: Callable[[list[Fact]], None]) -> None:
+    for run in sorted(campaign_folder.glob("run-*/runs/run")):
         log = facts(run)
         assert Ledger(log).problems == [] == prove_exactly_once(read_run(run))
         if plant is not unlike_resume or sum(fact["kind"] == "run_started" for fact in log) > 1:
@@ -100,5 +100,5 @@ def test_drawn_plans_are_valid_and_reproducible(seed: int) -> None:
 def test_an_excluded_kind_of_fault_is_in_no_plan() -> None:
     for kind in SWITCHES:
         plans = [draw(1, number, {kind}) for number in range(8)]
-        struck = {fault["signal"] for plan in plans for fault in plan["faults"]}
-        assert kind not in struck | {blow["what"] for plan in plans for blow in plan["outside"]}
+        injected = {fault["signal"] for plan in plans for fault in plan["faults"]}
+        assert kind not in injected | {blow["what"] for plan in plans for blow in plan["outside"]}

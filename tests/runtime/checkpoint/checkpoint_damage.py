@@ -35,8 +35,8 @@ class Case:
     name: str
     file: str
     damage: Damage
-    told: str = ""
-    """what a refusal must say beside the file: the tensor, the field"""
+    expected: str = ""
+    """further text that the error must contain: the tensor or the field"""
 
 
 class Harm:
@@ -72,7 +72,7 @@ def _raw(files: list[str]) -> Iterator[Case]:
     """Changed bytes, with and without a manifest that is sealed again."""
     for kind, change in KINDS.items():
         for file in ["manifest.json", *files]:
-            # Of a generator's state, which zeros may strike, another cut reads nothing.
+            # Zeros may damage only a generator's state, which another cut does not read.
             for forged in (False, True) if file in files and kind not in ("gone", "a page of zeros") else (False,):
 
                 def damage(
@@ -93,14 +93,14 @@ def _tensors(file: str) -> Iterator[Case]:
     """Other tensors, with digests as they should be."""
     norm = "norm.weight" if "0000" in file else "layers.0.input_layernorm.weight"
     weight, first, second = (f"{kind}.{norm}" for kind in ("weights", "exp_avg", "exp_avg_sq"))
-    told = norm.removeprefix("layers.0.")
+    expected = norm.removeprefix("layers.0.")
 
-    def changed(name: str, change: Callable[[dict[str, Tensor]], object], told: str = told) -> Case:
+    def changed(name: str, change: Callable[[dict[str, Tensor]], object], expected: str = expected) -> Case:
         def damage(folder: Path, draw: random.Random) -> None:
             rewrite(folder / file, change)
             seal(folder)
 
-        return Case(f"{file}: {name}", file, damage, told)
+        return Case(f"{file}: {name}", file, damage, expected)
 
     for kind in ("bfloat16", "float16", "float64", "int32"):
         yield changed(f"weight as {kind}", lambda t, k=kind: t.update({weight: t[weight].to(getattr(torch, k))}))
@@ -150,7 +150,7 @@ def _headers(file: str) -> Iterator[Case]:
     for length in (0, 1, 1 << 20, 100_000_001, 1 << 40, 1 << 63, (1 << 64) - 1):
         yield Case(f"header of {length} bytes", file, announced(length))
 
-    def told(name: str, change: Callable[[dict[str, Any]], object]) -> Case:
+    def header_case(name: str, change: Callable[[dict[str, Any]], object]) -> Case:
         def damage(folder: Path, draw: random.Random) -> None:
             head, body = _header((folder / file).read_bytes())
             tree = json.loads(head)
@@ -173,14 +173,16 @@ def _headers(file: str) -> Iterator[Case]:
         "of a type that is none": {"dtype": "F7"},
         "a pickled object": {"dtype": "O"},
     }.items():
-        yield told(name, lambda tree, e=entry: tree[key].update(e))
-    yield told("nested", lambda tree: tree.update({key: {"dtype": "F32", "shape": json.loads("[" * 900 + "]" * 900)}}))
-    yield told("100,000 tensors", lambda tree: tree.update({f"weights.{n}": tree[key] for n in range(100_000)}))
-    yield told("no label", lambda tree: tree.pop("__metadata__"))
-    yield told("a label of 10 MB", lambda tree: tree["__metadata__"].update(planaria="9" * 10_000_000))
+        yield header_case(name, lambda tree, e=entry: tree[key].update(e))
+    yield header_case(
+        "nested", lambda tree: tree.update({key: {"dtype": "F32", "shape": json.loads("[" * 900 + "]" * 900)}})
+    )
+    yield header_case("100,000 tensors", lambda tree: tree.update({f"weights.{n}": tree[key] for n in range(100_000)}))
+    yield header_case("no label", lambda tree: tree.pop("__metadata__"))
+    yield header_case("a label of 10 MB", lambda tree: tree["__metadata__"].update(planaria="9" * 10_000_000))
     for field, value in {"version": 3, "stage": 1 << 70, "step": -1, "more": 1, "updates": 4}.items():
         label = {"version": 2, "stage": 2, "step": 2, field: value}
-        yield told(
+        yield header_case(
             f"label with {field} = {value}", lambda tree, m=label: tree["__metadata__"].update(planaria=json.dumps(m))
         )
 
@@ -246,10 +248,10 @@ def _places(files: list[str]) -> Iterator[Case]:
 
 
 def _manifests() -> Iterator[Case]:
-    """Manifests that say what cannot be, sealed as they should be."""
+    """Manifests with invalid values and a valid seal."""
 
-    def said(name: str, told: str = "", **changes: Any) -> Case:
-        return Case(f"manifest: {name}", "manifest.json", lambda folder, draw: seal(folder, **changes), told)
+    def manifest_case(name: str, expected: str = "", **changes: Any) -> Case:
+        return Case(f"manifest: {name}", "manifest.json", lambda folder, draw: seal(folder, **changes), expected)
 
     for field, values in {
         "format": (0, 2, "one"),
@@ -266,4 +268,4 @@ def _manifests() -> Iterator[Case]:
         "more": (1,),
     }.items():
         for value in values:
-            yield said(f"{field} = {str(value)[:40]}", **{field: value})
+            yield manifest_case(f"{field} = {str(value)[:40]}", **{field: value})

@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 from planaria.control.log.logs import ID
 from planaria.models.packing import entries
 from planaria.runtime.api.execution import MIRRORED
-from planaria.runtime.checkpoint.mirror import MAX_BYTES, Mirror, mirrored
+from planaria.runtime.checkpoint.mirror import MAX_BYTES, Mirror, mirror_folder
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
 from waiting import until
@@ -75,7 +75,7 @@ class Ordered(MemoryFileSystem):
     protocol = "ordered"
     store: dict[str, Any] = {}  # noqa: RUF012
     pseudo_dirs = [""]  # noqa: RUF012
-    said: list[str] = []  # noqa: RUF012
+    operations: list[str] = []  # noqa: RUF012
     broken = False
 
     @classmethod
@@ -86,11 +86,11 @@ class Ordered(MemoryFileSystem):
         if Ordered.broken:
             raise ConnectionError("out of order")
         super().put_file(lpath, rpath, *given, **more)
-        self.said.append(f"+{rpath.rpartition('/checkpoints/')[2]}")
+        self.operations.append(f"+{rpath.rpartition('/checkpoints/')[2]}")
 
     def rm_file(self, path: str) -> None:
         super().rm_file(path)
-        self.said.append(f"-{path.rpartition('/checkpoints/')[2]}")
+        self.operations.append(f"-{path.rpartition('/checkpoints/')[2]}")
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def ordered() -> str:
 
     fsspec.register_implementation("ordered", Ordered, clobber=True)
     Ordered.store.clear()
-    Ordered.said.clear()
+    Ordered.operations.clear()
     Ordered.broken = False
     return "ordered://place"
 
@@ -131,7 +131,7 @@ def test_a_manifest_comes_last_and_goes_first(tmp_path: Path, ordered: str) -> N
     mirror.update(run.folder, [])
     assert mirror.names() == ["step-00000010"]
     for step in ("step-00000008", "step-00000010"):
-        reported = [line for line in Ordered.said if line[1:].startswith(step)]
+        reported = [line for line in Ordered.operations if line[1:].startswith(step)]
         put = [line for line in reported if line[0] == "+"]
         assert put[-1] == f"+{step}/{MANIFEST}" and len(put) == 4
         gone = [line for line in reported if line[0] == "-"]
@@ -140,34 +140,34 @@ def test_a_manifest_comes_last_and_goes_first(tmp_path: Path, ordered: str) -> N
 
 @pytest.mark.parametrize("stays", [False, True], ids=["for a while", "permanently"])
 def test_a_failing_store_is_reported_and_costs_no_more_than_the_copy(alone: Path, ordered: str, stays: bool) -> None:
-    said: list[str] = []
+    warnings: list[str] = []
     mirror = Mirror(ordered, "mine")
     mirror.claim(alone)
     Ordered.broken = True
-    with mirrored(mirror, alone, [ID], said.append):
+    with mirror_folder(mirror, alone, [ID], warnings.append):
         if not stays:
-            until(lambda: said)
+            until(lambda: warnings)
             Ordered.broken = False
     if stays:
-        assert said and "checkpoint.store: ordered://place/mine: cannot write" in said[-1]
+        assert warnings and "checkpoint.store: ordered://place/mine: cannot write" in warnings[-1]
     else:
-        assert "out of order" in said[0] and "will be tried again" in said[0] and len(said) == 1
+        assert "out of order" in warnings[0] and "will be tried again" in warnings[0] and len(warnings) == 1
         assert mirror.names() == ["step-00000008", "step-00000010"]
 
 
 def test_another_runs_folder_is_left_alone(tmp_path: Path, stored: str) -> None:
     before = dict(Ordered.store)
-    with pytest.raises(UserError, match="holds another run; give this one another --name"):
+    with pytest.raises(UserError, match="holds another run; choose another --name"):
         train(settings(tmp_path / "two", stored))
     assert Ordered.store == before and not (tmp_path / "two" / "mine").exists()
 
 
 @pytest.mark.parametrize(
-    ("store", "said"),
+    ("store", "message"),
     [("nonsense://x", "checkpoint.store = 'nonsense://x/mine'"), ("file:///proc/nowhere", "cannot write there")],
 )
-def test_an_invalid_store_is_refused(tmp_path: Path, store: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_an_invalid_store_is_refused(tmp_path: Path, store: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         train(settings(tmp_path / "runs", store))
     assert not (tmp_path / "runs" / "mine").exists()
 
@@ -217,8 +217,8 @@ class Lying(Ordered):
 
     def info(self, path: str, **how: Any) -> dict[str, Any]:
         found: dict[str, Any] = super().info(path, **how)
-        said = [size for end, size in self.about.items() if str(path).endswith(end)]
-        return found | ({"size": said[0]} if said else {})
+        sizes = [size for end, size in self.about.items() if str(path).endswith(end)]
+        return found | ({"size": sizes[0]} if sizes else {})
 
     def open(self, path: str, mode: str = "rb", **how: Any) -> Any:
         return Counted(super().open(path, mode, **how)) if mode == "rb" else super().open(path, mode, **how)
@@ -242,7 +242,7 @@ class Counted:
 
 @pytest.mark.usefixtures("stored")
 @pytest.mark.parametrize(
-    ("file", "size", "said"),
+    ("file", "size", "message"),
     [
         ("config.json", 1 << 40, r"config\.json: its size is 1099511627776, which must be at most 268435456 bytes"),
         (
@@ -257,11 +257,11 @@ class Counted:
         ),
         ("10/stage-0002.safetensors", 1000, r"stage-0002\.safetensors has more than the 1000 bytes that its store"),
         ("10/stage-0002.safetensors", 1 << 20, r"stage-0002\.safetensors: ends after \d+ of 1048576 bytes"),
-        ("events.jsonl", 1 << 39, r"events\.jsonl takes 549755813888 bytes, and .* has room for 1073741824; make"),
+        ("events.jsonl", 1 << 39, r"events\.jsonl takes 549755813888 bytes, and .* has 1073741824 free; free"),
     ],
 )
 def test_files_of_impossible_sizes_are_refused(
-    tmp_path: Path, file: str, size: int, said: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, file: str, size: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fsspec
 
@@ -269,7 +269,7 @@ def test_files_of_impossible_sizes_are_refused(
     monkeypatch.setattr(Lying, "about", {file: size})
     monkeypatch.setattr(Lying, "read", 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 30))
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         resume("lying://place", tmp_path / "new")
     assert "\n" not in str(caught.value) and not list((tmp_path / "new").glob("[!.]*"))
     assert Lying.read < 2 << 20, "no more than possible is read"

@@ -87,16 +87,16 @@ def strike_at(number: int) -> None:
     """Kill this process just before its ``number``-th visible change of files."""
     seen = 0
 
-    def strike(event: str, arguments: object) -> None:
+    def crash_at(event: str, arguments: object) -> None:
         nonlocal seen
         if event in SEEN:
             seen += 1
             if seen == number:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    sys.addaudithook(strike)
+    sys.addaudithook(crash_at)
     real = os.fsync
-    os.fsync = lambda handle: (strike("fsync", handle), real(handle))[1]
+    os.fsync = lambda handle: (crash_at("fsync", handle), real(handle))[1]
 
 
 def require_all_whole(folder: Path) -> list[int]:

@@ -16,7 +16,7 @@ import planaria
 from planaria.cli.commands.checkpoint import verify
 from planaria.common.errors import UserError
 from planaria.runtime.checkpoint.loading import load_stage
-from planaria.runtime.engine.resumption import resumption_of
+from planaria.runtime.preparation.resumption import resumption_of
 
 STEP = "step-00000002"
 SLACK = 48 << 20
@@ -108,7 +108,7 @@ def test_a_damaged_checkpoint_is_refused(name: str, case: Case, home: Path, tmp_
             messages[way] = str(caught.value)
     for way, line in messages.items():
         assert "\n" not in line and len(line) < 1000, way
-        assert str(folder) in line and case.told in line, (way, line)
+        assert str(folder) in line and case.expected in line, (way, line)
         assert Path(case.file).name in line or "manifest" in case.file, (way, line)
     assert there(run) == before and not list(tmp_path.rglob("executed"))
 

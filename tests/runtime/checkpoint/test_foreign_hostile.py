@@ -364,7 +364,7 @@ def test_a_reader_that_dies_or_hangs_is_reported(sound: Path, tmp_path: Path, mo
     given = job(sound / "dcp", config(3), "dcp")
     monkeypatch.setattr(foreign, "SECONDS", 0.01)
     monkeypatch.setattr(foreign, "SLOWEST", 1e12)
-    with pytest.raises(UserError, match=r"its reader took more than 0.01 s; give an undamaged folder"):
+    with pytest.raises(UserError, match=r"its reader took more than 0.01 s; use an undamaged folder"):
         read_apart(given)
     monkeypatch.setattr(foreign, "SECONDS", 60.0)
     with pytest.raises(UserError, match="its reader ended with KeyError: 'nothing'"):

@@ -123,7 +123,7 @@ def test_a_fused_folder_needs_a_map(saved: SealedCheckpoint, tmp_path: Path) -> 
         UserError, match=r"10\.attention\.dense\.weight is not a parameter of this model; map it with --names"
     ):
         taken(folder, config(3), "universal")
-    with pytest.raises(UserError, match=r"has an unknown order of parts; give slices"):
+    with pytest.raises(UserError, match=r"has an unknown order of parts; use slices"):
         taken(folder, config(3), "universal", map_of(tmp_path, None))
     compare(saved, folder, map_of(tmp_path, RANKS))
 
@@ -271,8 +271,8 @@ def test_derived_tensors_are_left_out_and_a_tied_head_is_noted() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("a = 3", "'a': give a name in quotes, or a table of parts"),
-        ("a.b = 'c'", "'a': give a name in quotes"),
+        ("a = 3", "'a': use a name in quotes, or a table of parts"),
+        ("a.b = 'c'", "'a': use a name in quotes"),
         ("a = { parts = 'b' }", "'a': parts must be a list of names"),
         ("a = { parts = ['b', 'c'], slices = 0 }", "slices = 0 must be 1 or more"),
         ("a = { parts = ['b', 'c'], padded = true }", "padded = true goes with one part"),

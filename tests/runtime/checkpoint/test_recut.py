@@ -22,7 +22,7 @@ from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts.events import ReplicaPosition
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.models.families import build_stage
 from planaria.models.optimizers.adamw import KEYS
 from planaria.models.packing import digest
@@ -91,7 +91,7 @@ def scale(name: str) -> float:
 def atom(given: RunConfig, name: str, replica: int, shape: tuple[int, ...]) -> dict[str, Any]:
     """Return the state of a parameter. All-reduced replicas are equal except for their own outer parts."""
     alike = 0 if given.exchange.kind == "allreduce" else replica
-    parts = exchange(given.exchange).parts if given.exchange.replicas > 1 else {}
+    parts = make_exchange(given.exchange).parts if given.exchange.replicas > 1 else {}
     outer = {p: drawn(p, name, alike if sharing == "shared" else replica, shape) for p, sharing in parts.items()}
     w, first, second = (drawn(what, name, alike, shape) for what in ("weight", "first", "second"))
     return {
@@ -185,7 +185,7 @@ def check_outer(was: RunConfig, now: RunConfig, replica: int, stage: int, got: S
     if 1 in (was.exchange.replicas, now.exchange.replicas):
         assert not got.outer
         return
-    kept, parts = was.exchange.replicas == now.exchange.replicas, exchange(was.exchange).parts
+    kept, parts = was.exchange.replicas == now.exchange.replicas, make_exchange(was.exchange).parts
     assert int(got.outer["rounds"]) == (7 if kept else 0)
     assert len(got.outer) == 1 + len(parts) * len(got.weights)
     for local, shape in shapes(now, stage).items():
@@ -423,7 +423,7 @@ def tampered(saved: SealedCheckpoint, stage: int, change: Callable[[dict[str, Te
     tensors["sha256"] = torch.frombuffer(bytearray(rows), dtype=torch.uint8).view(-1, 32)
     save_file(tensors, path, {"planaria": json.dumps({"version": 2, "stage": stage, "step": STEP})})
     manifest = saved.manifest.model_copy(update={"digests": {}})
-    (saved.folder / "manifest.json").write_text(documents.sealed(manifest))
+    (saved.folder / "manifest.json").write_text(documents.seal(manifest))
     return path
 
 
@@ -497,7 +497,7 @@ def test_unequal_copies_of_all_reduced_replicas_are_named(tmp_path: Path) -> Non
 
 def test_mixed_partial_and_other_models_checkpoints_are_refused(tmp_path: Path) -> None:
     saved = save(tmp_path / "mixed", config(4))
-    sealed = documents.sealed(saved.manifest.model_copy(update={"step": STEP + 1}))
+    sealed = documents.seal(saved.manifest.model_copy(update={"step": STEP + 1}))
     (saved.folder / "manifest.json").write_text(sealed)
     assert f"holds step {STEP}, not {STEP + 1}" in refused(saved, config(2))
     saved = save(tmp_path / "partial", config(4), stages=[0, 1, 3, 4])
@@ -541,7 +541,7 @@ def shared(was: RunConfig, now: RunConfig, replica: int, stage: int) -> Mapping[
     made: dict[str, Tensor] = {"rounds": torch.tensor(0)}
     for local, shape in shapes(now, stage).items():
         name = named(now, stage, local)
-        for part, sharing in exchange(was.exchange).parts.items():
+        for part, sharing in make_exchange(was.exchange).parts.items():
             each = [atom(was, name, r, shape)["outer"][part] for r in range(was.exchange.replicas)]
             made[f"{part}/{local}"] = sum(each[1:], each[0]) / 3 if sharing == "own" else torch.stack(each).mean(0)
     return made

@@ -17,8 +17,8 @@ from clusters import DEPLOY, KEY, Call, environment, pod, read, recorded, record
 from planaria import cli
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine.join import AddressAccess, JoinTerms
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.engine.machine_service import AddressAccess, MachineOptions
+from planaria.runtime.resolved_run import ResolvedRun
 
 SRUN = """#!/bin/sh
 while [ "${1#--}" != "$1" ]; do shift; done
@@ -107,7 +107,7 @@ def started(call: Call, folder: Path, capsys: pytest.CaptureFixture[str]) -> tup
     return recipe.load(folder / "output.toml", {}), output
 
 
-def joined(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[AddressAccess, JoinTerms]:
+def joined(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[AddressAccess, MachineOptions]:
     """How ``planaria join`` would join."""
     found: list[Any] = []
     monkeypatch.setattr("planaria.cli.commands.join.join", lambda *given: found.append(given))

@@ -11,7 +11,7 @@ import pytest
 
 from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 
 yaml = pytest.importorskip("yaml")
 ray_constants = pytest.importorskip("ray._private.ray_constants")

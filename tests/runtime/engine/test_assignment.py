@@ -10,7 +10,7 @@ from planaria.config.schema import ExchangeConfig, ModelConfig, PipelineConfig, 
 from planaria.control.facts import events as e
 from planaria.control.facts.decisions import PREDECESSOR, BeginRound, Form, Keep, Member
 from planaria.control.facts.events import Fact
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.assignment import Assignment
 
 RECIPE = RunConfig(

@@ -18,11 +18,11 @@ from planaria.control.state.replica import ReplicaState, WorkerSet
 from planaria.control.state.roster import Roster, WorkerState
 from planaria.control.state.run import Replicas, RunState
 from planaria.faults.checks import neighbours
-from planaria.faults.injector import TraceChaos
+from planaria.faults.injector import TraceInjector
 from planaria.faults.trace import Fault, Trace, write
-from planaria.runtime.engine.config_checks import read_faults
-from planaria.runtime.engine.unused_settings import without_effect
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.preparation.config_checks import read_faults
+from planaria.runtime.preparation.unused_settings import without_effect
+from planaria.runtime.resolved_run import ResolvedRun
 
 STARTED = e.RunStarted(name="run", seed=1, stages=4, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)
 HOLDERS = {stage: f"w{stage}" for stage in range(5)}
@@ -47,27 +47,27 @@ class Fleet:
     """Records its messages and signals."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, d.InjectFault]] = []
+        self.sent_orders: list[tuple[str, d.InjectFault]] = []
         self.signals: list[tuple[str, int, signal.Signals]] = []
 
     def send(self, worker: str, text: bytes) -> None:
-        self.told.append((worker, d.InjectFault.model_validate_json(text)))
+        self.sent_orders.append((worker, d.InjectFault.model_validate_json(text)))
 
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
         self.signals.append((worker, incarnation, number))
 
     def numbers(self) -> list[tuple[str, int]]:
         """Return (worker, fault number) of the messages since the last call."""
-        reported, self.told = [(worker, blow.number) for worker, blow in self.told], []
+        reported, self.sent_orders = [(worker, fault_order.number) for worker, fault_order in self.sent_orders], []
         return reported
 
 
-def chaos(*faults: Fault, first_step: int = 0, folder: Path = Path("nowhere")) -> tuple[TraceChaos, Fleet]:
+def chaos(*faults: Fault, first_step: int = 0, folder: Path = Path("nowhere")) -> tuple[TraceInjector, Fleet]:
     fleet = Fleet()
-    return TraceChaos(Trace(faults=faults), fleet, folder, first_step), fleet
+    return TraceInjector(Trace(faults=faults), fleet, folder, first_step), fleet
 
 
-def struck(number: int, node: int, name: str = "SIGKILL", step: int = 0) -> e.FaultInjected:
+def injected(number: int, node: int, name: str = "SIGKILL", step: int = 0) -> e.FaultInjected:
     return e.FaultInjected(worker=f"w{node}", node=node, signal=name, step=step, moment="any", number=number)
 
 
@@ -88,31 +88,31 @@ def rebuild(step: int, node: int) -> d.Form:
 
 @pytest.mark.parametrize("moment", ["any", "forward", "backward"])
 def test_a_worker_gets_its_fault_in_its_step(moment: Any) -> None:
-    made, fleet = chaos(Fault(step=3, stage=2, signal="slow", moment=moment, offset=0.5, strength=4.0))
+    injector, fleet = chaos(Fault(step=3, stage=2, signal="slow", moment=moment, offset=0.5, strength=4.0))
     for step in range(3):
-        made.on_decision(run(step), STATE)
-    assert not fleet.told
-    made.on_decision(run(3, mode="evaluate"), STATE)
-    assert not fleet.told, "a validation is no step"
-    made.on_decision(run(3), STATE)
-    blow = d.InjectFault(number=0, signal="slow", moment=moment, offset=0.5, seconds=None, strength=4.0)
-    assert fleet.told == [("w2", blow)]
-    assert made.on_event(0.0, struck(0, 2), STATE) == []
-    made.on_decision(run(3), STATE)
-    assert len(fleet.told) == 1, "a step that is repeated is struck once"
+        injector.on_decision(run(step), STATE)
+    assert not fleet.sent_orders
+    injector.on_decision(run(3, mode="evaluate"), STATE)
+    assert not fleet.sent_orders, "a validation is no step"
+    injector.on_decision(run(3), STATE)
+    fault_order = d.InjectFault(number=0, signal="slow", moment=moment, offset=0.5, seconds=None, strength=4.0)
+    assert fleet.sent_orders == [("w2", fault_order)]
+    assert injector.on_event(0.0, injected(0, 2), STATE) == []
+    injector.on_decision(run(3), STATE)
+    assert len(fleet.sent_orders) == 1, "a fault is injected once, also if its step is repeated"
 
 
 def test_an_attack_is_sent_with_its_end_also_in_a_resumed_run() -> None:
-    lie = Fault(step=3, stage=2, signal="lie", attack="ipm", strength=0.5, until=6)
+    lie = Fault(step=3, stage=2, signal="corrupt_update", attack="ipm", strength=0.5, until=6)
     for first, step, reported in ((0, 3, True), (3, 3, True), (5, 5, True), (6, 6, False)):
-        made, fleet = chaos(lie, first_step=first)
-        made.on_decision(run(step), STATE)
-        plain = {"number": 0, "signal": "lie", "moment": "any", "offset": 0.0, "seconds": None}
-        blow = d.InjectFault(**plain, strength=0.5, attack="ipm", until=6)
-        assert fleet.told == ([("w2", blow)] if reported else [])
-    made, fleet = chaos(Fault(step=3, stage=2, signal="lie"), first_step=4)
-    made.on_decision(run(4), STATE)
-    assert not fleet.told, "it was sent in an earlier part of the run"
+        injector, fleet = chaos(lie, first_step=first)
+        injector.on_decision(run(step), STATE)
+        plain = {"number": 0, "signal": "corrupt_update", "moment": "any", "offset": 0.0, "seconds": None}
+        fault_order = d.InjectFault(**plain, strength=0.5, attack="ipm", until=6)
+        assert fleet.sent_orders == ([("w2", fault_order)] if reported else [])
+    injector, fleet = chaos(Fault(step=3, stage=2, signal="corrupt_update"), first_step=4)
+    injector.on_decision(run(4), STATE)
+    assert not fleet.sent_orders, "it was sent in an earlier part of the run"
 
 
 @pytest.mark.parametrize(
@@ -126,88 +126,88 @@ def test_an_attack_is_sent_with_its_end_also_in_a_resumed_run() -> None:
     ],
 )
 def test_every_moment_begins_with_its_own_decision(moment: Any, decision: d.Decision) -> None:
-    made, fleet = chaos(Fault(step=1, stage=3, moment=moment))
+    injector, fleet = chaos(Fault(step=1, stage=3, moment=moment))
     now = replace(STATE, replicas=MappingProxyType({0: replace(STATE.replicas[0], step=1)}))
-    made.on_decision(run(1), now)
-    assert not fleet.told
-    made.on_decision(decision, now)
+    injector.on_decision(run(1), now)
+    assert not fleet.sent_orders
+    injector.on_decision(decision, now)
     assert fleet.numbers() == [("w3", 0)]
 
 
 @pytest.mark.parametrize(("stage", "hit"), [(1, True), (2, True), (3, True), (4, False)])
 def test_a_transfer_is_struck_at_the_giving_or_the_taking_end(stage: int, hit: bool) -> None:
-    made, fleet = chaos(Fault(step=2, stage=stage, moment="transfer"))
-    made.on_decision(rebuild(1, 2), STATE)
-    assert not fleet.told, "it is for step 2"
-    made.on_decision(rebuild(2, 2), STATE)
+    injector, fleet = chaos(Fault(step=2, stage=stage, moment="transfer"))
+    injector.on_decision(rebuild(1, 2), STATE)
+    assert not fleet.sent_orders, "it is for step 2"
+    injector.on_decision(rebuild(2, 2), STATE)
     assert fleet.numbers() == ([(f"w{stage}", 0)] if hit else [])
 
 
 def test_kills_of_one_step_strike_in_the_order_of_their_moments() -> None:
-    made, fleet = chaos(Fault(step=1, stage=2, offset=0.9), Fault(step=1, stage=4, offset=0.1))
-    made.on_decision(run(1), STATE)
+    injector, fleet = chaos(Fault(step=1, stage=2, offset=0.9), Fault(step=1, stage=4, offset=0.1))
+    injector.on_decision(run(1), STATE)
     assert fleet.numbers() == [("w4", 1)]
-    made.on_decision(run(1), STATE)
-    assert fleet.numbers() == [], "it has not struck yet"
-    made.on_event(0.0, struck(1, 4), STATE)
-    made.on_decision(run(1), STATE)
+    injector.on_decision(run(1), STATE)
+    assert fleet.numbers() == [], "it has not been injected yet"
+    injector.on_event(0.0, injected(1, 4), STATE)
+    injector.on_decision(run(1), STATE)
     assert fleet.numbers() == [("w2", 0)]
 
 
 def test_kills_of_one_moment_strike_together() -> None:
-    made, fleet = chaos(Fault(step=1, stage=2, offset=0.5), Fault(step=1, stage=3, offset=0.5))
-    made.on_decision(run(1), STATE)
+    injector, fleet = chaos(Fault(step=1, stage=2, offset=0.5), Fault(step=1, stage=3, offset=0.5))
+    injector.on_decision(run(1), STATE)
     assert fleet.numbers() == [("w2", 0)]
-    (mate,) = made.on_event(0.0, struck(0, 2, step=1), STATE)
+    (mate,) = injector.on_event(0.0, injected(0, 2, step=1), STATE)
     assert (mate.worker, mate.node, mate.number) == ("w3", 3, 1)
     assert fleet.signals == [("w3", 3, signal.SIGKILL)]
 
 
 def test_a_worker_that_dies_otherwise_leaves_its_fault_for_later() -> None:
-    made, fleet = chaos(Fault(step=1, stage=2), Fault(step=1, stage=3))
-    made.on_decision(run(1), STATE)
+    injector, fleet = chaos(Fault(step=1, stage=2), Fault(step=1, stage=3))
+    injector.on_decision(run(1), STATE)
     fleet.numbers()
-    made.on_event(0.0, lost(2), STATE)
-    made.on_decision(run(1), STATE)
+    injector.on_event(0.0, lost(2), STATE)
+    injector.on_decision(run(1), STATE)
     assert fleet.numbers() == [("w2", 0)]
-    assert [mate.node for mate in made.on_event(0.0, struck(0, 2), STATE)] == [3]
+    assert [mate.node for mate in injector.on_event(0.0, injected(0, 2), STATE)] == [3]
 
 
 def test_a_frozen_worker_resumes_in_time() -> None:
-    made, fleet = chaos(Fault(step=0, stage=2, signal="stop", resume_after_s=1.5))
-    made.on_decision(run(0), STATE)
-    made.on_event(10.0, struck(0, 2, "SIGSTOP"), STATE)
-    assert made.next_due() == 11.5
-    made.resume_due(11.4)
+    injector, fleet = chaos(Fault(step=0, stage=2, signal="stop", resume_after_s=1.5))
+    injector.on_decision(run(0), STATE)
+    injector.on_event(10.0, injected(0, 2, "SIGSTOP"), STATE)
+    assert injector.next_due() == 11.5
+    injector.resume_due(11.4)
     assert not fleet.signals
-    made.resume_due(11.5)
+    injector.resume_due(11.5)
     assert fleet.signals == [("w2", 3, signal.SIGCONT)]
-    assert made.next_due() is None
+    assert injector.next_due() is None
 
 
 def test_a_vacant_stage_is_struck_once_someone_holds_it() -> None:
-    made, fleet = chaos(Fault(step=0, stage=2))
-    made.on_decision(run(0), state({s: w for s, w in HOLDERS.items() if s != 2}))
-    assert not fleet.told
-    made.on_decision(run(0), STATE)
+    injector, fleet = chaos(Fault(step=0, stage=2))
+    injector.on_decision(run(0), state({s: w for s, w in HOLDERS.items() if s != 2}))
+    assert not fleet.sent_orders
+    injector.on_decision(run(0), STATE)
     assert fleet.numbers() == [("w2", 0)]
 
 
 def test_a_fault_whose_step_was_skipped_strikes_later() -> None:
-    made, fleet = chaos(Fault(step=1, stage=2, moment="commit"))
-    made.on_decision(d.Commit(generation=1, step=4, progress=4), STATE)
+    injector, fleet = chaos(Fault(step=1, stage=2, moment="commit"))
+    injector.on_decision(d.Commit(generation=1, step=4, progress=4), STATE)
     assert fleet.numbers() == [("w2", 0)]
 
 
 def test_a_resumed_run_skips_earlier_faults() -> None:
-    made, fleet = chaos(Fault(step=1, stage=2), Fault(step=5, stage=3), first_step=5)
-    made.on_decision(run(5), STATE)
+    injector, fleet = chaos(Fault(step=1, stage=2), Fault(step=5, stage=3), first_step=5)
+    injector.on_decision(run(5), STATE)
     assert fleet.numbers() == [("w3", 1)]
 
 
 def test_no_bit_is_flipped_before_there_is_a_checkpoint(tmp_path: Path) -> None:
-    made, _ = chaos(Fault(step=0, stage=2, signal="flip"), folder=tmp_path)
-    assert made.on_decision(run(0), STATE) == []
+    injector, _ = chaos(Fault(step=0, stage=2, signal="flip"), folder=tmp_path)
+    assert injector.on_decision(run(0), STATE) == []
 
 
 # ---- faults of edges that a run does not have

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planaria.config.schema import OptimConfig, RunConfig
 from planaria.models.optimizers.adamw import adamw
-from planaria.runtime.engine.resumption import rate_change
+from planaria.runtime.preparation.resumption import rate_change
 from planaria.runtime.worker.clipping import clip_gradients, total_norms
 from planaria.runtime.worker.learning_rate import learning_rate
 

@@ -18,9 +18,9 @@ from planaria.pipeline.plan.build import build_plan
 from planaria.pipeline.routing import routes
 from planaria.recovery.base import Copy
 from planaria.recovery.chain import ChainPlan
-from planaria.runtime.engine.config_checks import check
 from planaria.runtime.prediction.copy_costs import costs_of_copies
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.preparation.config_checks import check
+from planaria.runtime.resolved_run import ResolvedRun
 from schedules import on_schedule, shape
 
 CLOCKED = {"warmup": 5, "schedule": "cosine", "weight_decay": 0.1, "clip": 0.5}
@@ -61,15 +61,15 @@ def test_copies_change_no_loss(recovery: dict[str, Any], config: Recipe) -> None
 )
 def test_redundant_copies_are_restored_bit_for_bit(stages: list[int], forward: bool, config: Recipe) -> None:
     recipe = config(optim=CLOCKED, recovery={"strategy": "redundant", "options": {"forward": forward}})
-    struck, undisturbed = engine_of(recipe), engine_of(recipe)
-    for engine in (struck, undisturbed):
+    disturbed, undisturbed = engine_of(recipe), engine_of(recipe)
+    for engine in (disturbed, undisturbed):
         for stage in stages:  # as if it had been rebuilt before
             engine.runners[stage].lr_scale = 1.1
         losses(engine, 3)
-    assert lose(struck, *stages).reason == ""
-    assert whole(struck) == whole(undisturbed)
-    assert losses(struck, 5) == losses(undisturbed, 5)
-    assert whole(struck) == whole(undisturbed)
+    assert lose(disturbed, *stages).reason == ""
+    assert whole(disturbed) == whole(undisturbed)
+    assert losses(disturbed, 5) == losses(undisturbed, 5)
+    assert whole(disturbed) == whole(undisturbed)
 
 
 def test_a_redundant_copy_follows_the_new_holder_of_its_stage(config: Recipe) -> None:
@@ -86,7 +86,7 @@ def test_redundant_copies_of_adjacent_stages_are_lost_together(config: Recipe) -
     engine = engine_of(config(recovery={"strategy": "redundant"}))
     losses(engine, 2)
     assert engine.lose([2, 3]) == ChainPlan(
-        {2: ("redundant", (1,))}, None, "redundant cannot, stage 3's twin was at stage 2, which is lost too"
+        {2: ("redundant", (1,))}, None, "redundant cannot rebuild it: stage 3's twin was at stage 2, which is lost too"
     )
 
 
@@ -110,12 +110,12 @@ def test_mirrored_stage_0_is_restored_byte_for_byte(tied: bool, config: Recipe) 
 def test_with_mirrored_moments_stage_0_continues_undisturbed(tied: bool, config: Recipe) -> None:
     recovery = {"strategy": "checkfree_plus", "options": {"mirror_moments": True}}
     recipe = config(model={"tied": tied}, routing=SWAPPED, optim=CLOCKED, recovery=recovery)
-    struck, undisturbed = engine_of(recipe), engine_of(recipe)
-    for engine in (struck, undisturbed):
+    disturbed, undisturbed = engine_of(recipe), engine_of(recipe)
+    for engine in (disturbed, undisturbed):
         losses(engine, 4)
-    lose(struck, 0)
-    assert whole(struck) == whole(undisturbed)
-    assert losses(struck, 5) == losses(undisturbed, 5)
+    lose(disturbed, 0)
+    assert whole(disturbed) == whole(undisturbed)
+    assert losses(disturbed, 5) == losses(undisturbed, 5)
 
 
 def test_stage_0_is_restored_as_it_was_last_mirrored(config: Recipe) -> None:
@@ -125,9 +125,9 @@ def test_stage_0_is_restored_as_it_was_last_mirrored(config: Recipe) -> None:
     for committed, mirrored in [(1, 1), (2, 1), (3, 3), (4, 3), (5, 3), (6, 6), (7, 6)]:
         losses(engine, 1)
         history.append(raw(engine.runners[0].state()))
-        struck = copy.deepcopy(engine)
-        lose(struck, 0)
-        assert raw(struck.runners[0].state()) == history[mirrored - 1], f"after {committed} steps"
+        disturbed = copy.deepcopy(engine)
+        lose(disturbed, 0)
+        assert raw(disturbed.runners[0].state()) == history[mirrored - 1], f"after {committed} steps"
 
 
 def test_outer_stages_become_copies_of_their_partners(config: Recipe) -> None:
@@ -152,9 +152,9 @@ def test_an_echo_is_near_its_stage(bits: int, worst: float, config: Recipe) -> N
     sent = {s: {n: w.clone() for n, w in runner.state().weights.items()} for s, runner in engine.runners.items()}
     losses(engine, 1)
     for stage, weights in sent.items():
-        struck = copy.deepcopy(engine)
-        lose(struck, stage)
-        echo = struck.runners[stage].state()
+        disturbed = copy.deepcopy(engine)
+        lose(disturbed, stage)
+        echo = disturbed.runners[stage].state()
         assert raw(echo)[1:] == ({}, {}, 1.0, None, None)
         error = torch.cat([(echo.weights[name] - weight).flatten() for name, weight in weights.items()])
         assert error.norm() < worst * torch.cat([weight.flatten() for weight in weights.values()]).norm()
@@ -168,7 +168,7 @@ def test_two_adjacent_stages_survive_with_more_distant_echoes(config: Recipe) ->
         plans[distance] = lose(engine, 2, 3)
     assert plans[2] == ChainPlan({2: ("echo", (4,)), 3: ("echo", (0,))}, None, "")
     assert losses(engine, 2)[-1] < math.log(257) + 0.5
-    assert plans[1].reason == "echo cannot, stage 2's echo was at stage 3, which is lost too"
+    assert plans[1].reason == "echo cannot rebuild it: stage 2's echo was at stage 3, which is lost too"
 
 
 # ---- all that is kept
@@ -240,11 +240,11 @@ def test_a_dropped_step_leaves_copies_unchanged(recovery: dict[str, Any], config
             half_a_step(troubled)
         assert whole(troubled) == before
         assert losses(troubled, 1) == losses(undisturbed, 1)
-        struck, other = copy.deepcopy(troubled), copy.deepcopy(undisturbed)
-        half_a_step(struck)
-        for engine in (struck, other):
+        disturbed, other = copy.deepcopy(troubled), copy.deepcopy(undisturbed)
+        half_a_step(disturbed)
+        for engine in (disturbed, other):
             lose(engine, 0)
-        assert whole(struck) == whole(other)
+        assert whole(disturbed) == whole(other)
 
 
 def test_copies_take_the_stated_memory(config: Recipe) -> None:
@@ -292,12 +292,12 @@ def scheduled(folder: Path, recovery: dict[str, Any]) -> InlineEngine:
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_stage_without_nodes_is_restored_from_its_copy(stage: int, tmp_path: Path) -> None:
-    struck, undisturbed = scheduled(tmp_path, REDUNDANT), scheduled(tmp_path, REDUNDANT)
+    disturbed, undisturbed = scheduled(tmp_path, REDUNDANT), scheduled(tmp_path, REDUNDANT)
     plain = scheduled(tmp_path, {"strategy": "checkfree"})
-    assert losses(struck, 2) == losses(undisturbed, 2) == losses(plain, 2), "what is kept changes no loss"
-    assert lose(struck, *struck.active_nodes.nodes(stage)).reason == ""
-    assert whole(struck) == whole(undisturbed)
-    assert losses(struck, 3) == losses(undisturbed, 3)
+    assert losses(disturbed, 2) == losses(undisturbed, 2) == losses(plain, 2), "what is kept changes no loss"
+    assert lose(disturbed, *disturbed.active_nodes.nodes(stage)).reason == ""
+    assert whole(disturbed) == whole(undisturbed)
+    assert losses(disturbed, 3) == losses(undisturbed, 3)
 
 
 def test_a_copy_is_lost_with_the_node_that_kept_it(tmp_path: Path) -> None:

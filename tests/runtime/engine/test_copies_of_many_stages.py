@@ -61,7 +61,7 @@ class Parity(Recovery):
             return parity
         return StageState({"bytes": pack(own.trained)})
 
-    def rebuild(self, stage: int, donated: Mapping[int, StageState], at: RebuildInputs) -> StageState:
+    def rebuild(self, stage: int, donated: Mapping[int, StageState], inputs: RebuildInputs) -> StageState:
         return unpack(xored(part.weights["bytes"] for part in donated.values()))
 
 
@@ -115,13 +115,13 @@ def parity_engine(config: Recipe, **sections: Any) -> InlineEngine:
 
 @pytest.mark.parametrize("lost", [1, 2, 3, 4])
 def test_any_block_stage_is_restored_from_the_others_and_their_parity(lost: int, config: Recipe) -> None:
-    struck, undisturbed = parity_engine(config), parity_engine(config)
-    assert losses(struck, 3) == losses(undisturbed, 3)
-    assert lose(struck, lost).reason == ""
-    assert whole(struck) == whole(undisturbed)
-    assert losses(struck, 2) == losses(undisturbed, 2)
-    assert lose(struck, 5 - lost).reason == "", "the next one too: the rebuilt stage has sent again"
-    assert whole(struck) == whole(undisturbed)
+    disturbed, undisturbed = parity_engine(config), parity_engine(config)
+    assert losses(disturbed, 3) == losses(undisturbed, 3)
+    assert lose(disturbed, lost).reason == ""
+    assert whole(disturbed) == whole(undisturbed)
+    assert losses(disturbed, 2) == losses(undisturbed, 2)
+    assert lose(disturbed, 5 - lost).reason == "", "the next one too: the rebuilt stage has sent again"
+    assert whole(disturbed) == whole(undisturbed)
 
 
 def test_a_lost_parity_is_invalid_until_all_have_sent_again(config: Recipe) -> None:

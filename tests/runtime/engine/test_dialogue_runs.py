@@ -19,7 +19,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.log.logs import read_run
 from planaria.models.llama_layers import mask_of
 from planaria.models.llama_stages import Llama
-from planaria.runtime.engine.unused_settings import require_used
+from planaria.runtime.preparation.unused_settings import require_used
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.step_samples import StepInputs, batches, learned_targets, masks
 
@@ -42,7 +42,7 @@ def test_a_step_has_the_gradient_of_the_mean_over_its_targets(tmp_path: Path, pa
     tokens, targets = stream.batch(0, 8)
     mask = mask_of(stream.documents(0, tokens)) if pack else None
     counts = [int((targets[n : n + 2] >= 0).sum()) for n in range(0, 8, 2)]
-    assert len({*counts}) > 1 and stream.learned(0, 8) == sum(counts)
+    assert len({*counts}) > 1 and stream.target_count(0, 8) == sum(counts)
     x = whole.ends.embed(tokens, mask)
     for stage in whole.stages:
         x = stage(x, mask)

@@ -19,7 +19,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.log.logs import read_run
 from planaria.models.llama_layers import document_mask
 from planaria.models.llama_stages import Llama
-from planaria.runtime.engine.config_checks import check
+from planaria.runtime.preparation.config_checks import check
 from planaria.runtime.worker.step_samples import batches, masks
 
 

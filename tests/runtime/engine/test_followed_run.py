@@ -17,7 +17,7 @@ from planaria.control.log import logs
 from planaria.control.log.logs import RunLog, read_run
 from planaria.control.log.run_record import RunRecord, Timed
 from planaria.report.observe.progress import NoProgress
-from planaria.runtime.engine import run_folders
+from planaria.runtime.preparation import run_folders
 from planaria.runtime.standby.followed_run import FollowedRun
 
 
@@ -87,8 +87,8 @@ def test_a_failover_reads_the_last_lines_only(
     for line in history[-3:]:
         write(log, line, 0)
     log.close()
-    parsed, parse = list[object](), logs._parsed
-    monkeypatch.setattr(logs, "_parsed", lambda line, kind: parsed.append(line) or parse(line, kind))
+    parsed, parse = list[object](), logs._parse
+    monkeypatch.setattr(logs, "_parse", lambda line, kind: parsed.append(line) or parse(line, kind))
     assert isinstance(followed.lost("exited", 0.0).finish, d.Finish)
     assert len(parsed) == 3
 

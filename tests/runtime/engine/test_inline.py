@@ -16,7 +16,7 @@ from planaria.models.llama_stages import Llama, global_name
 from planaria.pipeline.routing import routes
 from planaria.recovery.chain import ChainPlan
 from planaria.recovery.neighbour_average import merge
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.runtime.worker.runner import NonFinite, StageRunner
 from schedules import on_schedule, shape
@@ -199,7 +199,7 @@ def test_a_failed_rebuild_leaves_the_other_stages_unchanged(stages: list[int], c
     before = whole(engine)
     plan = engine.lose(stages)
     assert not plan.rollback
-    assert plan.reason.startswith("checkfree cannot, ")
+    assert plan.reason.startswith("checkfree cannot rebuild it: ")
     assert whole(engine) == before
 
 
@@ -299,12 +299,12 @@ STRUCK = {2: [2], 3: [0], 5: [1, 2, 3], 6: [0, 1, 2, 3, 4]}
 
 
 def test_the_oracle_equals_no_failures_bit_for_bit(config: Recipe) -> None:
-    free, struck = engine_of(config()), engine_of(config(recovery={"strategy": "oracle"}))
+    free, disturbed = engine_of(config()), engine_of(config(recovery={"strategy": "oracle"}))
     for step in range(8):
         if step in STRUCK:
-            assert not struck.lose(STRUCK[step]).reason
-        assert struck.train_step().loss == free.train_step().loss, step
-    assert struck.moved_bytes == 0
+            assert not disturbed.lose(STRUCK[step]).reason
+        assert disturbed.train_step().loss == free.train_step().loss, step
+    assert disturbed.moved_bytes == 0
 
 
 def test_reset_keeps_all_weights_and_the_other_stages_moments(config: Recipe) -> None:

@@ -18,8 +18,8 @@ from planaria.faults.trace import Fault, Trace
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.stage_file import read_stage, stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.prepare import prepare
-from planaria.runtime.engine.run_start import START, Origin
+from planaria.runtime.preparation.prepare import prepare
+from planaria.runtime.preparation.run_start import START, Origin
 
 STAGES = range(5)
 
@@ -107,10 +107,10 @@ def test_a_run_with_the_oracle_equals_one_without_failures(
     """The oracle restores the state that a worker had when it died."""
     _, free = run(config(), tmp_path / "free")
     faults = [Fault(step=step, stage=stage, moment=moment) for step in (3, 6) for stage in lost]
-    ending, struck = run(config(recovery={"strategy": "oracle"}), tmp_path / "struck", *faults)
+    ending, disturbed = run(config(recovery={"strategy": "oracle"}), tmp_path / "disturbed", *faults)
     assert ending == d.Finish(outcome="finished")
-    assert len(all_of(struck, e.FaultInjected)) == len(faults)
-    assert struck.losses() == free.losses()
+    assert len(all_of(disturbed, e.FaultInjected)) == len(faults)
+    assert disturbed.losses() == free.losses()
 
 
 def test_without_regular_checkpoints_the_last_state_is_saved(config: Recipe, tmp_path: Path) -> None:
@@ -150,14 +150,14 @@ def tries(log: Log) -> list[tuple[int, float]]:
 def test_a_rollback_repeats_the_same_steps(every: int, back_to: int, config: Recipe, tmp_path: Path) -> None:
     recipe = config(train={"steps": 6}, checkpoint={"every": every}, recovery={"strategy": "checkpoint"})
     _, undisturbed = run(recipe, tmp_path / "undisturbed")
-    ending, log = run(recipe, tmp_path / "struck", kill(3, 2), kill(3, 0))
+    ending, log = run(recipe, tmp_path / "disturbed", kill(3, 2), kill(3, 0))
     assert ending == d.Finish(outcome="finished")
     once = tries(undisturbed)
     assert tries(log) == once[:3] + once[back_to:], "the same losses, bit for bit"
     assert sorted((f.step, f.node) for f in log.facts if isinstance(f, e.FaultInjected)) == [(3, 0), (3, 2)]
     assert [f.step for f in log.facts if isinstance(f, d.Form) and f.outcome == "rolled back"] == [back_to]
     assert not prove_exactly_once(record(recipe, tmp_path, log))
-    assert_same_files(tmp_path, "struck", "undisturbed", "step-00000006")
+    assert_same_files(tmp_path, "disturbed", "undisturbed", "step-00000006")
 
 
 def test_a_rollback_follows_only_where_nothing_can_be_rebuilt(config: Recipe, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine.requirements import layer_loads, stage_work
 from planaria.runtime.prediction.layer_division import LayerCost, WorkerCapacity, divide
+from planaria.runtime.preparation.requirements import layer_loads, stage_work
 
 machine = st.builds(
     WorkerCapacity,

@@ -70,16 +70,16 @@ def nodes() -> dict[str, int]:
     return found
 
 
-def strike(monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals, after_s: float = 0.0) -> None:
+def signal_node(monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals, after_s: float = 0.0) -> None:
     """Send a signal to a node ``after_s`` seconds after the first pair has been measured."""
     original: Callable[[SurveyProgress, str], None] = SurveyProgress.update
-    struck: list[int] = []
+    signalled: list[int] = []
 
     def strikes(progress: SurveyProgress, text: str) -> None:
         original(progress, text)
-        if not struck:
+        if not signalled:
             pid = nodes()[f"planaria {name}.0"[:15]]
-            struck.append(pid)
+            signalled.append(pid)
             if after_s:
                 threading.Timer(after_s, os.kill, (pid, number)).start()
             else:
@@ -124,7 +124,7 @@ def test_nodes_of_this_machine_are_measured(recipe: Path, capsys: pytest.Capture
 def test_a_dead_node_is_named_and_nothing_is_written(
     recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strike(monkeypatch, "Oslo 1", signal.SIGKILL)  # of three pairs, the second or third is Oslo's
+    signal_node(monkeypatch, "Oslo 1", signal.SIGKILL)  # of three pairs, the second or third is Oslo's
     assert measure(recipe) == 1
     err = capfd.readouterr().err
     assert err.count("\n") == 1
@@ -138,7 +138,7 @@ def test_a_node_that_dies_during_its_measurement_is_named(
     recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe.write_text("[network]\nemulate = true\nlatency_s = 0.04\nbandwidth = 1e6\n[fleet]\nmissed = 200\n")
-    strike(monkeypatch, "node 0", signal.SIGKILL, after_s=0.7)
+    signal_node(monkeypatch, "node 0", signal.SIGKILL, after_s=0.7)
     assert measure(recipe, "--nodes", "3", "--quiet") == 1
     err = capfd.readouterr().err
     assert err.count("\n") == 1
@@ -149,7 +149,7 @@ def test_a_node_that_dies_during_its_measurement_is_named(
 def test_an_unreachable_node_is_named_after_the_timeout(
     recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strike(monkeypatch, "Oslo 1", signal.SIGSTOP)
+    signal_node(monkeypatch, "Oslo 1", signal.SIGSTOP)
     assert measure(recipe, "--fleet.timeout_s", "3", "--quiet") == 1
     err = capfd.readouterr().err
     assert err.count("\n") == 1
@@ -207,6 +207,6 @@ def test_a_failure_keeps_an_older_measurement(recipe: Path, monkeypatch: pytest.
     folder = recipe.parent / "found"
     folder.mkdir()
     (folder / "topology.toml").write_text("older")
-    strike(monkeypatch, "Bern 1", signal.SIGKILL)
+    signal_node(monkeypatch, "Bern 1", signal.SIGKILL)
     assert measure(recipe, "--quiet") == 1
     assert [file.read_text() for file in folder.iterdir()] == ["older"]

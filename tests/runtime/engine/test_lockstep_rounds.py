@@ -15,13 +15,13 @@ from observer import Log, train_inline
 from planaria.config.schema import RunConfig
 from planaria.control.facts import events as e
 from planaria.exchange.base import Update
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.faults.trace import Fault, Trace
 from planaria.lab.reference.engine import InlineEngine
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, replica_folder
-from planaria.runtime.engine.prepare import prepare
-from planaria.runtime.engine.run_start import START, Origin
+from planaria.runtime.preparation.prepare import prepare
+from planaria.runtime.preparation.run_start import START, Origin
 from planaria.runtime.worker.exchange_round import RoundMember
 from planaria.runtime.worker.lockstep_rounds import rounds_by
 from planaria.runtime.worker.runner import StageRunner
@@ -131,5 +131,5 @@ def test_an_update_with_nan_ends_the_run(config: Recipe, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("every", [1, 3, 7])
 def test_rounds_are_counted_when_settled(every: int, config: Recipe) -> None:
-    rule = exchange(recipe(config, {"kind": "noloco", "options": {"every": every}}).exchange)
+    rule = make_exchange(recipe(config, {"kind": "noloco", "options": {"every": every}}).exchange)
     assert [rounds_by(rule, n) for n in range(2 * every + 1)] == [n // every for n in range(2 * every + 1)]

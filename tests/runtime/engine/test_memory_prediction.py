@@ -11,7 +11,7 @@ from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
 from planaria.models.activations import PassMode, block_bytes, ends_bytes
 from planaria.runtime.fleet.devices import Device, Inventory
-from planaria.runtime.prediction.memory import USABLE, fit_to_memory, fitted_here, stage_memory
+from planaria.runtime.prediction.memory import USABLE, fit_to_memory, fit_to_this_machine, stage_memory
 
 GB = 10**9
 H100 = 85 * GB
@@ -120,5 +120,5 @@ def test_given_settings_stay_and_are_refused_with_the_fix_if_they_do_not_fit() -
 
 def test_on_cpus_nothing_is_predicted_or_recomputed() -> None:
     config = RunConfig.model_validate({"train": {"recompute": "auto"}})
-    found, line = fitted_here(config)
+    found, line = fit_to_this_machine(config)
     assert (found.train.recompute, found.pipeline.in_flight, line) == (False, None, "")

@@ -17,7 +17,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.log.logs import read_run
 from planaria.data.dataset import Dataset, Split
 from planaria.report.run.ledger import prove_exactly_once
-from planaria.runtime.engine import run_folders
+from planaria.runtime.preparation import run_folders
 
 CONTEXT = 8
 WINDOWS = {"books": 140, "code": 40, "web": 20}
@@ -125,7 +125,7 @@ def test_too_many_epochs_are_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=books + fix):
         planaria.train(recipe(tmp_path, train={"steps": 101}), progress=False)
     assert not (tmp_path / "runs").exists()
-    with pytest.raises(UserError, match=r"data\.source = 'x': data\.mixture names the sources; leave it out"):
+    with pytest.raises(UserError, match=r"data\.source = 'x': data\.mixture names the sources; remove it"):
         planaria.train(recipe(tmp_path, data={"source": "x"}), progress=False)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine import requirements as network_checks
-from planaria.runtime.engine.config_checks import check
+from planaria.runtime.preparation import requirements as network_checks
+from planaria.runtime.preparation.config_checks import check
 from planaria.runtime.transport import secure
 
 
@@ -27,8 +27,8 @@ from planaria.runtime.transport import secure
         ({"ports": [7010, 7002]}, "the first and the last"),
         ({"ports": [7002, 7004]}, "3 ports for 6 workers"),
         ({"ports": [7002, 7010], "port": 7005}, "the controller's"),
-        ({"key": "k", "relays": {"north": {"at": "somewhere"}}}, "fleet.relays.north.at = 'somewhere': give HOST:PORT"),
-        ({"key": "k", "relays": {"north": {"at": "host:70000"}}}, "give HOST:PORT"),
+        ({"key": "k", "relays": {"north": {"at": "somewhere"}}}, "fleet.relays.north.at = 'somewhere': use HOST:PORT"),
+        ({"key": "k", "relays": {"north": {"at": "host:70000"}}}, "use HOST:PORT"),
         ({"key": "k", "relays": {"a": {"at": "host:7"}, "b": {"at": "host:7"}}}, "is also that of fleet.relays.a"),
         ({"relays": {"north": {"at": "host:7001"}}}, "set fleet.key"),
     ],

@@ -16,14 +16,14 @@ from tiny_engine import losses as of_engine
 from planaria.common.errors import UserError
 from planaria.config import consent
 from planaria.config.schema import OptimConfig
-from planaria.models.optimizers import OPTIMIZERS, optimizer
+from planaria.models.optimizers import OPTIMIZERS, make_optimizer
 from planaria.models.optimizers.muon import MuonBesideAdamW, matrices
 from planaria.models.packing import pack, unpack
 from planaria.runtime.api.import_export import export_state
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
-from planaria.runtime.engine.config_checks import check
-from planaria.runtime.engine.requirements import device_needs
-from planaria.runtime.engine.unused_settings import require_used
+from planaria.runtime.preparation.config_checks import check
+from planaria.runtime.preparation.requirements import device_needs
+from planaria.runtime.preparation.unused_settings import require_used
 from planaria.runtime.worker.runner import StageRunner
 from planaria.swarm.config.swarm_config import SwarmConfig
 
@@ -62,7 +62,7 @@ def test_adamw_without_moments_steps_by_the_sign() -> None:
     gradient = torch.tensor([-3.0, -1e-4, 0.0, 1e-6, 5.0])
     parameter = torch.nn.Parameter(torch.zeros(5))
     config = OptimConfig(kind="adamw", lr=0.1, beta1=0.0, beta2=0.0, eps=1e-12)
-    stepping = optimizer(config).build({"w": parameter}, 1, config)
+    stepping = make_optimizer(config).build({"w": parameter}, 1, config)
     for step in range(1, 4):
         parameter.grad = gradient * step
         stepping.step()
@@ -86,7 +86,7 @@ def own_lion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @given(drawn=st.data())
 def test_the_state_has_the_declared_tensors(kind: str, drawn: st.DataObject) -> None:
     config = OptimConfig.model_validate({**optim(kind), "weight_decay": drawn.draw(st.sampled_from([0.0, 0.1]))})
-    rule, updates = optimizer(config), drawn.draw(st.integers(1, 4))
+    rule, updates = make_optimizer(config), drawn.draw(st.integers(1, 4))
     torch.manual_seed(drawn.draw(st.integers(0, 99)))
     named = {"layers.0.a": torch.nn.Parameter(torch.randn(4, 6)), "norm": torch.nn.Parameter(torch.randn(6))}
     built = rule.build(named, 1, config)
@@ -117,7 +117,7 @@ def test_a_run_continues_bit_for_bit_from_messages_and_files(config: Recipe, kin
 
 @pytest.mark.parametrize("kind", [*KINDS, "own_lion"])
 def test_training_learns_and_continues_after_a_loss(config: Recipe, kind: str, own_lion: str) -> None:
-    with consent.allowing():
+    with consent.permit_code():
         recovery = {"strategy": "checkfree", "options": {"moments": "mean"}}
         made = config(optim=optim(own_lion if kind == "own_lion" else kind), recovery=recovery)
         check(made.model_copy(update={"engine": "inline"}))
@@ -126,7 +126,9 @@ def test_training_learns_and_continues_after_a_loss(config: Recipe, kind: str, o
         assert before[-1] < before[0] - 0.1
         assert engine.lose([2]).reason == ""
         held = engine.runners[2].state().moments
-        assert held and all({*one} == {*optimizer(made.optim).keys} for one in held.values()), "the neighbours' mean"
+        assert held and all({*one} == {*make_optimizer(made.optim).keys} for one in held.values()), (
+            "the neighbours' mean"
+        )
         assert of_engine(engine, 8)[-1] < before[0] - 0.1
 
 
@@ -136,10 +138,10 @@ def test_training_learns_and_continues_after_a_loss(config: Recipe, kind: str, o
 def test_a_copy_with_other_state_equals_the_lost_stage(config: Recipe, strategy: str, kind: str) -> None:
     """One tensor, or different ones for matrices and other parameters."""
     made = config(optim=optim(kind), recovery={"strategy": f"{strategy}, checkpoint"})
-    struck, unbroken = engine_of(made), engine_of(made)
-    assert of_engine(struck, 5) == of_engine(unbroken, 5)
-    assert struck.lose([2]).reason == ""
-    assert of_engine(struck, 4) == of_engine(unbroken, 4)
+    disturbed, unbroken = engine_of(made), engine_of(made)
+    assert of_engine(disturbed, 5) == of_engine(unbroken, 5)
+    assert disturbed.lose([2]).reason == ""
+    assert of_engine(disturbed, 4) == of_engine(unbroken, 4)
 
 
 def test_a_state_of_another_optimizer_is_refused(config: Recipe) -> None:
@@ -182,7 +184,7 @@ def test_a_wrong_optimizer_is_one_line_before_any_step(config: Recipe, fields: d
 def test_unused_settings_are_refused(config: Recipe) -> None:
     for field, value in (("beta2", 0.5), ("eps", 1e-3)):
         require_used(config(optim={**optim("adamw"), field: value}))
-        with pytest.raises(UserError, match=f"optim.{field} = .*: this optim.kind does not use it; leave it out"):
+        with pytest.raises(UserError, match=f"optim.{field} = .*: this optim.kind does not use it; remove it"):
             require_used(config(optim={**optim("sgd"), field: value}))
     with pytest.raises(ValueError, match=r"optim.options: 'adamw' has none"):
         SwarmConfig.model_validate({"optim": {"options": {"nesterov": True}}})
@@ -202,8 +204,8 @@ def test_the_needed_memory_counts_the_optimizers_state(config: Recipe) -> None:
 MUON: dict[str, Any] = {"kind": "muon", "lr": 5e-3, "clip": 0.0}
 
 
-def built(named: dict[str, Any], stage: int, optim: OptimConfig, scales: dict[Any, float] | None = None) -> Any:
-    return optimizer(optim).build(named, stage, optim, scales or {})
+def built(named: dict[str, Any], stage: int, optim: OptimConfig, peer_factors: dict[Any, float] | None = None) -> Any:
+    return make_optimizer(optim).build(named, stage, optim, peer_factors or {})
 
 
 def test_muon_updates_the_matrices_of_layers_alone(config: Recipe) -> None:

@@ -155,7 +155,7 @@ class FakeMessages:
         return [self._updates[node] for node in nodes]
 
     def report(self, report: UpdateReport, round: int, first: bool) -> None:
-        assert not report.refused
+        assert not report.rejected
 
 
 @pytest.mark.parametrize("bits", [32, 4])

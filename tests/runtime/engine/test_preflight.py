@@ -17,7 +17,7 @@ from planaria.runtime.fleet.devices import NO_INVENTORY, Device, Inventory
 from planaria.runtime.fleet.host_memory import free_memory
 from planaria.runtime.prediction.memory import combined_peak, own_workers, require_room, stage_memory
 from planaria.runtime.prediction.preflight_table import MAX_ROWS, StageRow, stage_lines, stage_rows, table
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 
 GB = 10**9
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planaria.runtime.engine.run_start import command_line, provenance
+from planaria.runtime.preparation.run_start import command_line, provenance
 
 
 def test_a_command_line_keeps_its_words_and_loses_the_secrets_of_addresses() -> None:

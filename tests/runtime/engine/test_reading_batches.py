@@ -25,25 +25,25 @@ from planaria.exchange.base import Update
 from planaria.exchange.compress.dense import UNCOMPRESSED
 from planaria.exchange.update_publisher import UpdatePublisher
 from planaria.faults.trace import Fault, Trace, write
-from planaria.faults.worker import WorkerFaults
-from planaria.runtime.engine.config_checks import read_faults
-from planaria.runtime.engine.unused_settings import without_effect
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.faults.worker_faults import WorkerFaults
+from planaria.runtime.preparation.config_checks import read_faults
+from planaria.runtime.preparation.unused_settings import without_effect
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.step_samples import ReadTimer, batches
 
 LATE_S = 0.02
 
 
-def blow(signal: str, **more: Any) -> d.InjectFault:
+def fault_order(signal: str, **more: Any) -> d.InjectFault:
     fields = {"number": 0, "moment": "any", "offset": 0.0, "seconds": None, "strength": None}
     return d.InjectFault(**{"signal": signal, **fields, **more})
 
 
 def faults(reported: list[str] | None = None) -> WorkerFaults:
-    """Faults of a worker whose edges and updates are not struck."""
-    struck = [] if reported is None else reported
+    """Return the faults of a worker; edges and updates are unaffected."""
+    applied = [] if reported is None else reported
     nowhere = SimpleNamespace(edges={}, round_edges={})
-    return WorkerFaults(RunConfig(), nowhere, nowhere, lambda signal, _: struck.append(signal))
+    return WorkerFaults(RunConfig(), nowhere, nowhere, lambda signal, _: applied.append(signal))
 
 
 def test_microbatches_are_consecutive_samples_of_the_stream(config: Recipe) -> None:
@@ -76,7 +76,7 @@ def test_reading_is_timed_by_step() -> None:
 
 def test_slow_data_begin_with_their_step_and_end_in_time() -> None:
     reported: list[str] = []
-    made, read = faults(reported), list[int]()
+    injector, read = faults(reported), list[int]()
 
     def batch(microbatch: int) -> tuple[Tensor, Tensor]:
         read.append(microbatch)
@@ -87,30 +87,30 @@ def test_slow_data_begin_with_their_step_and_end_in_time() -> None:
         source(microbatch)
         return time.monotonic() - began
 
-    made.add(blow("slow_data", seconds=0.5, strength=LATE_S))
-    assert seconds(made.wrap_batches(batch, 0), 0) < LATE_S and not reported, "the step has not begun"
-    made.start_step([])
-    source = made.wrap_batches(batch, 0)
+    injector.add(fault_order("slow_data", seconds=0.5, strength=LATE_S))
+    assert seconds(injector.wrap_batches(batch, 0), 0) < LATE_S and not reported, "the step has not begun"
+    injector.start_step([])
+    source = injector.wrap_batches(batch, 0)
     assert reported == ["slow_data"] and seconds(source, 0) >= LATE_S and seconds(source, 1) >= LATE_S
     assert seconds(source, 0) < LATE_S, "it is there already"
     time.sleep(0.5)
-    assert seconds(made.wrap_batches(batch, None), 0) < LATE_S and read == [0, 0, 1, 0, 0]
+    assert seconds(injector.wrap_batches(batch, None), 0) < LATE_S and read == [0, 0, 1, 0, 0]
 
 
 def test_a_slow_machine_slows_its_workers() -> None:
-    made = faults()
-    made.add(blow("slow_host", strength=1.5, moment="commit"))
-    assert not made.delay_if_slow(0.001)
-    made.set_activity("commit", -1, -1)
-    assert made.delay_if_slow(0.001)
+    injector = faults()
+    injector.add(fault_order("slow_host", strength=1.5, moment="commit"))
+    assert not injector.delay_if_slow(0.001)
+    injector.set_activity("commit", -1, -1)
+    assert injector.delay_if_slow(0.001)
 
 
 def test_a_later_attack_replaces_the_one_before() -> None:
     outer = SimpleNamespace(publisher=UpdatePublisher())
-    made = WorkerFaults(RunConfig(), outer, outer, lambda *_: None)
-    made.add(blow("lie", attack="zero", until=9))
-    made.add(blow("lie", attack="own_flip", strength=2.0, until=6, number=1))
-    made.start_step([])
+    injector = WorkerFaults(RunConfig(), outer, outer, lambda *_: None)
+    injector.add(fault_order("corrupt_update", attack="zero", until=9))
+    injector.add(fault_order("corrupt_update", attack="own_flip", strength=2.0, until=6, number=1))
+    injector.start_step([])
     honest = Update(torch.tensor([1.0, -2.0, 0.5]))
     output = outer.publisher.updates(honest, UNCOMPRESSED, (3, 3), 1, (0,))
     assert torch.equal(output[0].blocking, torch.tensor([-2.0, 4.0, -1.0]))
@@ -124,47 +124,47 @@ def on_machines(**hosts: str) -> RunState:
 
 
 def test_a_slow_machine_affects_all_its_workers_also_later_ones() -> None:
-    made, fleet = chaos(Fault(step=2, stage=3, signal="slow_host", strength=4.0, resume_after_s=60.0))
+    injector, fleet = chaos(Fault(step=2, stage=3, signal="slow_host", strength=4.0, resume_after_s=60.0))
     there = on_machines(w3="g1", w4="g1")
-    made.on_decision(run(1), there)
-    assert not fleet.told
-    made.on_decision(run(2), there)
-    assert [(worker, blow.signal, blow.strength) for worker, blow in fleet.told] == [
+    injector.on_decision(run(1), there)
+    assert not fleet.sent_orders
+    injector.on_decision(run(2), there)
+    assert [(worker, fault_order.signal, fault_order.strength) for worker, fault_order in fleet.sent_orders] == [
         (worker, "slow_host", 4.0) for worker in ("w3", "w4", "s1")
     ]
     fleet.numbers()
     for worker, reported in (("s2", [("s2", 0)]), ("w1", [])):
-        made.on_event(0.0, e.WorkerJoined(worker=worker, incarnation=1, pid=1, at=""), there)
-        assert all((b.seconds or 0) <= 60.0 for _, b in fleet.told)
+        injector.on_event(0.0, e.WorkerJoined(worker=worker, incarnation=1, pid=1, at=""), there)
+        assert all((b.seconds or 0) <= 60.0 for _, b in fleet.sent_orders)
         assert fleet.numbers() == reported
     injected = e.FaultInjected(worker="w4", node=4, signal="slow_host", step=2, moment="any", number=0)
-    assert made.on_event(0.0, injected, there) == []
-    made.on_decision(run(3), there)
-    assert not fleet.told, "it strikes once"
+    assert injector.on_event(0.0, injected, there) == []
+    injector.on_decision(run(3), there)
+    assert not fleet.sent_orders, "it is injected once"
 
 
 def test_a_machine_that_has_recovered_slows_no_new_worker() -> None:
-    made, fleet = chaos(Fault(step=0, stage=3, signal="slow_host", resume_after_s=0.01))
+    injector, fleet = chaos(Fault(step=0, stage=3, signal="slow_host", resume_after_s=0.01))
     there = on_machines(w3="g1")
-    made.on_decision(run(0), there)
+    injector.on_decision(run(0), there)
     fleet.numbers()
     time.sleep(0.02)
-    made.on_event(0.0, e.WorkerJoined(worker="s2", incarnation=1, pid=1, at=""), there)
-    assert not fleet.told
+    injector.on_event(0.0, e.WorkerJoined(worker="s2", incarnation=1, pid=1, at=""), there)
+    assert not fleet.sent_orders
 
 
-def struck(folder: Path, fault: Fault, **sections: Any) -> RunConfig:
-    """A recipe with a trace of this fault."""
+def config_with_fault(folder: Path, fault: Fault, **sections: Any) -> RunConfig:
+    """Return a recipe with a trace of this fault."""
     write(Trace(faults=(fault,)), folder / "trace.json")
     return config_in(folder, chaos={"trace": str(folder / "trace.json")}, **sections)
 
 
 def test_slow_data_are_refused_where_no_data_are_read(tmp_path: Path) -> None:
-    assert read_faults(ResolvedRun(struck(tmp_path, Fault(step=0, stage=0, signal="slow_data")))).faults
+    assert read_faults(ResolvedRun(config_with_fault(tmp_path, Fault(step=0, stage=0, signal="slow_data")))).faults
     block = Fault(step=0, stage=2, signal="slow_data")
-    with pytest.raises(UserError, match=r"'slow_data' at 2, which reads no batches; give one of these nodes: 0$"):
-        read_faults(ResolvedRun(struck(tmp_path, block)))
-    config = struck(tmp_path, block, data={"document_mask": True})
+    with pytest.raises(UserError, match=r"'slow_data' at 2, which reads no batches; use one of these nodes: 0$"):
+        read_faults(ResolvedRun(config_with_fault(tmp_path, block)))
+    config = config_with_fault(tmp_path, block, data={"document_mask": True})
     assert read_faults(ResolvedRun(config)).faults, "every stage reads batches for its mask"
 
 

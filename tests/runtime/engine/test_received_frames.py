@@ -11,7 +11,7 @@ from planaria.config.options import Options
 from planaria.config.schema import ModelConfig, PipelineConfig
 from planaria.pipeline.codecs.base import Visit
 from planaria.pipeline.codecs.floats import Bf16, Fp32
-from planaria.pipeline.codecs.registry import codec_for
+from planaria.pipeline.codecs.registry import make_model_codec
 from planaria.pipeline.codecs.subspace import SubspaceCodec
 from planaria.runtime.transport import wire
 from planaria.runtime.transport.wire import (
@@ -140,7 +140,7 @@ def test_kept_activations_are_converted_on_arrival() -> None:
 
 
 @pytest.mark.parametrize(
-    "label", [wire.UpdatePart(1, FrameContent.BLOCKING), wire.Ping(1, FrameContent.PING), wire.Goodbye()], ids=str
+    "label", [wire.UpdatePart(1, FrameContent.BLOCKING), wire.Ping(1, FrameContent.PING), wire.EdgeClosing()], ids=str
 )
 def test_frames_that_no_one_takes_are_refused(label: Label, frames_in: ReceivedFrames) -> None:
     with pytest.raises(wire.WireError, match="which no worker waits for"):
@@ -153,7 +153,7 @@ def test_damaged_messages_of_a_codec_are_refused_or_bounded(chosen: str | Option
     shape, rng = (1, 2, 64), random.Random(5)
     pipeline = PipelineConfig(wire=chosen)
     model = ModelConfig(vocab=300, dim=64, heads=4, tied=False, subspace=pipeline.subspace(seed=7))
-    codec = codec_for(model, pipeline)
+    codec = make_model_codec(model, pipeline)
     sound = codec.encode(torch.randn(shape), "forward", Visit(1, 2, 3), torch.tensor([[3, 299]]))
     frames_in, refused = ReceivedFrames(codec, shape), 0
     frames_in.advance(1, 9)

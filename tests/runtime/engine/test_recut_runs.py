@@ -19,8 +19,8 @@ from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.resumption import resumption_of
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.resumption import resumption_of
 from planaria.runtime.worker.runner import StageRunner
 
 SMALL = {"layers": 12, "dim": 16, "hidden": 24, "context": 8}

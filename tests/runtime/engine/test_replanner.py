@@ -10,7 +10,7 @@ from planaria.control.facts.decisions import Replan
 from planaria.control.facts.events import Replanned
 from planaria.runtime.engine import process_engine as replanner
 from planaria.runtime.engine.process_engine import Replanner
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from schedules import on_schedule, shape
 from waiting import until
 

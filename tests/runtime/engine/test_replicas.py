@@ -20,12 +20,12 @@ from planaria.exchange.weight_message import consensus
 from planaria.faults.trace import Fault, Trace
 from planaria.lab.reference.engine import InlineEngine
 from planaria.report.observe.progress import NoProgress
-from planaria.report.observe.watch import RunWatch
+from planaria.report.observe.run_observer import RunObserver
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.runtime.checkpoint.loading import load_model
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.prepare import prepare
-from planaria.runtime.engine.run_start import Origin
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.prepare import prepare
+from planaria.runtime.preparation.run_start import Origin
 
 FOUR = {"stages": 2, "microbatches": 2, "microbatch_size": 2}
 
@@ -150,7 +150,7 @@ def train(recipe: RunConfig, folder: Path, origin: Origin | None = None, faults:
     folder.mkdir(exist_ok=True)
     run_folders.write_config(folder, recipe)
     prepared = prepare(recipe.model_copy(update={"engine": "inline"}), trace=Trace(faults=faults))
-    watch = RunWatch(folder, recipe.samples * recipe.model.context, NoProgress())
+    watch = RunObserver(folder, recipe.samples * recipe.model.context, NoProgress())
     try:
         ending = train_inline(prepared, folder, watch, origin or Origin())
     finally:

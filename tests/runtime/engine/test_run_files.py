@@ -18,7 +18,7 @@ from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.runtime.engine.run_files import JOINED, local_workplace, provide_setup
 from planaria.runtime.fleet.base import Workplace
-from planaria.runtime.fleet.control_connections import Switchboard
+from planaria.runtime.fleet.control_connections import ControlListener
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.joining import publish_run_address
 from planaria.runtime.transport.secure import new_key
@@ -37,7 +37,7 @@ def mixture(home: Path) -> RunConfig:
 def served(config: RunConfig) -> Iterator[tuple[Setup, str]]:
     """Serve the prepared data of ``config``; yield the setup for workers and the address."""
     data, key = tokenise_corpus(config.data, config.model.vocab), new_key()
-    board = Switchboard("127.0.0.1", 0, key, 1000, lambda _, line: line.close())
+    board = ControlListener("127.0.0.1", 0, key, 1000, lambda _, line: line.close())
     board.on_file_request = FileServer({f"{DATA}/{folder.name}": folder for folder in data.folders}).serve
     try:
         yield Setup(config, Path("run"), data.folder, "127.0.0.1", key), board.address
@@ -82,7 +82,7 @@ def test_a_machine_uses_the_runs_folder_if_it_sees_it_and_fetches_otherwise(tmp_
         def workplace_of(one: Setup, cwd: Path = home) -> Workplace:
             return local_workplace(one, cwd, cache, lambda line: None, address, "n1")
 
-        run = replace(setup, folder=home / "run", sign="this one")
+        run = replace(setup, folder=home / "run", folder_id="this one")
         publish_run_address(run.folder, address, setup.key, "this one")
         seen = workplace_of(run)
         assert of(seen) == run and (seen.cwd, seen.scratch) == (home, None)
@@ -95,7 +95,7 @@ def test_a_machine_uses_the_runs_folder_if_it_sees_it_and_fetches_otherwise(tmp_
             assert own.folder.parent == cache / JOINED and own.folder.name.endswith("-n1")
             assert (place.cwd, place.scratch) == (own.folder, own.scratch)
 
-        fetches(replace(run, sign=""))
+        fetches(replace(run, folder_id=""))
         fetches(replace(run, dataset=home / "nowhere" / setup.dataset.name))
         publish_run_address(run.folder, address, setup.key, "another run's, of the same name")
         fetches(run)
@@ -113,7 +113,7 @@ def test_a_machine_without_room_for_the_files_reports_why(tmp_path: Path) -> Non
 @pytest.mark.parametrize("exchange", [{"kind": "strange_kind:Odd"}, {"compress": {"kind": "strange:Odd"}}])
 def test_a_machine_imports_modules_only_with_permission(tmp_path: Path, exchange: dict[str, Any], shared: bool) -> None:
     config = config_in(tmp_path, exchange=exchange)
-    setup = Setup(config, tmp_path, tmp_path / "data", "127.0.0.1", sign="this one" if shared else "")
+    setup = Setup(config, tmp_path, tmp_path / "data", "127.0.0.1", folder_id="this one" if shared else "")
     with pytest.raises(UserError, match=r"this machine cannot use .*'strange.*:Odd'.*pass --allow-code"):
         local_workplace(setup, tmp_path, tmp_path / "cache", lambda line: None, "127.0.0.1:9", "n1")
     assert not (tmp_path / "cache").exists()

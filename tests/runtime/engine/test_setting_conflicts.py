@@ -13,7 +13,7 @@ from tiny_engine import Recipe
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.exchange.registry import EXCHANGES
-from planaria.runtime.engine.config_checks import check
+from planaria.runtime.preparation.config_checks import check
 
 PAGE = Path(__file__).parents[3] / "docs" / "exchange-options.md"
 GIVEN = {"gasloc": {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}}
@@ -44,7 +44,7 @@ IMPLIED = {
 GROUPED = {"noloco", "pair_mean", "gasloc"}
 WHOLE = {"rule": "krum", "scope": "replica"}
 BESIDE: list[tuple[str, dict[str, Any], str]] = [
-    ("`compress`", {"exchange": {"compress": "ef14:8bits", "options": {"bits": 8}}}, "give one of them"),
+    ("`compress`", {"exchange": {"compress": "ef14:8bits", "options": {"bits": 8}}}, "remove one of them"),
     ("`robust`", {"exchange": {"robust": "median", "compress": "ef21:top1%"}}, "hold differences to estimates"),
     ("`robust`", {"exchange": {"robust": "median", "compress": "econtrol:top1%"}}, "hold differences to estimates"),
     (
@@ -63,17 +63,25 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
         {"exchange": {"kind": "diloco", "robust": WHOLE}, "routing": {"mixed": True}},
         "cannot be judged alone",
     ),
-    ("`options.aggregator`", {"exchange": {"options": {"aggregator": "rda"}, "robust": "median"}}, "leave one of them"),
+    (
+        "`options.aggregator`",
+        {"exchange": {"options": {"aggregator": "rda"}, "robust": "median"}},
+        "remove one of them",
+    ),
     ("`options.aggregator`", {"exchange": {"options": {"aggregator": "rda"}, "compress": "ef21:top1%"}}, "or ef14"),
     ("`senders`", {"exchange": {"kind": "noloco", "options": {"aggregator": "senders"}}}, "were not sent"),
-    ("`coded`", {"exchange": {"coded": "gc", "compress": "ef14:8bits"}}, "sends sums of gradients"),
-    ("`coded`", {"exchange": {"coded": "gc", "robust": "median"}}, "sends sums of gradients"),
+    ("`coded`", {"exchange": {"coded": "gc", "compress": "ef14:8bits"}}, "are sums of gradients"),
+    ("`coded`", {"exchange": {"coded": "gc", "robust": "median"}}, "are sums of gradients"),
     ("`coded`", {"exchange": {"coded": "gc"}, "routing": {"mixed": True}}, "does not support routing.mixed; remove it"),
     ("`coded`", {"exchange": {"coded": "gc"}, "recovery": {"meanwhile": "skip"}}, "needs all stages of a replica"),
     ("γ", {"exchange": {"kind": "noloco", "options": {"alpha": 0.9}}}, "replicas would drift apart"),
     ("`delay`", {"exchange": {"kind": "streaming_diloco", "options": {"every": 8, "delay": 2}}}, "must be settled"),
     ("`delay`", {"exchange": {"kind": "streaming_diloco", "options": {"every": 10}}}, "does not divide"),
-    ("`decoupled`", {"exchange": {"kind": "decoupled", "options": {"mix": 0.5}}}, "takes the result of a round whole"),
+    (
+        "`decoupled`",
+        {"exchange": {"kind": "decoupled", "options": {"mix": 0.5}}},
+        "adopts the result of a round unmixed",
+    ),
     ("`decoupled`", {"exchange": {"kind": "decoupled", "robust": "median"}}, "do not compare what they received"),
     ("`decoupled`", {"exchange": {"kind": "decoupled"}, "routing": {"mixed": True}}, "all replicas step together"),
     ("`max_replicas`", {"exchange": {"max_replicas": 6}, "engine": "fleet"}, "other than 'allreduce'"),
@@ -88,7 +96,7 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
         {"exchange": {"steps_between_rounds": [1, 2, 3, 4, 5]}, "engine": "fleet"},
         "no inner steps between them",
     ),
-    ("`coded`", {"exchange": {"coded": "gc", "options": {"bits": 8}}}, "sends sums of gradients"),
+    ("`coded`", {"exchange": {"coded": "gc", "options": {"bits": 8}}}, "are sums of gradients"),
     ("`routing.mixed`", {"routing": {"mixed": True}, "engine": "fleet"}, "use --engine inline"),
     (
         "`routing.schedule`",
@@ -116,7 +124,7 @@ def tables() -> list[list[list[str]]]:
     ]
 
 
-def said(kind: str, column: str) -> str:
+def documented_cell(kind: str, column: str) -> str:
     """Return a cell of the first table."""
     header, *rows = tables()[0]
     (row,) = [row for row in rows if f"`{kind}`" in row[0]]
@@ -144,7 +152,7 @@ def recipe_of(config: Recipe, engine: str = "inline", **sections: dict[str, Any]
 @pytest.mark.parametrize("column", ASKED)
 @pytest.mark.parametrize("kind", EXCHANGES.names)
 def test_a_kind_accepts_the_settings_of_its_row_alone(kind: str, column: str, config: Recipe) -> None:
-    cell = said(kind, column)
+    cell = documented_cell(kind, column)
     named = {words for words in ASKED[column] if words in cell}
     named |= {implied for words in named for implied in IMPLIED.get(words, ())}
     for words, asked in ASKED[column].items():

@@ -12,7 +12,7 @@ from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import UNIT, Costs
 from planaria.pipeline.plan.actions import Key, StepPlan
 from planaria.pipeline.plan.build import plan_routes
-from planaria.pipeline.plan.clock import SimulatedStep
+from planaria.pipeline.plan.simulation import SimulatedStep
 from planaria.runtime.prediction.simulate import simulate
 
 both = MessageBytes.both
@@ -61,7 +61,7 @@ def test_at_most_in_flight_microbatches_are_alive() -> None:
         result = simulate(plan_routes(MIXED, "gpipe", in_flight), PRICES, both(1))
         spans = {span.key: span for span in result.spans[0]}
         lives = [(spans[Key("forward", i, 0)].start, spans[Key("backward", i, 0)].end) for i in range(len(MIXED))]
-        assert max(sum(born <= start < died for born, died in lives) for start, _ in lives) == in_flight
+        assert max(sum(start_s <= start < end_s for start_s, end_s in lives) for start, _ in lives) == in_flight
 
 
 def test_the_directions_of_a_link_queue_independently() -> None:

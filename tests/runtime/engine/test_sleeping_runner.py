@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_engine import Recipe
 
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.sleeping_runner import SleepingRunner, Slowness, slowdown_factor
 from planaria.runtime.worker.step_samples import StepInputs
 

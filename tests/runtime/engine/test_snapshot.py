@@ -19,10 +19,10 @@ from planaria.lab.reference.engine import InlineEngine
 from planaria.recovery.base import DamagedReplica
 from planaria.recovery.snapshot import Snapshot
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder, remove_orphaned
-from planaria.runtime.engine.config_checks import check
-from planaria.runtime.engine.prepare import prepare
-from planaria.runtime.engine.unused_settings import without_effect
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.preparation.config_checks import check
+from planaria.runtime.preparation.prepare import prepare
+from planaria.runtime.preparation.unused_settings import without_effect
+from planaria.runtime.resolved_run import ResolvedRun
 from waiting import until
 
 STAGES = 4
@@ -36,13 +36,13 @@ def made(config: Recipe, tolerate: int, strategy: str = "snapshot", **options: A
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("tolerate", "code"), [(1, "auto"), (2, "auto"), (1, "local")])
 def test_stages_lost_together_are_restored_bit_for_bit(tolerate: int, code: str, config: Recipe) -> None:
-    struck, undisturbed = made(config, tolerate, code=code), made(config, tolerate)
-    assert losses(struck, 2) == losses(undisturbed, 2)
+    disturbed, undisturbed = made(config, tolerate, code=code), made(config, tolerate)
+    assert losses(disturbed, 2) == losses(undisturbed, 2)
     for size in range(1, tolerate + 1):
         for lost in combinations(range(STAGES + 1), size):
-            assert lose(struck, *lost).reason == "", lost
-            assert whole(struck) == whole(undisturbed), lost
-            assert losses(struck, 1) == losses(undisturbed, 1), lost
+            assert lose(disturbed, *lost).reason == "", lost
+            assert whole(disturbed) == whole(undisturbed), lost
+            assert losses(disturbed, 1) == losses(undisturbed, 1), lost
 
 
 def test_more_lost_stages_go_to_the_next_strategy_with_the_reason(config: Recipe) -> None:
@@ -157,7 +157,7 @@ def test_all_return_to_a_checkpoint_newer_than_the_snapshot(config: Recipe) -> N
             {"every": 2, "slices": 3},
             "slices = 3: a snapshot must be complete before the next one begins, every = 2 steps later",
         ),
-        ({"slices": 2}, "slices = 2: with every = 0, parities are sent in every step; leave it out"),
+        ({"slices": 2}, "slices = 2: with every = 0, parities are sent in every step; remove it"),
     ],
 )
 def test_invalid_settings_are_refused(config: Recipe, options: dict[str, int], complaint: str) -> None:

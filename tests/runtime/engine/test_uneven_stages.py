@@ -16,7 +16,7 @@ from planaria.models.families import stage_parameters
 from planaria.models.llama_stages import Llama, parameter_count, stage_layers
 from planaria.runtime.checkpoint.loading import atoms_of_model
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine.config_checks import check
+from planaria.runtime.preparation.config_checks import check
 
 KEPT = {"strategy": "echo, checkpoint"}
 LAYERS = {"layers": 8, "dim": 16, "hidden": 24, "context": 8}
@@ -43,11 +43,11 @@ def test_every_cut_trains_the_same_model(config: Recipe, layers: list[int], ends
 @pytest.mark.parametrize("strategy", ["redundant", "echo", "snapshot"])
 def test_a_lost_stage_of_any_size_is_restored(config: Recipe, strategy: str) -> None:
     made = cut(config, [1, 4, 2, 1], 4, recovery={"strategy": f"{strategy}, checkpoint"})
-    struck, unbroken = engine_of(made), engine_of(made)
-    assert of_engine(struck, 5) == of_engine(unbroken, 5)
+    disturbed, unbroken = engine_of(made), engine_of(made)
+    assert of_engine(disturbed, 5) == of_engine(unbroken, 5)
     for stage in (2, 1, 4):
-        assert struck.lose([stage]).reason == ""
-        after, undisturbed = of_engine(struck, 1), of_engine(unbroken, 1)
+        assert disturbed.lose([stage]).reason == ""
+        after, undisturbed = of_engine(disturbed, 1), of_engine(unbroken, 1)
         assert after == undisturbed or strategy == "echo"
 
 
@@ -65,8 +65,8 @@ def test_a_run_resumes_with_other_sizes(config: Recipe, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("layers", "stages", "why"),
     [
-        ([4, 4], 4, r"pipeline.layers = \[4, 4\] are 8 layers in 2 stages; .* ask for 8 in 4"),
-        ([1, 2, 3, 1], 4, r"are 7 layers in 4 stages; model.layers = 8 and pipeline.stages = 4 ask for 8 in 4"),
+        ([4, 4], 4, r"pipeline.layers = \[4, 4\] are 8 layers in 2 stages; .* require 8 in 4"),
+        ([1, 2, 3, 1], 4, r"are 7 layers in 4 stages; model.layers = 8 and pipeline.stages = 4 require 8 in 4"),
         ([0, 4, 3, 1], 4, "greater than 0"),
     ],
 )
@@ -82,6 +82,6 @@ def test_strategies_that_need_equal_stages_refuse_unequal_ones(config: Recipe) -
             check(cut(config, [1, 4, 2, 1], 4, recovery={"strategy": strategy}))
     with pytest.raises(ValueError, match=r"network.forward_s has one number for stages of \[1, 4, 2, 1\] layers"):
         cut(config, [1, 4, 2, 1], 4, network={"forward_s": [0.1]})
-    with pytest.raises(ValueError, match=r"model.block_layers follows from pipeline.layers"):
+    with pytest.raises(ValueError, match=r"model.block_layers is derived from pipeline.layers"):
         config(model=LAYERS | {"block_layers": [4, 4]}, pipeline={"stages": 2})
     check(cut(config, [2, 2, 2, 2], 4, recovery={"strategy": "checkfree"}))

@@ -32,7 +32,7 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture
 def on_ray(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs of this test have their workers on the cluster."""
-    monkeypatch.setattr(harness, "GROUND", {"kind": "ray", "address": cluster.address})
+    monkeypatch.setattr(harness, "WORKER_LOCATION", {"kind": "ray", "address": cluster.address})
     return cluster
 
 

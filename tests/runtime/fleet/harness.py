@@ -1,4 +1,4 @@
-"""Tiny real runs for tests: trained by real processes, struck by real signals, checked, and read back as a record."""
+"""Tiny real runs for tests: trained and signalled as real processes, checked, and read back as a record."""
 
 from __future__ import annotations
 
@@ -32,31 +32,32 @@ from planaria.models.packing import pack
 from planaria.models.state import StageState
 from planaria.report import page
 from planaria.report.observe.progress import NoProgress
-from planaria.report.observe.watch import RunWatch
+from planaria.report.observe.run_observer import RunObserver
 from planaria.report.run import report
 from planaria.report.run.ledger import prove_exactly_once
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint, read_manifest
-from planaria.runtime.engine import process_engine, run_folders
-from planaria.runtime.engine.prepare import prepare as prepare_run
+from planaria.runtime.engine import process_engine
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.prepare import prepare as prepare_run
 from planaria.runtime.worker.runner import StageRunner
 from processes import Command
 from waiting import until
 
-GROUND: dict[str, Any] = {}
-"""where the workers of tiny runs are, as fields of the recipe's section on the fleet (set by fixtures)"""
+WORKER_LOCATION: dict[str, Any] = {}
+"""fields of the recipe's section ``fleet`` that place the workers of tiny runs (set by fixtures)"""
 STORE = {"object_store_memory": 80 << 20}
-"""for nodes of a Ray cluster: about the least that Ray allows"""
-ORPHANS_S = 15.0
-"""seconds after which no worker of a run that is over may be left"""
+"""options of a Ray node: about the smallest object store that Ray allows"""
+LEFTOVER_TIMEOUT_S = 15.0
+"""seconds within which all workers of a finished run must exit"""
 REPORTED: set[str] = set()
-"""kinds of facts whose runs' reports were built"""
+"""kinds of facts for which a report was already built"""
 
 
 def tiny(folder: Path, stages: int = 4, steps: int = 16, **sections: dict[str, Any]) -> RunConfig:
-    """A run in ``folder`` that takes milliseconds a step; ``sections`` change single fields, as a recipe would.
+    """Return a run in ``folder`` that takes milliseconds a step; ``sections`` change single fields, as a recipe would.
 
-    Only tests of silence make a silent worker count as dead soon: the machines that run tests are busy.
+    The silence limit is long because test machines are busy; tests of silence lower it.
     """
     folder.mkdir(exist_ok=True)
     corpus = folder / "corpus.txt"
@@ -72,7 +73,7 @@ def tiny(folder: Path, stages: int = 4, steps: int = 16, **sections: dict[str, A
         "data": {"source": str(corpus), "tokenizer": "bytes", "validation": 0.1, "cache": str(folder / "cache")},
         "optim": {"lr": 5e-3},
         "train": {"steps": steps, "eval_every": 0, "eval_microbatches": 2},
-        "fleet": {"missed_heartbeats": 40, **GROUND},
+        "fleet": {"missed_heartbeats": 40, **WORKER_LOCATION},
         "checkpoint": {"every": 0},
     }
     for name, fields in sections.items():
@@ -89,14 +90,14 @@ def folder_of(config: RunConfig) -> Path:
 
 @dataclass
 class LiveWorkers:
-    """The worker processes of a live run and their nodes, for tests that strike where no trace can."""
+    """The worker processes of a live run and their nodes, for tests that inject faults which no trace can describe."""
 
     folder: Path
     pids: dict[str, int] = field(default_factory=dict)
     holders: dict[int, str] = field(default_factory=dict)
 
     def signal(self, number: signal.Signals, stage: int | None) -> int:
-        """Signal the worker at the node ``stage``, or a spare; its process id."""
+        """Signal the worker at the node ``stage``, or a spare; return its process id."""
         spare = next((worker for worker in self.pids if worker not in self.holders.values()), "")
         pid = self.pids[spare if stage is None else self.holders[stage]]
         os.kill(pid, number)
@@ -107,19 +108,19 @@ Hook = Callable[[d.Decision, LiveWorkers], None]
 """called with every decision before its orders go out"""
 
 
-def once(when: Callable[[d.Decision], bool], number: signal.Signals, stage: int | None) -> Hook:
-    """Strikes at the first decision that is the right one."""
-    struck: list[int] = []
+def signal_once(when: Callable[[d.Decision], bool], number: signal.Signals, stage: int | None) -> Hook:
+    """Return a hook that signals the worker of ``stage`` at the first decision that meets ``when``."""
+    signalled: list[int] = []
 
     def hook(decision: d.Decision, workers: LiveWorkers) -> None:
-        if not struck and when(decision):
-            struck.append(workers.signal(number, stage))
+        if not signalled and when(decision):
+            signalled.append(workers.signal(number, stage))
 
     return hook
 
 
-class _Hooked(RunWatch):
-    """Writes down what happens, as every run does, and lets a test look on."""
+class HookedObserver(RunObserver):
+    """An observer that records the run and calls a test's hook with every decision."""
 
     def __init__(self, config: RunConfig, hook: Hook | None) -> None:
         super().__init__(folder_of(config), config.samples * config.model.context, NoProgress())
@@ -144,11 +145,11 @@ def train(
     hook: Hook | None = None,
     engine: Callable[..., object] = process_engine.train,
 ) -> RunRecord:
-    """Train ``config`` to its end under a controller in this process; the record of the run, checked."""
+    """Train ``config`` to its end under a controller in this process; return the checked record of the run."""
     folder, prepared = folder_of(config), prepare_run(config, trace=Trace(faults=tuple(faults)))
     folder.mkdir(parents=True)
     run_folders.write_config(folder, config)
-    watch = _Hooked(config, hook)
+    watch = HookedObserver(config, hook)
     try:
         engine(prepared, folder, watch)
     finally:
@@ -181,7 +182,7 @@ class Live:
         self.folder, self.process = folder, process
 
     def wait_until(self, condition: Callable[[RunRecord], bool], seconds: float = 60.0) -> RunRecord:
-        """Look at the run's record until it meets ``condition``; most of the time is the run's, not the reader's."""
+        """Poll the run's record until it meets ``condition``, at intervals that leave the processor to the run."""
         deadline, ended = time.monotonic() + seconds, False
         while time.monotonic() < deadline and not ended:
             begun, ended = time.monotonic(), self.process.poll() is not None  # its last events are read too
@@ -191,7 +192,7 @@ class Live:
         raise AssertionError(f"not reached; exit code {self.process.poll()}")
 
     def end(self, seconds: float = 60.0) -> tuple[int, str]:
-        """Wait for the process: its exit code and what it wrote to stderr. No worker may be left."""
+        """Wait for the process; return its exit code and stderr. All workers must have exited."""
         _, errors = self.process.communicate(timeout=seconds)
         assert_no_orphans(self.folder)
         return self.process.returncode, errors
@@ -199,7 +200,7 @@ class Live:
 
 @contextmanager
 def live(config: RunConfig, prefix: Sequence[str] = (), flags: Sequence[str] = ()) -> Iterator[Live]:
-    """Start the run by a command with ``flags`` after ``prefix``; kill what is left of it at the end."""
+    """Start the run by a command with ``flags`` after ``prefix``; kill its remaining processes at the end."""
     file = Path(config.out).parent / f"{config.name}.toml"
     file.write_text(recipe.dump(config))
     with training(folder_of(config), str(file), *flags, prefix=prefix) as run:
@@ -208,7 +209,7 @@ def live(config: RunConfig, prefix: Sequence[str] = (), flags: Sequence[str] = (
 
 @contextmanager
 def training(folder: Path, *arguments: str, prefix: Sequence[str] = ()) -> Iterator[Live]:
-    """``planaria train`` with these arguments, for the run in ``folder``, as a command after ``prefix``."""
+    """Run ``planaria train`` with these arguments for the run in ``folder``, as a command after ``prefix``."""
     words = ["train", *arguments, "--quiet"]
     process = Command(*words) if not prefix else subprocess.Popen(
         [*prefix, sys.executable, "-m", "planaria", *words],
@@ -222,11 +223,11 @@ def training(folder: Path, *arguments: str, prefix: Sequence[str] = ()) -> Itera
         process.communicate()
 
 
-# ---- what every run must leave behind
+# ---- checks of every run
 
 
 def checked(folder: Path) -> RunRecord:
-    """The record of a run that is over: its log explains every decision, and every sample was used once."""
+    """Return the record of a finished run; its log must explain every decision, and every sample must be used once."""
     record = read_run(folder)
     assert replay(fact for _, fact in record.history).problems == []
     assert prove_exactly_once(record) == []
@@ -243,7 +244,7 @@ def reported(record: RunRecord) -> None:
 
 
 def living(folder: Path) -> set[int]:
-    """Processes that write to a worker's log of this run, whether they ever joined or not."""
+    """Return processes that write to a worker's log of this run, whether they ever joined or not."""
     logs, found = str(folder / "workers"), set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -255,19 +256,19 @@ def living(folder: Path) -> set[int]:
 
 
 def assert_no_orphans(folder: Path) -> None:
-    until(lambda: not living(folder), ORPHANS_S, shown=f"workers of {folder} are left")
+    until(lambda: not living(folder), LEFTOVER_TIMEOUT_S, shown=f"workers of {folder} are still running")
 
 
 # ---- reading a record
 
 
 def facts(record: RunRecord, kind: type[Any]) -> list[Any]:
-    """The run's events or decisions of one kind, in order."""
+    """Return the run's events or decisions of one kind, in order."""
     return [fact for _, fact in record.history if isinstance(fact, kind)]
 
 
 def ending(record: RunRecord) -> d.Finish:
-    """How the run ended (a resumed run: how it ended last)."""
+    """Return how the run ended; a resumed run: how it ended last."""
     finish: d.Finish = facts(record, d.Finish)[-1]
     return finish
 
@@ -277,12 +278,12 @@ def reason(record: RunRecord) -> str:
 
 
 def outcomes(record: RunRecord) -> list[str]:
-    """What became of the replica each time it was formed."""
+    """Return the outcome of each formation of a replica."""
     return [form.outcome for form in facts(record, d.Form)]
 
 
 def losses(record: RunRecord) -> dict[int, float]:
-    """Step → training loss of the step as it was committed last."""
+    """Return step → training loss of its last commit."""
     return {m.step: m.loss for m in record.trained}
 
 
@@ -361,7 +362,7 @@ def inline_losses(config: RunConfig, steps: int | None = None) -> dict[int, floa
 
 
 def inline_too(record: RunRecord) -> tuple[dict[int, float], dict[int, float], InlineEngine]:
-    """The same, and that engine as it is at the end."""
+    """Return the same, and the engine at its end."""
     config, checkpoints = record.config, record.folder / "checkpoints"
     trained, validated = {}, {}
     for _, fact in record.history:
@@ -402,13 +403,13 @@ def _known(source: d.Source) -> bool:
 
 
 def _state(config: RunConfig, checkpoints: Path, stage: int, source: d.Source) -> StageState:
-    """The state that a stage takes from a checkpoint or from the seed."""
+    """Return a stage's state from a checkpoint or from the seed."""
     if isinstance(source, d.Load):
         return read_stage(checkpoints / source.folder, stage, read_manifest(checkpoints / source.folder).step)
     return StageRunner(config, stage).state()
 
 
 def apart(one: dict[int, float], other: dict[int, float]) -> float:
-    """Largest relative difference of two series of losses over the same steps."""
+    """Return the largest relative difference of two series of losses over the same steps."""
     assert one.keys() == other.keys() and one, f"steps differ: {sorted(one.keys() ^ other.keys())}"
     return max(abs(one[step] - other[step]) / abs(other[step]) for step in one)

@@ -1,4 +1,4 @@
-"""Workers that need nothing, for tests of how they are born and how they die."""
+"""Workers without dependencies, for tests of their start and end."""
 
 from __future__ import annotations
 

@@ -14,16 +14,16 @@ import pytest
 from planaria.cli import main
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.report.observe.watch import RunWatch
+from planaria.report.observe.run_observer import RunObserver
 from planaria.runtime.api import execution
-from planaria.runtime.engine.process_engine import PRELOAD
+from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet import spawner
 
 Moment = Literal["before", "after"]
 _LIFE_S = 90.0
 
 
-class _Mortal(RunWatch):
+class _Mortal(RunObserver):
     lines: int
     moment: Moment
 
@@ -63,5 +63,5 @@ def _lead(words: list[str], lines: int, moment: Moment, path: list[str], handle:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     _Mortal.lines, _Mortal.moment = lines, moment
-    execution.RunWatch = _Mortal  # type: ignore[misc]
+    execution.RunObserver = _Mortal  # type: ignore[misc]
     main(words)

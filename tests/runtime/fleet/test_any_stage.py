@@ -41,7 +41,7 @@ def test_stage_0_is_restored_bit_for_bit(tmp_path: Path, tied: bool, moments: bo
         "recovery": {"strategy": "checkfree_plus", "options": {"mirror_moments": moments, "lr_scale": 1.0}},
         "checkpoint": {"every": 1, "keep": 99},
     }
-    # A step apart: under load a fault may strike late, when its step is already committed.
+    # A step apart: under load a fault may be late, when its step is already committed.
     faults = [Fault(step=3 + 2 * k, stage=0, moment=moment) for k, moment in enumerate(MOMENTS)]
     record = train(tiny(tmp_path, steps=11, **settings), faults)
     assert outcomes(record) == ["started"] + ["recovered"] * len(MOMENTS) and ending(record).outcome == "finished"

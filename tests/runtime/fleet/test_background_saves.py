@@ -14,7 +14,20 @@ from typing import Any
 import pytest
 from benchmarks.campaign import Ledger
 
-from harness import digests, ending, facts, folder_of, in_one_process, live, losses, once, outcomes, resume, tiny, train
+from harness import (
+    digests,
+    ending,
+    facts,
+    folder_of,
+    in_one_process,
+    live,
+    losses,
+    outcomes,
+    resume,
+    signal_once,
+    tiny,
+    train,
+)
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
@@ -87,7 +100,7 @@ def test_training_continues_while_a_file_is_written_and_the_next_save_waits(tmp_
 
 @pytest.mark.slow
 def test_a_kill_during_the_copy_costs_that_checkpoint(tmp_path: Path) -> None:
-    kill = once(lambda decision: isinstance(decision, d.Save) and decision.step == 4, signal.SIGKILL, stage=2)
+    kill = signal_once(lambda decision: isinstance(decision, d.Save) and decision.step == 4, signal.SIGKILL, stage=2)
     record = train(config(tmp_path), hook=kill)
     assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
     assert saves(record)[:2] == [(4, True), (4, True)], "it is tried again as soon as all are there"

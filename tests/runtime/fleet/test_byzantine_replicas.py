@@ -17,7 +17,7 @@ from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault, Trace
 from planaria.report.run.event_lines import story
-from planaria.runtime.engine.prepare import prepare
+from planaria.runtime.preparation.prepare import prepare
 
 BYZANTINE = 1
 """the replica"""
@@ -35,7 +35,7 @@ def several(
 def is_byzantine(*planned: tuple[int, str, int], stages: Sequence[int] = (0, 1)) -> list[Fault]:
     """Return faults (first step, attack, first honest step) of the Byzantine replica's nodes at these stages."""
     return [
-        Fault(step=step, stage=2 * BYZANTINE + stage, signal="lie", attack=attack, until=until)
+        Fault(step=step, stage=2 * BYZANTINE + stage, signal="corrupt_update", attack=attack, until=until)
         for step, attack, until in planned
         for stage in stages
     ]
@@ -81,8 +81,8 @@ def test_a_robust_run_survives_corrupted_gradients(tmp_path: Path) -> None:
     for (step, _), of in counted.items():
         assert sum(of.values()) == pytest.approx(1.0) and of.get(BYZANTINE, 0.0) == (0.0 if step else of[BYZANTINE])
         assert (BYZANTINE in of) == (step not in (2, 3, 4)), "a refused update has no weight"
-    struck = {(fault.node, fault.number) for fault in facts(record, e.FaultInjected)}
-    assert struck == {(fault.stage, number) for number, fault in enumerate(faults)}
+    injected = {(fault.node, fault.number) for fault in facts(record, e.FaultInjected)}
+    assert injected == {(fault.stage, number) for number, fault in enumerate(faults)}
     lines = [str(line) for _, line in story(record) if "invalid update" in line.text]
     assert len(lines) == 6 and all("replica 1" in line for line in lines), "once for each stage and reason"
 
@@ -90,7 +90,7 @@ def test_a_robust_run_survives_corrupted_gradients(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_corrupted_gradients_harm_a_plain_mean_on_processes_as_in_one(tmp_path: Path) -> None:
     """Attacks that do not depend on others. In step 3 a node dies, so its corrupted updates are sent twice."""
-    once = [Fault(step=3, stage=2 * BYZANTINE, signal="lie", attack="own_flip")]
+    once = [Fault(step=3, stage=2 * BYZANTINE, signal="corrupt_update", attack="own_flip")]
     faults = [*is_byzantine((0, "stale", 2), (2, "random", 3), (4, "zero", 5)), *once]
     killed = Fault(step=3, stage=0, moment="backward", offset=0.99)
     record = train(several(tmp_path, 3), [*faults, killed])
@@ -133,7 +133,7 @@ def test_a_corrupted_update_of_a_round_affects_all_its_members(
 def test_a_fault_without_receivers_is_refused_before_the_run(tmp_path: Path) -> None:
     trace = Trace(faults=tuple(is_byzantine((1, "zero", 3), stages=[1])))
     with pytest.raises(
-        UserError, match="the trace: a fault 'lie' at stage 3, step 1: there is one replica, so no other"
+        UserError, match="the trace: a fault 'corrupt_update' at stage 3, step 1: there is one replica, so no other"
     ):
         prepare(tiny(tmp_path, stages=3), trace=trace)
     with pytest.raises(UserError, match=r"exchange\.kind = 'local' exchanges no updates, .*remove the fault"):
@@ -186,7 +186,7 @@ def test_a_replica_with_repeated_invalid_updates_is_left_out(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_more_equivocation_than_the_rule_tolerates_ends_the_run(tmp_path: Path) -> None:
-    faults = [Fault(step=1, stage=2 * r, signal="lie", attack="equivocate", until=3) for r in (1, 3)]
+    faults = [Fault(step=1, stage=2 * r, signal="corrupt_update", attack="equivocate", until=3) for r in (1, 3)]
     for engine in (train, in_one_process):
         record = engine(several(tmp_path / engine.__name__, 5, "multikrum"), faults)
         assert ending(record).outcome == "failed" and len(losses(record)) == 1
@@ -221,7 +221,7 @@ def test_flipped_labels_change_the_losses_on_processes_as_in_one(tmp_path: Path)
     assert losses(record) == losses(single), "to the last bit"
     honest, counts = losses(in_one_process(several(tmp_path / "honest", 3))), losses(single)
     assert counts[0] == honest[0] and counts[1] != honest[1] and counts[5] > honest[5]
-    with pytest.raises(UserError, match=r"stage 3, step 1: only stage 0 has labels; give a node of stage 0, such as 2"):
+    with pytest.raises(UserError, match=r"stage 3, step 1: only stage 0 has labels; use a node of stage 0, such as 2"):
         prepare(several(tmp_path, 3), trace=Trace(faults=tuple(is_byzantine((1, "label_flip", 4), stages=[1]))))
     with pytest.raises(UserError, match=r"exchange\.coded determines the messages of replicas"):
         coded = several(tmp_path, 3, coded="gc").model_copy(update={"pipeline": record.config.pipeline})

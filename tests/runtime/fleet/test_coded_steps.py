@@ -19,10 +19,10 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
 from planaria.exchange.coded.coded_facts import CloseRound
-from planaria.exchange.coded.coding import coding_of
+from planaria.exchange.coded.coding import make_coding
 from planaria.faults.trace import Fault
 from planaria.lab.reference.engine import InlineEngine
-from planaria.runtime.engine.config_checks import check
+from planaria.runtime.preparation.config_checks import check
 from schedules import on_schedule, shape
 
 REPLICAS, STEPS = 4, 6
@@ -62,7 +62,7 @@ def inline_losses(config: RunConfig, rounds: dict[int, list[frozenset[int]]] | N
 def test_the_fleet_is_inline_to_the_last_bit(spec: str | dict[str, Any], tmp_path: Path) -> None:
     config = coded(tmp_path, spec)
     record = train(config, [SLOW, Fault(step=4, stage=6, moment="forward")])
-    rounds, coding = counted(record), coding_of(config.exchange)
+    rounds, coding = counted(record), make_coding(config.exchange)
     assert {step: len(reported) for step, reported in rounds.items()} == dict.fromkeys(range(STEPS), coding.rounds)
     assert {f.signal for f in facts(record, e.FaultInjected)} == {"slow", "SIGKILL"}
     assert any(len(there) < REPLICAS for there in rounds[2]), "the slow replica was waited for"
@@ -74,7 +74,7 @@ def test_the_gradient_is_that_of_all_replicas_whichever_is_late(tmp_path: Path) 
     """Compare with no code; and, with repeated chunks, to the last bit for every set of replicas that suffices."""
     plain = inline_losses(coded(tmp_path, ""))
     config = coded(tmp_path, "gc")
-    coding = coding_of(config.exchange)
+    coding = make_coding(config.exchange)
     sets = [frozenset({0, 1, 2, 3}), frozenset({1, 2}), frozenset({0, 3}), frozenset({1, 3}), frozenset({0, 1, 2})]
     assert all(coding.may_close((), there, late=True) for there in sets)
     each = [inline_losses(config, {step: [there] for step in range(STEPS)}) for there in sets]
@@ -96,7 +96,7 @@ def test_a_trace_names_late_replicas_in_one_process(tmp_path: Path) -> None:
 def test_a_schedule_is_for_one_replica(tmp_path: Path) -> None:
     config = on_schedule(tiny(tmp_path, **shape(0.5)), tmp_path)
     together = config.model_copy(update={"exchange": ExchangeConfig(replicas=3, coded="gc")})
-    match = r"routing\.schedule: a schedule is for one replica; leave exchange\.replicas out"
+    match = r"routing\.schedule: a schedule is for one replica; remove exchange\.replicas"
     with pytest.raises(UserError, match=match):
         check(together)
 

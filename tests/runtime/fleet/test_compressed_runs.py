@@ -23,7 +23,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.faults.trace import Fault
 from planaria.models.families import build_stage
 from planaria.models.optimizers.adamw import KEYS
@@ -32,12 +32,12 @@ from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore, SealedCheckpoint
 
-SAID = "econtrol:top1%"
+ECONTROL = "econtrol:top1%"
 STAGES = 2
 """of each replica: the ends and a block stage"""
 
 
-def lively(folder: Path, replicas: int, steps: int, spec: str = SAID, **sections: dict[str, Any]) -> RunConfig:
+def lively(folder: Path, replicas: int, steps: int, spec: str = ECONTROL, **sections: dict[str, Any]) -> RunConfig:
     """Save every step and keep all checkpoints."""
     fields: dict[str, dict[str, Any]] = {
         "exchange": {"replicas": replicas, "compress": spec},
@@ -83,7 +83,7 @@ def stated(config: RunConfig, settings: ExchangeConfig, stage: int) -> int:
     """Return the bytes that the exchange states a replica sends of this stage in a step."""
     built = build_stage(config.model, config.pipeline.stages, stage, 0, "meta")
     shapes = {name: parameter.shape for name, parameter in built.named_parameters()}
-    return int(exchange(settings).cost(shapes, settings.replicas).total)
+    return int(make_exchange(settings).cost(shapes, settings.replicas).total)
 
 
 def expected(record: RunRecord) -> Counter[int]:
@@ -143,8 +143,8 @@ def assert_inline(record: RunRecord) -> None:
         assert same(written, engine.replicas.state(node)), node
 
 
-def struck(record: RunRecord) -> list[int]:
-    """Return the numbers of the trace's faults that struck."""
+def injected(record: RunRecord) -> list[int]:
+    """Return the numbers of the trace's faults that were injected."""
     return sorted(fault.number for fault in facts(record, e.FaultInjected))
 
 
@@ -167,19 +167,19 @@ def test_a_worker_may_die_at_any_moment(tmp_path: Path, faults: list[Fault]) -> 
     """The last checkpoint equals, to the last bit, that of one process that loses and copies the same nodes."""
     record = train(lively(tmp_path, 3, faults[-1].step + 3), faults)
     assert ending(record).outcome == "finished"
-    assert struck(record) == list(range(len(faults)))
+    assert injected(record) == list(range(len(faults)))
     assert_inline(record)
     assert_sound(record)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", [SAID, "econtrol:rand5%"])
+@pytest.mark.parametrize("spec", [ECONTROL, "econtrol:rand5%"])
 def test_four_replicas_resume_as_three_and_three_as_four(tmp_path: Path, spec: str) -> None:
     """One replica first loses all its workers at once. One process resumes the same checkpoints with equal results."""
     config = lively(tmp_path, 4, 3, spec)
     folder, twin = folder_of(config), tmp_path / "twin"
     record = train(config, [kill(1, node, "backward", 0.5) for node in (0, 1)])
-    assert struck(record) == [0, 1]
+    assert injected(record) == [0, 1]
     assert_inline(record)
     assert_sound(record)
     for steps, replicas in ((5, 3), (7, 4), (8, 4)):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.runtime.fleet.control_connections import ControlConnection, Switchboard, call
+from planaria.runtime.fleet.control_connections import ControlConnection, ControlListener, call
 from planaria.runtime.transport.channel import SecureChannel
 from planaria.runtime.transport.listener import ConnectingPeer
 from planaria.runtime.transport.secure import StrangerError, begin, new_key, prove
@@ -26,8 +26,8 @@ def answered() -> Answered:
 
 
 @pytest.fixture
-def switchboard(answered: Answered) -> Iterator[Switchboard]:
-    board = Switchboard("127.0.0.1", 0, new_key(), 1000, lambda *caller: answered.put(caller))
+def control_listener(answered: Answered) -> Iterator[ControlListener]:
+    board = ControlListener("127.0.0.1", 0, new_key(), 1000, lambda *caller: answered.put(caller))
     yield board
     board.close()
 
@@ -39,8 +39,10 @@ def receive(line: ControlConnection, messages: int) -> list[bytes]:
     return found
 
 
-def test_a_worker_is_known_by_its_name_and_messages_go_both_ways(switchboard: Switchboard, answered: Answered) -> None:
-    worker = call(switchboard.address, switchboard.key, "w3", 2)
+def test_a_worker_is_known_by_its_name_and_messages_go_both_ways(
+    control_listener: ControlListener, answered: Answered
+) -> None:
+    worker = call(control_listener.address, control_listener.key, "w3", 2)
     caller, line = answered.get(timeout=10)
     assert (caller.worker, caller.incarnation) == ("w3", 2)
     line.send(b"order")
@@ -53,12 +55,14 @@ def test_a_worker_is_known_by_its_name_and_messages_go_both_ways(switchboard: Sw
         receive(line, 1)
 
 
-def test_callers_without_the_key_get_no_answer_and_delay_no_other(switchboard: Switchboard, answered: Answered) -> None:
-    host, port = switchboard.address.split(":")
+def test_callers_without_the_key_get_no_answer_and_delay_no_other(
+    control_listener: ControlListener, answered: Answered
+) -> None:
+    host, port = control_listener.address.split(":")
     silent = socket.create_connection((host, int(port)))
     with pytest.raises(StrangerError):
-        call(switchboard.address, new_key(), "w0", 1)
-    worker = call(switchboard.address, switchboard.key, "w1", 1)
+        call(control_listener.address, new_key(), "w0", 1)
+    worker = call(control_listener.address, control_listener.key, "w1", 1)
     assert answered.get(timeout=10)[0].worker == "w1" and answered.empty()
     silent.close()
     worker.close()
@@ -76,8 +80,8 @@ def test_a_hang_up_during_a_proof_is_a_connection_error() -> None:
             call(f"127.0.0.1:{closing.getsockname()[1]}", new_key(), "w0", 1)
 
 
-def test_an_accepted_worker_waits_without_limit(switchboard: Switchboard, answered: Answered) -> None:
-    worker = call(switchboard.address, switchboard.key, "w0", 1, patience_s=1)
+def test_an_accepted_worker_waits_without_limit(control_listener: ControlListener, answered: Answered) -> None:
+    worker = call(control_listener.address, control_listener.key, "w0", 1, patience_s=1)
     _, line = answered.get(timeout=10)
     threading.Timer(1.5, line.send, (b"late",)).start()
     assert worker.recv_bytes() == b"late"
@@ -112,8 +116,8 @@ def test_messages_are_whole_wherever_the_network_cuts_them(texts: list[bytes], c
     line.close()
 
 
-def test_a_worker_waits_for_the_rest_of_a_message(switchboard: Switchboard, answered: Answered) -> None:
-    worker = call(switchboard.address, switchboard.key, "w0", 1)
+def test_a_worker_waits_for_the_rest_of_a_message(control_listener: ControlListener, answered: Answered) -> None:
+    worker = call(control_listener.address, control_listener.key, "w0", 1)
     _, line = answered.get(timeout=10)
     line._channel.write(memoryview(struct.pack("!i", 8) + b"half"))
     threading.Timer(0.5, line._channel.write, (memoryview(b"more"),)).start()

@@ -1,4 +1,4 @@
-"""The controller as a separate process: killed, interrupted, stopped, struck from another terminal, or lost."""
+"""The controller as a separate process: killed, interrupted, stopped, faulted from another terminal, or lost."""
 
 from __future__ import annotations
 
@@ -100,12 +100,14 @@ def test_a_live_run_can_be_struck_from_another_terminal(tmp_path: Path) -> None:
         record = run.wait_until(lambda record: steps(record) > steps(recovered) + 3)
         assert [m.stage for m in facts(record, d.Form)[1].members if isinstance(m.source, d.Rebuild)] == [2]
         assert [(f.node, f.moment) for f in facts(record, e.FaultInjected)] == [(2, "another terminal")]
-        assert chaos.ask(run.folder, "stage=3", {"signal": "slow", "resume_after_s": 0.5}).startswith("slow for w")
+        assert chaos.request_fault(run.folder, "stage=3", {"signal": "slow", "resume_after_s": 0.5}).startswith(
+            "slow for w"
+        )
         run.wait_until(lambda record: [f.signal for f in facts(record, e.FaultInjected)] == ["SIGKILL", "slow"])
         with pytest.raises(UserError, match="has no strength"):
-            chaos.ask(run.folder, "stage=3", {"signal": "reset", "strength": 2.0})
+            chaos.request_fault(run.folder, "stage=3", {"signal": "reset", "strength": 2.0})
         with pytest.raises(UserError, match="there is one replica, so no other replica receives the update"):
-            chaos.ask(run.folder, "stage=3", {"signal": "lie", "attack": "zero", "until": 9})
+            chaos.request_fault(run.folder, "stage=3", {"signal": "corrupt_update", "attack": "zero", "until": 9})
 
 
 @pytest.mark.slow

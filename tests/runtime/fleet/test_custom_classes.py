@@ -16,7 +16,7 @@ from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.facts import decisions as d
 from planaria.faults.trace import Fault
 from planaria.runtime.custom_classes import custom_classes
-from planaria.runtime.engine.config_checks import check
+from planaria.runtime.preparation.config_checks import check
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KILLS = [Fault(step=5, stage=2), Fault(step=9, stage=3)]
@@ -103,7 +103,7 @@ def test_a_failing_exchange_ends_the_run_and_is_named(tmp_path: Path, engine: st
     [
         ("return nn.Linear(config.dim, config.dim)", r"stage 0 has no method 'embed'; the ends need embed\(tokens\)"),
         ("return None", r"stage 0 is NoneType; build_stage must return a torch\.nn\.Module"),
-        ("return Wide()", r"stage 0 gives \[1, 32, 64\] for one sample, not \[1, 32, 32\]"),
+        ("return Wide()", r"stage 0 returns \[1, 32, 64\] for one sample, not \[1, 32, 32\]"),
     ],
 )
 def test_an_incomplete_family_is_refused_before_a_worker_starts(tmp_path: Path, body: str, message: str) -> None:

@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.models.families import stage_parameters
-from planaria.runtime.engine.requirements import device_needs
 from planaria.runtime.fleet.devices import (
     Device,
     DeviceNeeds,
@@ -21,6 +20,7 @@ from planaria.runtime.fleet.devices import (
     require_devices,
     why_insufficient,
 )
+from planaria.runtime.preparation.requirements import device_needs
 
 GB = 10**9
 

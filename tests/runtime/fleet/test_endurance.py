@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planaria.control.log.logs import read_run
-from planaria.report.run.recovery_timeline import faults_summary
+from planaria.report.run.recoveries import faults_summary
 
 ROOT = Path(__file__).parents[3]
 

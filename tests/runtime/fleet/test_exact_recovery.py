@@ -39,7 +39,7 @@ def test_a_rollback_restores_the_saved_state_bit_for_bit(tmp_path: Path) -> None
     record = train(tiny(tmp_path, steps=18, **settings), KILLS)
     unharmed = train(tiny(tmp_path / "unharmed", steps=18, **settings))
     assert outcomes(record) == ["started"] + ["rolled back"] * 5 and ending(record).outcome == "finished"
-    # A fault may strike a step late on a busy machine; where the fleet then returns to is exact.
+    # A fault may be a step late on a busy machine; where the fleet then returns to is exact.
     sealed, back_to = 0, []
     for _, fact in record.history:
         if isinstance(fact, d.Seal):

@@ -27,7 +27,7 @@ def several(folder: Path, replicas: int, steps: int, fleet: dict[str, Any], **ex
 
 def nan(first: int, until: int, replica: int = BYZANTINE) -> Fault:
     """The block stage of the replica sends NaN."""
-    return Fault(step=first, stage=2 * replica + 1, signal="lie", attack="nan", until=until)
+    return Fault(step=first, stage=2 * replica + 1, signal="corrupt_update", attack="nan", until=until)
 
 
 def away(record: RunRecord) -> list[tuple[int, int, int]]:

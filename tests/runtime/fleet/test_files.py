@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planaria.runtime.fleet import files
-from planaria.runtime.fleet.control_connections import Switchboard, call
+from planaria.runtime.fleet.control_connections import ControlListener, call
 from planaria.runtime.fleet.files import Files, FileServer
 from planaria.runtime.transport.listener import FILES
 from planaria.runtime.transport.secure import new_key
@@ -26,7 +26,7 @@ SECRET = ["address.json", "events.jsonl", "workers/w0.log", "data/.hidden", "che
 
 
 class Run:
-    """A controller's folders and its switchboard."""
+    """A controller's folders and its control_listener."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.key = folder, new_key()
@@ -38,7 +38,7 @@ class Run:
             (folder / file.removeprefix("run/")).write_bytes(b"yes")
         for file in SECRET:
             (folder / file).write_bytes(b"no")
-        self.board = Switchboard("127.0.0.1", 0, self.key, 1000, lambda _, connection: connection.close())
+        self.board = ControlListener("127.0.0.1", 0, self.key, 1000, lambda _, connection: connection.close())
         roots = {"run/schedule.json": folder / "schedule.json", "data/text": folder / "data"}
         self.board.on_file_request = FileServer(roots | {"checkpoints": folder / "checkpoints"}).serve
         self.files = Files(self.board.address, self.key)

@@ -17,12 +17,12 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.faults.trace import Fault
 from planaria.models.families import build_stage
 from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.engine import process_engine
-from planaria.runtime.engine.prepare import PreparedRun
+from planaria.runtime.preparation.prepare import PreparedRun
 
 REPLICAS = 3
 ESTIMATES = ("econtrol", "ef21")
@@ -62,7 +62,7 @@ def stated(config: RunConfig, stage: int) -> float:
     """Bytes that the exchange says a replica sends of this stage in a step."""
     built = build_stage(config.model, config.pipeline.stages, stage, 0, "meta")
     shapes = {name: parameter.shape for name, parameter in built.named_parameters()}
-    return exchange(config.exchange).cost(shapes, REPLICAS).total
+    return make_exchange(config.exchange).cost(shapes, REPLICAS).total
 
 
 def in_full(config: RunConfig, stage: int) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 import busy_worker
 import pytest
 
-from harness import LiveWorkers, apart, ending, facts, inline, living, losses, once, outcomes, tiny, train
+from harness import LiveWorkers, apart, ending, facts, inline, living, losses, outcomes, signal_once, tiny, train
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.facts.events import REPORT, WorkReport
@@ -46,7 +46,7 @@ def test_a_worker_that_wakes_up_after_its_stage_was_rebuilt_is_refused(tmp_path:
 @pytest.mark.slow
 @pytest.mark.usefixtures("ground")
 def test_a_worker_that_freezes_during_a_save_is_replaced_and_the_save_repeated(tmp_path: Path) -> None:
-    hook = once(lambda decision: isinstance(decision, d.Save) and decision.step == 5, signal.SIGSTOP, stage=2)
+    hook = signal_once(lambda decision: isinstance(decision, d.Save) and decision.step == 5, signal.SIGSTOP, stage=2)
     config = tiny(tmp_path, steps=8, fleet=SOON, checkpoint={"every": 5})
     record = train(config, hook=hook)
     assert [lost.cause for lost in facts(record, e.WorkerLost)] == ["heartbeat"]

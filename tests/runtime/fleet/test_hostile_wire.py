@@ -22,7 +22,7 @@ from harness import ending, facts, tiny, train
 from planaria.control.facts.decisions import BeginRound, Form, Keep, Member, MemberLink, Settle
 from planaria.control.facts.events import REPORT, StageReady, UpdateReceived, UpdateRejected, WorkerFailed
 from planaria.control.log.run_record import RunRecord
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key

@@ -18,14 +18,14 @@ from fake_nvidia_smi import nvidia_smi, uuid
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.runtime.engine.config_checks import check, require_device
-from planaria.runtime.engine.process_engine import PRELOAD
+from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet import spawner
 from planaria.runtime.fleet.base import Reported, Workplace
 from planaria.runtime.fleet.devices import UNKNOWN, Device, DeviceNeeds, Inventory, inventory
 from planaria.runtime.fleet.local import LocalFleet
 from planaria.runtime.fleet.process import WorkerProcess
 from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool
+from planaria.runtime.preparation.config_checks import check, require_device
 from waiting import until
 
 GIB = 1 << 30

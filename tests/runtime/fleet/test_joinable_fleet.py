@@ -18,9 +18,9 @@ from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Joined, Leaving, Left, Notice, WorkerEnded
 from planaria.runtime.fleet.control_connections import BlockingConnection, call
-from planaria.runtime.fleet.joinable_fleet import JoinedMachines, JoinInfo
+from planaria.runtime.fleet.joinable_fleet import JoinedMachines, RunInvitation
 from planaria.runtime.fleet.joined_machine import RunMembership
-from planaria.runtime.fleet.joining import RunAddress, kept_key
+from planaria.runtime.fleet.joining import RunAddress, read_or_create_key
 from planaria.runtime.fleet.remote import RemoteFleet
 from planaria.runtime.transport.listener import VISITOR
 from planaria.runtime.transport.secure import new_key
@@ -34,8 +34,8 @@ class Scene:
     """A fleet of joined machines, and the other ends of their connections."""
 
     def __init__(self, start_s: float = 120.0, **further: Any) -> None:
-        """:param further: fields of :class:`JoinInfo`"""
-        info = JoinInfo('{"setup": 1}', 1, "", {}, **further)
+        """:param further: fields of :class:`RunInvitation`"""
+        info = RunInvitation('{"setup": 1}', 1, "", {}, **further)
         created: list[JoinedMachines] = []
 
         def guests(queue: Any, board: Any) -> JoinedMachines:
@@ -182,7 +182,7 @@ def test_an_invalid_message_ends_only_its_connection(scene: Scene, messages: lis
 
 def test_another_version_is_refused(scene: Scene) -> None:
     goodbye = receive(scene.ask_to_join(version="0.0.1"))
-    assert isinstance(goodbye, joining.Goodbye) and not goodbye.welcome
+    assert isinstance(goodbye, joining.ConnectionClosing) and not goodbye.welcome
     assert "has planaria 0.0.1, the run " in goodbye.reason
 
 
@@ -191,7 +191,7 @@ def test_a_dismissed_machine_receives_the_reason_and_loses_its_workers(scene: Sc
     scene.spawn("w1", "g1")
     assert isinstance(receive(connection), joining.Start)
     scene.guests.remove_machine("g1", "its disk is full")
-    assert receive(connection) == joining.Goodbye(reason="its disk is full", welcome=False)
+    assert receive(connection) == joining.ConnectionClosing(reason="its disk is full", welcome=False)
     scene.until(lambda: bool(scene.of_kind(WorkerEnded)))
     assert scene.of_kind(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "machine g1: its disk is full")]
 
@@ -199,15 +199,15 @@ def test_a_dismissed_machine_receives_the_reason_and_loses_its_workers(scene: Sc
 def test_machines_learn_of_the_end_of_a_run(scene: Scene) -> None:
     connection = scene.join()
     scene.fleet.close(patience_s=0.0)
-    assert receive(connection) == joining.Goodbye(reason="the run is over")
+    assert receive(connection) == joining.ConnectionClosing(reason="the run is over")
 
 
 def test_a_call_while_the_port_is_being_closed_is_refused(scene: Scene) -> None:
     scene.guests.close()  # the port is closed after that
-    assert receive(scene.ask_to_join()) == joining.Goodbye(reason="the run is over")
+    assert receive(scene.ask_to_join()) == joining.ConnectionClosing(reason="the run is over")
     with pytest.raises(UserError, match="rejected: the run is over"):
         RunMembership(scene.address(), 2)
-    scene.guests.goodbye = joining.Goodbye(reason="the run is about to begin", again=True)
+    scene.guests.closing = joining.ConnectionClosing(reason="the run is about to begin", again=True)
     with pytest.raises(OSError, match="the run is about to begin"):
         RunMembership(scene.address(), 2)
 
@@ -219,19 +219,19 @@ def test_processes_that_create_the_key_file_at_once_get_one_key(tmp_path: Path) 
     with ThreadPoolExecutor(16) as pool:
         for n in range(50):
             keys = [new_key() for _ in range(8)]
-            found = set(pool.map(lambda key, n=n: kept_key(tmp_path / f"key{n}", key), keys))
+            found = set(pool.map(lambda key, n=n: read_or_create_key(tmp_path / f"key{n}", key), keys))
             assert len(found) == 1 and found < set(keys)
-            assert kept_key(tmp_path / f"key{n}", new_key()) in found
+            assert read_or_create_key(tmp_path / f"key{n}", new_key()) in found
             assert (tmp_path / f"key{n}").stat().st_mode & 0o777 == 0o600
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"key{n}" for n in range(50))
 
 
 def test_a_key_file_that_cannot_be_created_or_is_empty_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere/key' cannot be created \(No such file or directory\)"):
-        kept_key(tmp_path / "nowhere" / "key", new_key())
+        read_or_create_key(tmp_path / "nowhere" / "key", new_key())
     (tmp_path / "empty").touch(0o600)
     with pytest.raises(UserError, match="holds no key"):
-        kept_key(tmp_path / "empty", new_key())
+        read_or_create_key(tmp_path / "empty", new_key())
 
 
 def test_a_run_with_a_key_prints_the_command_to_join_it(tmp_path: Path) -> None:
@@ -317,13 +317,13 @@ def test_a_worker_that_does_not_return_with_its_machine_is_lost_and_new_ones_are
 
 def test_a_machine_that_is_not_expected_is_refused_with_the_reason(led_remotely: Scene) -> None:
     refused = receive(come_back(led_remotely, "g7"))
-    assert isinstance(refused, joining.Goodbye) and not refused.welcome
-    assert refused.reason == "back: the run does not wait for its machine g7 any more"
+    assert isinstance(refused, joining.ConnectionClosing) and not refused.welcome
+    assert refused.reason == "back: the run no longer waits for its machine g7"
 
 
 def test_a_deposed_controller_sends_no_goodbye(scene: Scene) -> None:
     connection = scene.join()
-    scene.guests.goodbye = None
+    scene.guests.closing = None
     scene.guests.close()
     with pytest.raises((EOFError, OSError)):
         connection.recv_bytes()

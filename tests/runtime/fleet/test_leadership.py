@@ -13,7 +13,8 @@ import pytest
 
 from planaria.common.errors import RunStopped
 from planaria.control.log.shared_log import LeadershipLost, LogAppender, SharedLog
-from planaria.runtime.standby.leadership import Leadership, opened
+from planaria.runtime.shared_log.client import open_shared_log
+from planaria.runtime.standby.leadership import Leadership
 
 LEASE_S = 0.3
 
@@ -34,7 +35,7 @@ class Hanging:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Hanging]:
-    hanging = Hanging(opened(str(tmp_path / "log"), LEASE_S))
+    hanging = Hanging(open_shared_log(str(tmp_path / "log"), LEASE_S))
     yield hanging
     hanging.answers.set()
 

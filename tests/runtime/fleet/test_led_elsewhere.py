@@ -49,6 +49,20 @@ def test_another_machine_leads_without_losing_a_step(tmp_path: Path) -> None:
     assert after.generation > before.generation and all(isinstance(m.source, d.Keep) for m in after.members)
 
 
+def test_a_start_that_failed_leaves_the_name_free_and_the_key_is_created(tmp_path: Path) -> None:
+    config = shared(tmp_path, steps=8)
+    key = Path(str(config.fleet.key))
+    key.unlink()
+    with socket.create_server(("127.0.0.1", config.fleet.port)), live(config) as run:
+        code, errors = run.end()
+    assert code == 2 and "fleet.port" in errors, errors
+    assert len(key.read_text().strip()) == 64
+    with led(config, tmp_path) as (run, machines):
+        machines.workers("worker", 5)
+        code, errors = run.end()
+    assert code == 0, errors
+
+
 def test_a_quorum_of_holders_needs_no_shared_folder(tmp_path: Path) -> None:
     """A holder is lost with the controller's machine."""
     with ExitStack() as running:
@@ -245,11 +259,14 @@ def test_a_log_that_does_not_answer_stops_the_controller_and_its_return_lets_ano
     ("fleet", "line"),
     [
         ({"standby_at": ""}, "list the machines that may lead in fleet.standby_at, such as '10.0.0.2:7010'"),
-        ({"standby_at": "b"}, "fleet.standby_at: 'b' is not an address; give HOST:PORT"),
+        ({"standby_at": "b"}, "fleet.standby_at: 'b' is not an address; use HOST:PORT"),
+        ({"standby_at": "127.0.0.1:99999"}, "fleet.standby_at: '127.0.0.1:99999' is not an address; use HOST:PORT"),
+        ({"standby_at": "b:1, b:1"}, "fleet.standby_at: b:1 is listed twice; list each machine once"),
+        ({"shared_log": "logs/here"}, "other machines need its whole path; use an absolute one"),
         ({"port": 0}, "machines that lead or return need fleet.key (a file) and fleet.port"),
-        ({"standby": "auto"}, "leave fleet.standby out; the standbys are those of fleet.standby_at"),
-        ({"orphan_s": 1.0}, "fleet.orphan_s = 1: give more than 2 × fleet.lease_s"),
-        ({"shared_log": "quorum://a:1,b:2"}, "fleet.shared_log: 2 holders; give 3"),
+        ({"standby": "auto"}, "remove fleet.standby; the standbys are those of fleet.standby_at"),
+        ({"orphan_s": 1.0}, "fleet.orphan_s = 1: use more than 2 × fleet.lease_s"),
+        ({"shared_log": "quorum://a:1,b:2"}, "fleet.shared_log: 2 holders; use 3"),
         ({"shared_log": "quorum://a:1,b:2,c:3/run"}, "list the holders only; the run's name is added"),
         ({"shared_log": "a::b"}, "chained file systems are not supported"),
     ],
@@ -263,7 +280,9 @@ def test_a_run_that_could_not_be_led_elsewhere_is_refused(tmp_path: Path, fleet:
     ("words", "line"),
     [
         (["{log}/run", "--standby", "--at", "127.0.0.1:1", "--key-file", "{key}"], "no run has its shared log there"),
-        (["{log}/run", "--standby", "--at", "127.0.0.1:1"], "give --key-file, a copy of the run's fleet.key file"),
+        (["{log}/run", "--standby", "--at", "127.0.0.1:1"], "pass --key-file, a copy of the run's fleet.key file"),
+        (["{log}/run", "--standby", "--key-file", "{key}"], "add --at HOST:PORT, where this machine leads the run"),
+        (["{log}/run", "--standby"], "not the folder of a run; on another machine, RUN is LOG/NAME"),
         (["{log}/run", "--at", "127.0.0.1:1", "--key-file", "{key}"], "is for a standby; add --standby"),
         (
             ["{log}/run", "--standby", "--at", "b:1", "--key-file", "{key}", "--workers", "2"],
@@ -292,7 +311,7 @@ def test_a_standby_that_could_not_lead_a_live_run_is_refused_before_it_copies(tm
         unlisted = planaria(*words, "127.0.0.1:1", "--key-file", machines.key, cwd=elsewhere)
         with socket.create_server((host, int(port))):
             taken = planaria(*words, at, "--key-file", machines.key, cwd=elsewhere)
-    lines = "not the run's key; copy the fleet.key file", "give one of them", f"join --at {at}: fleet.host"
+    lines = "not the run's key; copy the fleet.key file", "use one of them", f"join --at {at}: fleet.host"
     for done, line in zip((stranger, unlisted, taken), lines, strict=True):
         assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not [*elsewhere.iterdir()]

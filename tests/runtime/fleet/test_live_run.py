@@ -23,7 +23,7 @@ from planaria.control.facts import events as e
 from planaria.control.log.logs import read_run
 from planaria.report.live_page.frames import apply_patch
 from planaria.report.run.perfetto import write_trace
-from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.recoveries import recoveries
 from processes import Command
 from trace_rules import agrees_with_log
 from trace_rules import checked as rules_kept
@@ -67,7 +67,7 @@ class Watcher:
 
     def strike(self, worker: str, incarnation: int, fault: str) -> tuple[int, str]:
         body = json.dumps({"worker": worker, "incarnation": incarnation, "fault": fault})
-        answer = self._open("POST", "/api/runs/0/strike", body).getresponse()
+        answer = self._open("POST", "/api/runs/0/faults", body).getresponse()
         return answer.status, answer.read().decode()
 
 
@@ -112,13 +112,13 @@ def test_a_kill_through_the_page_and_the_recovery_in_its_stream(tmp_path: Path) 
         assert at(watcher.state, 2)[0] != name
         assert any("lost" in line for line in watcher.lines) and any("rebuilt in" in line for line in watcher.lines)
         status, output = watcher.strike(name, worker["incarnation"], "kill")
-        assert status == 409 and "has exited already" in output, "its id may be another process's now"
+        assert status == 409 and "has already exited" in output, "its id may be another process's now"
         process.send_signal(signal.SIGTERM)
         watcher.rest()
         assert watcher.state["over"] == "stopped", "watchers see the end"
         assert process.wait(60) == 1
-    struck = facts(read_run(tmp_path / "runs" / "run"), e.FaultInjected)
-    assert {(fault.worker, fault.signal) for fault in struck} == {(name, "SIGKILL"), (other[0], "slow")}
+    injected = facts(read_run(tmp_path / "runs" / "run"), e.FaultInjected)
+    assert {(fault.worker, fault.signal) for fault in injected} == {(name, "SIGKILL"), (other[0], "slow")}
 
 
 @pytest.mark.slow

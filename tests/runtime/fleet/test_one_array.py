@@ -16,10 +16,10 @@ from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
 from planaria.runtime.api.import_export import export_run, export_state
 from planaria.runtime.checkpoint.loading import load_model, load_stage
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.config_checks import check
-from planaria.runtime.engine.starting_weights import starting_weights
-from planaria.runtime.engine.weight_sources import open_model
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.config_checks import check
+from planaria.runtime.preparation.starting_weights import starting_weights
+from planaria.runtime.preparation.weight_sources import open_model
 
 ONE: dict[str, Any] = {"model": {"share": 4, "share_over": "model"}, "recovery": {"strategy": "survivor"}}
 ALL_BUT_ONE = [Fault(step=5, stage=stage, moment="commit") for stage in (0, 1, 2, 4)]
@@ -43,7 +43,7 @@ def test_an_array_for_each_layer_is_recovered_like_other_weights(tmp_path: Path,
 @pytest.mark.slow
 def test_one_surviving_stage_restores_all_others(tmp_path: Path) -> None:
     """All but one are killed in one step; the result is that of an undisturbed run, to the last bit."""
-    record = train(tiny(tmp_path / "struck", steps=STEPS, **ONE), ALL_BUT_ONE)
+    record = train(tiny(tmp_path / "disturbed", steps=STEPS, **ONE), ALL_BUT_ONE)
     assert ending(record).outcome == "finished"
     assert {fact.node for fact in facts(record, e.FaultInjected)} == {0, 1, 2, 4}
     found = digests(record.folder, STEPS)

@@ -25,11 +25,10 @@ from waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PARTITIONS = 10
-HOLDER, LEADER = 7010, 7020
-"""ports"""
+HOLDER_PORT, LEADER_PORT = 7010, 7020
 LIMIT_S = 60.0
 OUTPUT = "output"
-"""file with what a command prints"""
+"""file with a command's output"""
 
 
 @pytest.fixture
@@ -41,8 +40,8 @@ def hosts() -> Iterator[list[Host]]:
         pytest.skip(str(error))
 
 
-class Seat:
-    """A machine that may lead: a process, and the folder from which it leads."""
+class Candidate:
+    """A process that may lead, and the folder from which it leads."""
 
     def __init__(self, process: subprocess.Popen[bytes], output: Path, folder: Path) -> None:
         self.process, self.folder, self._output = process, folder, output
@@ -59,7 +58,7 @@ class Seat:
         return f"{self.folder} {self.position()} {self.process.poll()}\n{self._output.read_text()}"
 
 
-class Internet:
+class PartitionedNetwork:
     """Two hosts that may lead, a third with all workers, and a holder of the log on each."""
 
     def __init__(self, folder: Path, hosts: list[Host], running: ExitStack) -> None:
@@ -68,60 +67,66 @@ class Internet:
         key.write_text(secrets.token_hex(32))
         key.chmod(0o600)
         self._key = "--key-file", str(key)
-        self.url = "quorum://" + ",".join(f"{host.address}:{HOLDER}" for host in hosts)
+        self.url = "quorum://" + ",".join(f"{host.address}:{HOLDER_PORT}" for host in hosts)
         fleet = {
-            "local_workers": 0, "spares": 0, "host": hosts[0].address, "port": LEADER, "key": str(key),
+            "local_workers": 0, "spares": 0, "host": hosts[0].address, "port": LEADER_PORT, "key": str(key),
             "lease_s": 1.0, "orphan_s": 60.0, "missed_heartbeats": 120, "shared_log": self.url,
-            "standby_at": ", ".join(f"{host.address}:{LEADER}" for host in hosts[:2]),
+            "standby_at": ", ".join(f"{host.address}:{LEADER_PORT}" for host in hosts[:2]),
         }  # fmt: skip
         slow = {"emulate": "links", "latency_s": 0.02}
         self.config = tiny(folder, stages=2, steps=1_000_000, fleet=fleet, network=slow, optim={"schedule": "constant"})
-        self.seats = list[Seat]()
+        self.candidates = list[Candidate]()
 
     def start(self) -> None:
         for number in range(3):
-            self._begun(number, f"holder{number}", "join", f"{self.url}/run", "--hold", self._at(number, HOLDER))
+            self._start_command(
+                number, f"holder{number}", "join", f"{self.url}/run", "--hold", self._address(number, HOLDER_PORT)
+            )
         file = self.folder / "run.toml"
         file.write_text(recipe.dump(self.config))
-        first = self._seat(0, "first", Path(self.config.out) / "run", "train", str(file), "--quiet", key=False)
+        first = self._start_candidate(
+            0, "first", Path(self.config.out) / "run", "train", str(file), "--quiet", key=False
+        )
         until(lambda: (first.folder / EVENTS).exists(), LIMIT_S, shown=first)
-        self._begun(2, "workers", "join", self._at(0, LEADER), "--workers", "3")
-        words = "join", f"{self.url}/run", "--standby", "--at", self._at(1, LEADER)
-        self._seat(1, "standby", self.folder / "standby" / "runs" / "run", *words)
+        self._start_command(2, "workers", "join", self._address(0, LEADER_PORT), "--workers", "3")
+        words = "join", f"{self.url}/run", "--standby", "--at", self._address(1, LEADER_PORT)
+        self._start_candidate(1, "standby", self.folder / "standby" / "runs" / "run", *words)
         self.train_on(3)
 
     def leading(self) -> int:
         """Return the host that leads, or led last."""
-        return max((seat.position(), host) for host, seat in enumerate(self.seats))[1]
+        return max((candidate.position(), host) for host, candidate in enumerate(self.candidates))[1]
 
     def train_on(self, steps: int) -> None:
         """Wait for more commits than any log has now."""
-        goal = steps + max(seat.position()[1] for seat in self.seats)
+        goal = steps + max(candidate.position()[1] for candidate in self.candidates)
         until_s = time.monotonic() + LIMIT_S
-        while max(seat.position()[1] for seat in self.seats) < goal:
-            if time.monotonic() > until_s or any(seat.process.poll() is not None for seat in self.seats):
-                raise AssertionError("\n".join(map(repr, self.seats)))
+        while max(candidate.position()[1] for candidate in self.candidates) < goal:
+            if time.monotonic() > until_s or any(candidate.process.poll() is not None for candidate in self.candidates):
+                raise AssertionError("\n".join(map(repr, self.candidates)))
             time.sleep(0.1)
 
     def stop(self) -> Path:
         """Stop the run at the machine that leads; return its folder."""
         while True:
-            leader = self.seats[self.leading()]
+            leader = self.candidates[self.leading()]
             leader.process.send_signal(signal.SIGTERM)
             leader.process.wait(LIMIT_S)
             if facts(read_run(leader.folder), d.Finish):
                 return leader.folder
-            self.seats.remove(leader)
+            self.candidates.remove(leader)
 
-    def _seat(self, host: int, name: str, folder: Path, *words: str, key: bool = True) -> Seat:
-        self.seats.append(Seat(self._begun(host, name, *words, key=key), self.folder / name / OUTPUT, folder))
-        return self.seats[-1]
+    def _start_candidate(self, host: int, name: str, folder: Path, *words: str, key: bool = True) -> Candidate:
+        self.candidates.append(
+            Candidate(self._start_command(host, name, *words, key=key), self.folder / name / OUTPUT, folder)
+        )
+        return self.candidates[-1]
 
-    def _at(self, host: int, port: int) -> str:
+    def _address(self, host: int, port: int) -> str:
         return f"{self.hosts[host].address}:{port}"
 
-    def _begun(self, host: int, name: str, *words: str, key: bool = True) -> subprocess.Popen[bytes]:
-        """Start a command on a host in its own directory; wait until one that holds or stands by is ready."""
+    def _start_command(self, host: int, name: str, *words: str, key: bool = True) -> subprocess.Popen[bytes]:
+        """Start a command on a host in its own directory; wait until a holder or a standby is ready."""
         (self.folder / name).mkdir()
         with (output := self.folder / name / OUTPUT).open("w") as file:
             process = subprocess.Popen(
@@ -138,23 +143,23 @@ class Internet:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_only_one_side_of_a_partition_commits(tmp_path: Path, hosts: list[Host], seed: int) -> None:
-    """Two commits of one step would give other losses than a run without partitions."""
+    """Two commits of one step would change the losses compared to a run without partitions."""
     rng = random.Random(seed)
     with ExitStack() as running:
-        internet = Internet(tmp_path, hosts, running)
-        internet.start()
+        net = PartitionedNetwork(tmp_path, hosts, running)
+        net.start()
         for _ in range(PARTITIONS):
-            leader = internet.leading()
-            cut = internet.hosts[rng.choice([leader, leader, 1 - leader, 2])]
+            leader = net.leading()
+            cut = net.hosts[rng.choice([leader, leader, 1 - leader, 2])]
             time.sleep(rng.uniform(0.0, 1.0))
             cut.link(Weather(loss=1.0, lossy=rng.choice(["both", "in", "out"])))
             time.sleep(rng.uniform(0.2, 5.0))
             cut.link(FINE)
-            internet.train_on(20)
-        record = checked(internet.stop())
+            net.train_on(20)
+        record = checked(net.stop())
     assert not facts(record, e.WorkerLost)
     found = losses(record)
-    plain = internet.config.model_dump(exclude_unset=True, exclude={"fleet", "network"})
+    plain = net.config.model_dump(exclude_unset=True, exclude={"fleet", "network"})
     calm = RunConfig.model_validate(plain | {"train": {**plain["train"], "steps": max(found) + 1}})
     assert found == losses(in_one_process(calm))
     terms = [fact.term for fact in facts(record, e.LeaderStarted)]

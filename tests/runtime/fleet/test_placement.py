@@ -64,7 +64,7 @@ class Pretended:
                     nodes[bundle] = self.room.pop(0)
         return {number: dict(nodes) for number, nodes in self.groups.items()}
 
-    def give_back(self, group: int) -> None:
+    def release_slot(self, group: int) -> None:
         del self.groups[group]
 
     def device(self, bundle: Bundle, node: str) -> Future[str] | None:
@@ -113,15 +113,15 @@ class Scene:
     def __init__(self, machines: Pretended) -> None:
         self.machines, self.queue = machines, HostReportQueue()
         self.places = Placement(machines, self.queue)
-        self.heard: list[Any] = []
+        self.notices: list[Any] = []
 
     def until(self, condition: Callable[[list[Any]], object]) -> list[Any]:
         def take() -> None:
             time.sleep(0.005)
-            self.heard += self.queue.take()
+            self.notices += self.queue.take()
 
-        until(lambda: condition(self.heard), 20.0, take, self.heard)
-        return self.heard
+        until(lambda: condition(self.notices), 20.0, take, self.notices)
+        return self.notices
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +163,7 @@ def test_an_invalid_node_is_refused_before_a_worker_starts() -> None:
 def test_a_start_waits_until_the_node_of_a_dead_worker_has_answered(scene: Scene) -> None:
     start(scene, "w0", "w1", "w2")
     scene.machines.hangs.add("b")
-    scene.places.give_back("w1", 1)
+    scene.places.release_slot("w1", 1)
     scene.places.start("w1", 2)
     time.sleep(0.2)
     assert Spawned("w1", 2) not in scene.queue.take(), "the node may be lost"
@@ -225,7 +225,7 @@ def test_an_invalid_node_that_joins_late_is_not_used(scene: Scene, lacks: str, c
     scene.places.start("w3", 1)
     received = scene.until(lambda received: any(isinstance(news, Lost) for news in received))
     assert [complaint in news.detail for news in received if isinstance(news, Lost)] == [True]
-    scene.places.give_back("w3", 1)
+    scene.places.release_slot("w3", 1)
     scene.places.start("w3", 2)
     scene.machines.room = ["fit"]
     scene.until(lambda received: Spawned("w3", 2) in received)
@@ -246,7 +246,7 @@ def test_extra_seats_are_returned(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     scene.machines.room = ["c"]
     start(scene, "w3")
     assert len(scene.machines.groups) == 2
-    scene.places.give_back("w3", 1)
+    scene.places.release_slot("w3", 1)
     until(lambda: len(scene.machines.groups) == 1)
     assert list(scene.machines.groups) == [0]
 
@@ -276,7 +276,7 @@ def test_a_start_given_up_before_its_device_is_known_does_not_happen(scene: Scen
     scene.machines.reserved[Bundle(0, 0), "a"] = given = Future()
     scene.places.start("w0", 1)
     time.sleep(0.1)
-    scene.places.give_back("w0", 1)
+    scene.places.release_slot("w0", 1)
     time.sleep(0.1)
     given.set_result("GPU-7")
     time.sleep(0.1)

@@ -21,12 +21,12 @@ from holders import LOG, Holders, written_key
 from planaria.common.errors import UserError
 from planaria.common.object_store import StoreUnreachable
 from planaria.control.log.quorum import NONE, Answer, Ballot, Enrolment, Vote
-from planaria.control.log.quorum_location import located
+from planaria.control.log.quorum_location import parse_quorum_location
 from planaria.control.log.shared_log import Batch, Deposed, Lease, LogAppender, SharedLog
 from planaria.runtime.fleet.joining import read_key
-from planaria.runtime.fleet.quorum_client import opened_quorum
-from planaria.runtime.fleet.quorum_holder import HolderFolder
-from planaria.runtime.fleet.quorum_wire import greeting_of, receive_answer, send
+from planaria.runtime.shared_log.client import open_quorum_store
+from planaria.runtime.shared_log.holder import HolderFolder
+from planaria.runtime.shared_log.messages import greeting_of, receive_answer, send
 from planaria.runtime.transport.listener import connect
 from processes import planaria
 
@@ -42,7 +42,7 @@ def holders(tmp_path: Path) -> Iterator[Holders]:
 
 
 def log_of(holders: Holders, seconds: float = PATIENCE_S) -> SharedLog:
-    return SharedLog(opened_quorum(holders.location, read_key(holders.key), seconds, "join"))
+    return SharedLog(open_quorum_store(holders.location, read_key(holders.key), seconds, "join"))
 
 
 def append(appender: LogAppender, *lines: str) -> None:
@@ -145,7 +145,7 @@ def test_a_damaged_object_silences_its_holder_only(holders: Holders) -> None:
 
 
 def test_strangers_learn_and_change_nothing(holders: Holders) -> None:
-    store = opened_quorum(holders.location, read_key(holders.key), PATIENCE_S, "join")
+    store = open_quorum_store(holders.location, read_key(holders.key), PATIENCE_S, "join")
     assert store.write(LOG(1), b"first")
     for attempt in keyless_client.CONNECTIONS:
         assert keyless_client.bytes_received(attempt, holders.at[0]) == 0
@@ -177,7 +177,7 @@ MALFORMED = (
 
 
 def test_malformed_messages_of_a_member_end_its_connection_only(holders: Holders) -> None:
-    key, greeting = read_key(holders.key), greeting_of(located(holders.location, ""))
+    key, greeting = read_key(holders.key), greeting_of(parse_quorum_location(holders.location, ""))
     for message in MALFORMED:
         with closing(connect(holders.at[0], key, greeting, PATIENCE_S)) as tls:
             assert receive_answer(tls, time.monotonic() + PATIENCE_S).ok
@@ -190,7 +190,7 @@ def test_malformed_messages_of_a_member_end_its_connection_only(holders: Holders
 
 
 def test_a_vote_for_another_folder_is_refused(holders: Holders) -> None:
-    key, greeting = read_key(holders.key), greeting_of(located(holders.location, ""))
+    key, greeting = read_key(holders.key), greeting_of(parse_quorum_location(holders.location, ""))
     with closing(connect(holders.at[0], key, greeting, PATIENCE_S)) as tls:
         until = time.monotonic() + PATIENCE_S
         receive_answer(tls, until)
@@ -238,8 +238,8 @@ def test_a_full_disk_counts_as_no_answer(tmp_path: Path, monkeypatch: pytest.Mon
     [
         (["{url}/run", "--hold", "127.0.0.1:1", "--key-file", "{key}"], "--hold 127.0.0.1:1: the holders are"),
         (["{url}", "--hold", "{at}", "--key-file", "{key}"], "name the run, as in quorum://"),
-        (["quorum://a:1,b:2/run", "--hold", "a:1", "--key-file", "{key}"], "2 holders; give 3"),
-        (["{url}/run", "--hold", "{at}"], "give --key-file, the run's fleet.key"),
+        (["quorum://a:1,b:2/run", "--hold", "a:1", "--key-file", "{key}"], "2 holders; use 3"),
+        (["{url}/run", "--hold", "{at}"], "pass --key-file, the run's fleet.key"),
         (["{url}/run", "--hold", "{at}", "--workers", "2"], "--workers 2 has no effect with --hold"),
         (["{url}/run", "--hold", "{at}", "--standby"], "--standby has no effect with --hold"),
         (
@@ -263,9 +263,9 @@ def test_holders_of_another_key_or_run_are_named(holders: Holders, tmp_path: Pat
     other = read_key(written_key(tmp_path / "other"))
     began = time.monotonic()
     with pytest.raises(UserError, match=r"0 of 3 holders answer, not .*it does not know the run's key"):
-        opened_quorum(holders.location, other, 30.0, "fleet.shared_log")
+        open_quorum_store(holders.location, other, 30.0, "fleet.shared_log")
     with pytest.raises(UserError, match="it holds the run 'run' with the holders"):
-        opened_quorum(f"{holders.url}/another", read_key(holders.key), 30.0, "fleet.shared_log")
+        open_quorum_store(f"{holders.url}/another", read_key(holders.key), 30.0, "fleet.shared_log")
     assert time.monotonic() - began < 20.0, "waiting would not help"
 
 
@@ -287,7 +287,9 @@ def test_a_first_start_without_all_holders_names_the_missing_one(tmp_path: Path)
 
 
 def test_a_holder_imports_no_torch() -> None:
-    code = "import sys, planaria.cli.training, planaria.runtime.fleet.quorum_holder; print(json.dumps([*sys.modules]))"
+    code = (
+        "import sys, planaria.cli.groups.train, planaria.runtime.shared_log.holder; print(json.dumps([*sys.modules]))"
+    )
     done = subprocess.run([sys.executable, "-c", f"import json; {code}"], capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout)
     assert "planaria.control.log.quorum" in loaded and "torch" not in loaded

@@ -39,7 +39,7 @@ def test_a_ray_started_for_the_run_dies_with_its_killed_controller(tmp_path: Pat
         os.kill(run.process.pid, signal.SIGKILL)
         assert run.end()[0] == -signal.SIGKILL
     assert len(ray) > 6
-    until(lambda: not any(map(alive, ray)), harness.ORPHANS_S)
+    until(lambda: not any(map(alive, ray)), harness.LEFTOVER_TIMEOUT_S)
     step = newest(run.folder).step
     record = resume(run.folder, train__steps=str(step + 5), fleet__kind="local")
     assert ending(record).outcome == "finished"
@@ -59,30 +59,30 @@ def test_a_stop_signal_keeps_the_runs_own_ray_until_all_is_saved(tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_run_continues_without_a_killed_node_and_its_workers(tmp_path: Path, on_ray: Any, node: Any) -> None:
-    record = train_and_strike(tmp_path, node, lambda: on_ray.remove_node(node, allow_graceful=False))
+    record = train_and_inject(tmp_path, node, lambda: on_ray.remove_node(node, allow_graceful=False))
     (lost,) = facts(record, e.WorkerLost)
     assert lost.cause in ("connection", "exit")
 
 
 @pytest.mark.slow
 def test_a_killed_actor_is_replaced_after_its_nodes_workers_died(tmp_path: Path, node: Any) -> None:
-    workers, struck = set[int](), list[int]()
+    workers, killed = set[int](), list[int]()
 
-    def strike() -> None:
+    def inject() -> None:
         (worker,) = workers
-        struck.append(parents()[worker])  # the pool that the worker dies with
-        os.kill(struck[0], signal.SIGKILL)
+        killed.append(parents()[worker])  # the pool that the worker dies with
+        os.kill(killed[0], signal.SIGKILL)
 
-    record = train_and_strike(tmp_path, node, strike, workers)
+    record = train_and_inject(tmp_path, node, inject, workers)
     (lost,) = facts(record, e.WorkerLost)
-    assert len(struck) == 1 and lost.cause in ("connection", "exit")
+    assert len(killed) == 1 and lost.cause in ("connection", "exit")
 
 
 @pytest.mark.slow
 def test_a_frozen_node_is_lost_and_its_workers_are_refused_later(tmp_path: Path, node: Any) -> None:
     frozen: set[int] = set()
 
-    def strike() -> None:
+    def inject() -> None:
         frozen.update({raylet(node), *descendants(raylet(node))})
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
@@ -93,7 +93,7 @@ def test_a_frozen_node_is_lost_and_its_workers_are_refused_later(tmp_path: Path,
                 os.kill(pid, signal.SIGCONT)
 
     try:
-        record = train_and_strike(tmp_path, node, strike, hook=thaw, **SOON)
+        record = train_and_inject(tmp_path, node, inject, hook=thaw, **SOON)
     finally:
         for pid in filter(alive, frozen):
             os.kill(pid, signal.SIGCONT)
@@ -103,13 +103,13 @@ def test_a_frozen_node_is_lost_and_its_workers_are_refused_later(tmp_path: Path,
 
 @pytest.mark.slow
 def test_workers_leave_a_draining_node(tmp_path: Path, node: Any) -> None:
-    def strike() -> None:
+    def inject() -> None:
         from ray._private.worker import global_worker
 
         preempted, soon = 2, int(time.time() + 60) * 1000
         global_worker.gcs_client.drain_node(node.node_id, preempted, "spot", soon)
 
-    record = train_and_strike(tmp_path, node, strike, steps=100)
+    record = train_and_inject(tmp_path, node, inject, steps=100)
     (leaving,) = facts(record, e.WorkerLeaving)
     assert "is draining, gone in " in leaving.detail
     assert [fact.worker for fact in facts(record, d.Release)] == [leaving.worker]
@@ -119,16 +119,16 @@ def test_workers_leave_a_draining_node(tmp_path: Path, node: Any) -> None:
 # ---- striking at a node
 
 
-def train_and_strike(
+def train_and_inject(
     tmp_path: Path,
     node: Any,
-    strike: Callable[[], None],
+    inject: Callable[[], None],
     workers: set[int] | None = None,
     hook: harness.Hook | None = None,
     steps: int = 40,
     **settings: Any,
 ) -> RunRecord:
-    """Train with one worker on ``node``, strike the node in step 5, and check that another worker takes the stage over.
+    """Train with one worker on ``node``, inject a fault there in step 5, and check that another worker takes over.
 
     ``workers`` is filled with the process ids of the node's workers before that.
     """
@@ -137,7 +137,7 @@ def train_and_strike(
     def at_step_5(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.RunStep) and decision.step == 5 and not there:
             there.update(living(workers.folder) & descendants(raylet(node)))
-            strike()
+            inject()
         if hook is not None:
             hook(decision, workers)
 

@@ -86,11 +86,11 @@ def test_machines_that_cannot_join_are_reported_in_one_line(tmp_path: Path, clus
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--ray", "auto", "--workers", "1", "--machines", "0"], "--machines 0: give 1 or more"),
-        (["--ray", "auto"], "give --workers, the number of workers of each machine"),
+        (["--ray", "auto", "--workers", "1", "--machines", "0"], "--machines 0: use 1 or more"),
+        (["--ray", "auto"], "pass --workers, the number of workers of each machine"),
         (["--ray", "127.0.0.1:1", "--workers", "1"], "no Ray cluster answers there"),
         (["--ray", "auto", "--workers", "1", "--no-inbound"], "--no-inbound has no effect with --ray"),
-        (["--machines", "2"], "add --ray ADDRESS, or leave them out"),
+        (["--machines", "2"], "add --ray ADDRESS, or remove them"),
     ],
 )
 def test_words_that_do_not_fit_are_refused(tmp_path: Path, words: list[str], line: str) -> None:

@@ -19,7 +19,7 @@ import torch
 import planaria
 from harness import STORE, folder_of, tiny, train
 from planaria.common.errors import UserError
-from planaria.common.signals import handled
+from planaria.common.signals import handle_stop_signals
 from planaria.config import recipe
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import cluster_errors
@@ -71,7 +71,7 @@ def test_rays_signal_handlers_do_not_replace_ours(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fleet, "reach", lambda _: None)
     monkeypatch.setattr(rays, "init", init)
     for address in ("10.0.0.1:6379", "embedded"):
-        with handled(ours := lambda *_: None):
+        with handle_stop_signals(ours := lambda *_: None):
             fleet.Cluster(FleetConfig(kind="ray", address=address, host="10.0.0.2"), 2)
             assert signal.getsignal(signal.SIGTERM) is ours
 
@@ -88,7 +88,7 @@ def test_a_client_address_and_rays_own_variable_are_checked_too(
 
 @pytest.mark.parametrize("address", ["nonsense", "host:", ":6379", "host:port", "host:70000", "http://host:80"])
 def test_an_invalid_address_is_refused_with_the_valid_forms(address: str) -> None:
-    with pytest.raises(UserError, match="give 'auto', 'embedded', HOST:PORT") as reported:
+    with pytest.raises(UserError, match="use 'auto', 'embedded', HOST:PORT") as reported:
         cluster_errors.reach(address)
     assert repr(address) in str(reported.value)
 

@@ -95,7 +95,7 @@ def test_a_worker_without_the_runs_folder_recovers_as_inline(tmp_path: Path, on_
     config = spread(tmp_path / "home")
     cache, run, there = tmp_path / "cache", folder_of(config), list[int]()
 
-    def strike(decision: d.Decision, workers: LiveWorkers) -> None:
+    def inject(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.RunStep) and decision.step == (8, 14, None)[len(there)]:
             (pid,) = set(workers.pids.values()) & node.processes
             there.append(pid)
@@ -104,7 +104,7 @@ def test_a_worker_without_the_runs_folder_recovers_as_inline(tmp_path: Path, on_
                 assert not node.at(run / "checkpoints").exists()
 
     with node_elsewhere(on_ray, run, cache) as node:
-        record = train(config, hook=strike)
+        record = train(config, hook=inject)
         assert [file.name for file in node.at(run).iterdir()] == [RUN_ADDRESS_FILE], "what was there is another run's"
     assert outcomes(record) == ["started", "rolled back"] and ending(record).outcome == "finished"
     assert len(set(there)) == 2, "killed and restarted"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import apart, ending, facts, inline, losses, once, outcomes, rebuilt, tiny, train, validation_losses
+from harness import apart, ending, facts, inline, losses, outcomes, rebuilt, signal_once, tiny, train, validation_losses
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
@@ -57,7 +57,9 @@ def test_without_a_spare_a_new_worker_is_started(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("ground")
 def test_a_spare_that_dies_is_replaced(tmp_path: Path) -> None:
-    hook = once(lambda decision: isinstance(decision, d.RunStep) and decision.step == 3, signal.SIGKILL, stage=None)
+    hook = signal_once(
+        lambda decision: isinstance(decision, d.RunStep) and decision.step == 3, signal.SIGKILL, stage=None
+    )
     # Forty steps later, so that the successor has started even where processes take long to start.
     record = train(tiny(tmp_path, steps=50), [Fault(step=43, stage=2)], hook)
     dead = facts(record, e.WorkerLost)[0].worker
@@ -94,7 +96,7 @@ def test_a_kill_during_a_validation_repeats_it(tmp_path: Path, step: int) -> Non
     def validates(decision: d.Decision) -> bool:
         return isinstance(decision, d.RunStep) and (decision.mode, decision.step) == ("evaluate", step)
 
-    record = train(tiny(tmp_path, train={"eval_every": 10}), hook=once(validates, signal.SIGKILL, stage=2))
+    record = train(tiny(tmp_path, train={"eval_every": 10}), hook=signal_once(validates, signal.SIGKILL, stage=2))
     assert outcomes(record) == ["started", "recovered"] and ending(record).outcome == "finished"
     trained, validated = inline(record)
     assert apart(losses(record), trained) <= TOLERANCE

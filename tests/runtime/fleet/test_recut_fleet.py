@@ -15,7 +15,7 @@ from planaria.faults.trace import Fault
 from planaria.lab.reference.engine import InlineEngine
 from planaria.report.run.ledger import sample_ledger
 from planaria.runtime.checkpoint.loading import load_stage
-from planaria.runtime.engine import run_folders
+from planaria.runtime.preparation import run_folders
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from planaria.runtime.fleet.base import Reported, WorkerEnded
-from planaria.runtime.fleet.control_connections import BlockingConnection, Switchboard, call
+from planaria.runtime.fleet.control_connections import BlockingConnection, ControlListener, call
 from planaria.runtime.fleet.remote import HostReportQueue, Lost, RemoteFleet, Spawned
 from planaria.runtime.transport.secure import new_key
 from waiting import until
@@ -18,14 +18,14 @@ Notice = Reported | WorkerEnded
 class Hosts:
     """Starts no process: the test calls for the workers."""
 
-    def __init__(self, queue: HostReportQueue, board: Switchboard) -> None:
+    def __init__(self, queue: HostReportQueue, board: ControlListener) -> None:
         self.queue, self.board = queue, board
         self.given_back: list[tuple[str, int]] = []
         self.signals: list[tuple[str, int, int]] = []
 
     def start(self, worker: str, incarnation: int) -> None: ...
 
-    def give_back(self, worker: str, incarnation: int) -> None:
+    def release_slot(self, worker: str, incarnation: int) -> None:
         self.given_back.append((worker, incarnation))
 
     def signal(self, worker: str, incarnation: int, number: int) -> None:
@@ -45,7 +45,7 @@ class Scene:
     def __init__(self, missed: int) -> None:
         created: list[Hosts] = []
 
-        def hosts(queue: HostReportQueue, board: Switchboard) -> Hosts:
+        def hosts(queue: HostReportQueue, board: ControlListener) -> Hosts:
             created.append(Hosts(queue, board))
             return created[0]
 

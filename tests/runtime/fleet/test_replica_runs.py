@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import harness
-from harness import apart, ending, facts, folder_of, newest, once, outcomes, rebuilt, resume, tiny, train
+from harness import apart, ending, facts, folder_of, newest, outcomes, rebuilt, resume, signal_once, tiny, train
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
@@ -115,7 +115,7 @@ def test_a_lost_replica_is_rebuilt_as_a_copy_of_another(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_frozen_partner_is_not_waited_for(tmp_path: Path) -> None:
     """It counts as alive for ten seconds; patience ends long before that."""
-    hook = once(lambda x: isinstance(x, d.RunStep) and (x.replica, x.step) == (1, 2), signal.SIGSTOP, stage=2)
+    hook = signal_once(lambda x: isinstance(x, d.RunStep) and (x.replica, x.step) == (1, 2), signal.SIGSTOP, stage=2)
     config = several(tmp_path, replicas=2, fleet={"missed_heartbeats": 12}, exchange={"patience_s": 0.3})
     record = train(config, hook=hook)
     assert ending(record).outcome == "finished"
@@ -126,7 +126,9 @@ def test_a_frozen_partner_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_invalid_updates_of_a_replica_do_not_harm_others(tmp_path: Path) -> None:
     attacks = ((0, "nan"), (4, "wrong_size"))
-    is_byzantine = [Fault(step=step, stage=2, signal="lie", attack=attack, until=step + 4) for step, attack in attacks]
+    is_byzantine = [
+        Fault(step=step, stage=2, signal="corrupt_update", attack=attack, until=step + 4) for step, attack in attacks
+    ]
     record = train(several(tmp_path, replicas=2, exchange={"patience_s": 600.0}), is_byzantine)
     assert ending(record).outcome == "finished" and blocks(record) == list(range(24))
     refused = facts(record, e.UpdateRejected)

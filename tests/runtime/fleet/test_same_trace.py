@@ -97,7 +97,7 @@ def test_two_stages_killed_together_are_restored_from_parities(
     tmp_path: Path, pair: tuple[int, int], moment: Any
 ) -> None:
     """Neighbours, and stage 0: no step is lost, and the result is that of an undisturbed run."""
-    config = tiny(tmp_path / "struck", recovery={"strategy": "snapshot", "options": {"tolerate": 2}}, steps=STEPS)
+    config = tiny(tmp_path / "disturbed", recovery={"strategy": "snapshot", "options": {"tolerate": 2}}, steps=STEPS)
     record = train(config, [Fault(step=4, stage=stage, moment=moment) for stage in pair])
     assert ending(record).outcome == "finished"
     assert {f.node for f in facts(record, e.FaultInjected)} == set(pair)
@@ -114,7 +114,7 @@ def test_all_return_to_a_snapshot_when_two_are_killed_together(
 ) -> None:
     """The steps since are repeated on the same samples; the result is that of an undisturbed run."""
     options = {"tolerate": 2, "every": 3, "slices": slices}
-    config = tiny(tmp_path / "struck", recovery={"strategy": "snapshot", "options": options}, steps=STEPS)
+    config = tiny(tmp_path / "disturbed", recovery={"strategy": "snapshot", "options": options}, steps=STEPS)
     kills = [Fault(step=step, stage=stage, moment=moment) for step in (5, 8) for stage in pair]
     record = train(config, kills)
     assert ending(record).outcome == "finished" and len(facts(record, e.FaultInjected)) == 4
@@ -135,7 +135,7 @@ def test_a_worker_with_damaged_memory_counts_as_lost(
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     options = {"tolerate": 2, "every": every}
     config = tiny(
-        tmp_path / "struck", recovery={"strategy": "faulty_hardware:BadMemory", "options": options}, steps=STEPS
+        tmp_path / "disturbed", recovery={"strategy": "faulty_hardware:BadMemory", "options": options}, steps=STEPS
     )
     record = train(config, [Fault(step=5, stage=1, moment="backward")])
     assert ending(record).outcome == "finished"
@@ -151,7 +151,7 @@ def test_a_worker_with_damaged_memory_counts_as_lost(
 @pytest.mark.parametrize("strategy", ["snapshot", "echo"])
 def test_stages_of_unequal_sizes_are_restored_in_other_workers(tmp_path: Path, strategy: str) -> None:
     """A spare is warm for the first block stage; it becomes one of three layers, and one of two."""
-    config = tiny(tmp_path / "struck", recovery={"strategy": strategy}, steps=STEPS)
+    config = tiny(tmp_path / "disturbed", recovery={"strategy": strategy}, steps=STEPS)
     pipeline = config.pipeline.model_copy(update={"layers": (1, 3, 1, 2)})
     made = config.model_copy(update={"pipeline": pipeline, "model": config.model.model_copy(update={"layers": 7})})
     uneven = RunConfig.model_validate_json(made.model_dump_json())

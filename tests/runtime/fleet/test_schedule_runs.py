@@ -78,11 +78,11 @@ def test_a_stage_without_nodes_is_restored_exactly_by_redundant(tmp_path: Path, 
     """The first node of the stage before keeps a copy for all its nodes."""
     config = scheduled(tmp_path, fleet={"spares": 2}, recovery={"strategy": "redundant"})
     stages = read(tmp_path / "schedule.json").stages
-    struck: list[int] = []
+    killed: list[int] = []
 
     def both_at_once(decision: d.Decision, workers: LiveWorkers) -> None:
-        if isinstance(decision, d.RunStep) and decision.step == 3 and not struck:
-            struck.extend(workers.signal(signal.SIGKILL, node) for node in stages[2])
+        if isinstance(decision, d.RunStep) and decision.step == 3 and not killed:
+            killed.extend(workers.signal(signal.SIGKILL, node) for node in stages[2])
 
     record = train(config, hook=both_at_once)
     assert ending(record).outcome == "finished" and set(outcomes(record)) == {"started", "recovered"}

@@ -110,9 +110,9 @@ def test_late_beats_are_forgotten_after_a_while() -> None:
 
 def test_the_first_heartbeat_may_take_longer_and_a_removed_worker_is_not_found() -> None:
     scene = Scene({"beats": [BEAT_S]})
-    scene.silence.expect("is born")
-    assert 119 <= scene.until(["is born"], "busy") <= 121
-    scene.silence.forget("is born")
+    scene.silence.expect("starts")
+    assert 119 <= scene.until(["starts"], "busy") <= 121
+    scene.silence.forget("starts")
     assert scene.look() == []
 
 

@@ -56,7 +56,7 @@ def test_a_run_does_not_end_with_a_stage_missing(tmp_path: Path) -> None:
         {"kind": "skipping", "skip": 0.5, "swaps": 1},
         {"kind": "given", "routes": [[0, 1, 3, 0], [0, 2, 4, 0], [0, 2, 1, 0], [0, 3, 4, 0]]},
     ],
-    ids=["drawn anew in every step", "given"],
+    ids=["drawn again in every step", "given"],
 )
 def test_routes_that_skip_stages_train_as_inline(tmp_path: Path, routing: dict[str, Any]) -> None:
     """With a death meanwhile. Each stage takes the mean over the microbatches that it saw."""

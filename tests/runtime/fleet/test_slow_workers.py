@@ -76,7 +76,7 @@ def test_a_run_without_measurements_has_no_diagnosis(tmp_path: Path) -> None:
     record = train(tiny(tmp_path, stages=2, steps=4, fleet={"diagnose": "off", "spares": 0}))
 
     assert not facts(record, e.WorkerMeasurements)
-    with pytest.raises(UserError, match=r"nothing was measured \(fleet.diagnose = 'off'\)"):
+    with pytest.raises(UserError, match=r"no step has been measured \(fleet.diagnose = 'off'\)"):
         diagnose(record.folder)
 
 
@@ -117,8 +117,8 @@ def test_a_slow_machine_is_named_and_none_of_its_workers(tmp_path: Path) -> None
         with guest(run.folder):
             run.wait_until(lambda record: len(facts(record, d.SlowPartFound)) > 0)
             record = stopped(run)
-    struck = {fact.worker for fact in facts(record, e.FaultInjected)}
+    injected = {fact.worker for fact in facts(record, e.FaultInjected)}
     machine = {s.worker for s in facts(record, d.Spawn) if s.host}
-    assert struck == machine and len(machine) == 2
+    assert injected == machine and len(machine) == 2
     (blamed,) = facts(record, d.SlowPartFound)
     assert blamed.fault == "slow host" and set(blamed.workers) == machine

@@ -21,7 +21,7 @@ from planaria.common.signals import STOPS
 from planaria.runtime.fleet import spawner as module
 from planaria.runtime.fleet.base import Notice, Reported, WorkerEnded
 from planaria.runtime.fleet.local import LocalFleet
-from planaria.runtime.fleet.process import adopting
+from planaria.runtime.fleet.process import adopt_orphans
 from planaria.runtime.fleet.spawner import spawner
 from waiting import until
 
@@ -181,7 +181,7 @@ def test_slow_imports_fail_all_waiting_starts_at_once(tmp_path: Path, monkeypatc
         with pytest.raises(OSError, match=why):
             child.wait_until_started(60.0)
     patient = spawner().spawn("w7", partial(sys.exit, 0), ["slow_to_import"], start_s=600.0)
-    patient.kill(600.0)  # returns at once: it has not started
+    patient.kill(600.0)  # returns immediately: it has not started
     assert time.monotonic() - began < 18 * 0.5, "as long as three attempts for each would take"
 
 
@@ -258,7 +258,7 @@ def test_a_server_that_cannot_import_a_module_sends_the_reason(often: str, tmp_p
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are not adopted")
 def test_a_process_reaps_its_server_when_it_ends() -> None:
-    with adopting():  # else the kernel gives what it leaves to another process
+    with adopt_orphans():  # else the kernel gives what it leaves to another process
         command = [sys.executable, "-c", textwrap.dedent(BREAKING).replace("breaks", "json")]
         before = children()
         done = subprocess.run(command, input="", capture_output=True, text=True, timeout=100)

@@ -19,7 +19,7 @@ from harness import tiny
 from planaria.control.facts.decisions import Form, Keep, Member, MemberLink, Rebuild, Source
 from planaria.control.facts.events import REPORT, EdgeBroken
 from planaria.pipeline.plan.actions import Action
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport import edge as edges
 from planaria.runtime.transport.edge import EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived, SocketTransport
 from planaria.runtime.transport.inbox import Inbox

@@ -18,8 +18,8 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
-from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.supervised_fleet import has_supervisor
+from planaria.runtime.preparation import run_folders
 from processes import planaria
 from waiting import until
 
@@ -214,7 +214,7 @@ def test_a_killed_supervisor_ends_the_run_in_one_line_and_it_resumes_from_disk(t
     [
         (["--engine", "inline"], "the workers of engine = 'inline' end with its process"),
         (["--fleet.kind", "ray"], "the actors of fleet.kind = 'ray' end with their driver"),
-        (["--fleet.orphan_s", "0.5"], "fleet.orphan_s = 0.5: give more than fleet.lease_s = 1"),
+        (["--fleet.orphan_s", "0.5"], "fleet.orphan_s = 0.5: use more than fleet.lease_s = 1"),
     ],
 )
 def test_runs_whose_workers_cannot_outlive_the_controller_are_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -36,9 +37,33 @@ def test_one_that_leads_is_replaced_and_left_alone() -> None:
     for _ in range(3):
         kept.look(first.pid)
     assert len(standbys.started) == 2
-    kept.close()
+    kept.close(0)
     assert standbys.started[1].exitcode == -15 and first.exitcode is None, "only the one that waits is ended"
     first.kill(5.0)
+
+
+def test_one_that_has_just_become_the_leader_is_not_ended() -> None:
+    standbys = Standbys()
+    kept = StandbyProcess(standbys.spawn)
+    kept.look(0)
+    (leader,) = standbys.started
+    assert leader.pid is not None
+    kept.close(leader.pid)
+    assert leader.exitcode is None
+    kept.close(0)
+    assert leader.exitcode == -signal.SIGTERM
+
+
+def test_one_that_is_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(standby_process, "_MAX_STOPPED_S", 0.05)
+    standbys = Standbys()
+    kept = StandbyProcess(standbys.spawn)
+    kept.look(0)
+    standbys.started[0].signal(signal.SIGSTOP)
+    until(lambda: len(standbys.started) == 2, 60.0, meanwhile=lambda: kept.look(0))
+    assert standbys.started[0].exitcode == -signal.SIGKILL
+    assert caplog.messages == ["the standby was stopped (SIGSTOP); starting another"]
+    kept.close(0)
 
 
 def test_one_that_ends_is_replaced_and_none_is_started_after_four_quick_ends(
@@ -61,4 +86,4 @@ def test_ends_after_a_while_do_not_count(monkeypatch: pytest.MonkeyPatch) -> Non
     kept = StandbyProcess(standbys.spawn)
     until(lambda: len(standbys.started) >= 8, 60.0, meanwhile=lambda: kept.look(0))
     assert kept.is_kept
-    kept.close()
+    kept.close(0)

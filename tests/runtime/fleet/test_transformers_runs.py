@@ -104,7 +104,8 @@ def test_a_stage_lost_before_its_twin_is_filled_again_is_not_rebuilt(tmp_path: P
     if strategy == "redundant":
         assert ending(record).outcome == "cannot"
         assert ending(record).reason == (
-            "redundant cannot, stage 2's twin at stage 1 is incomplete (0 of 1 steps since stage 1 got a new worker)"
+            "redundant cannot rebuild it: stage 2's twin at stage 1 is incomplete "
+            "(0 of 1 steps since stage 1 got a new worker)"
         )
     else:
         assert ending(record).outcome == "finished" and len(losses(record)) == config.train.steps

@@ -27,7 +27,7 @@ def recipe(folder: Path, scope: str, steps: int = 9, rule: str = "multikrum", **
 
 def lie(stage: int, attack: str = "own_flip") -> Fault:
     """A fault of the Byzantine replica's node at one stage, from the second round on."""
-    return Fault(step=4, stage=2 * BYZANTINE + stage, signal="lie", attack=attack, until=99)
+    return Fault(step=4, stage=2 * BYZANTINE + stage, signal="corrupt_update", attack=attack, until=99)
 
 
 def counted(record: RunRecord) -> dict[tuple[int, int], dict[int, float]]:

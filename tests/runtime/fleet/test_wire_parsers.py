@@ -26,12 +26,12 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
 from planaria.runtime.engine import link_survey_node
-from planaria.runtime.engine.join import setup_of
-from planaria.runtime.engine.requirements import device_needs
+from planaria.runtime.engine.machine_service import setup_of
 from planaria.runtime.fleet import files, joined_machine, joining
-from planaria.runtime.fleet.control_connections import Switchboard, call
+from planaria.runtime.fleet.control_connections import ControlListener, call
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.joining import RunAddress, read_run_address
+from planaria.runtime.preparation.requirements import device_needs
 from planaria.runtime.transport.edge import Edge, EdgeSpec
 from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.listener import (
@@ -41,8 +41,8 @@ from planaria.runtime.transport.listener import (
     ConnectingPeer,
     answers,
     connect,
-    greeted,
     greeting,
+    parse_greeting,
 )
 from planaria.runtime.transport.relay import relay_at
 from planaria.runtime.transport.secure import new_key
@@ -63,13 +63,13 @@ FROM_MACHINE = [
     joining.Failed(worker="w1", incarnation=1, detail="no"),
     joining.Departing(detail="x"),
     joining.Beat(),
-    joining.Strike(fault=Fault(step=1, stage=2, signal="slow", strength=2.0, resume_after_s=1.0)),
+    joining.InjectFaultRequest(fault=Fault(step=1, stage=2, signal="slow", strength=2.0, resume_after_s=1.0)),
 ]
 TO_MACHINE = [
     joining.Welcome(host="g1", setup="{}", cwd="/"),
     joining.Start(worker="w1", incarnation=1),
     joining.Signal(worker="w1", incarnation=1, number=9),
-    joining.Goodbye(reason="over"),
+    joining.ConnectionClosing(reason="over"),
 ]
 ASKED = [files.Get(name="run/schedule.json"), files.ListRequest(name="data/x"), files.Put(name="x", size=1)]
 ANSWERS = [
@@ -104,7 +104,7 @@ def plain(messages: Any) -> list[Any]:
 
 
 PARSERS: dict[str, tuple[Callable[[bytes], object], type[Exception], list[Any]]] = {
-    "greeting": (greeted, ValueError, GREETINGS),
+    "greeting": (parse_greeting, ValueError, GREETINGS),
     "from a machine": (joining.FROM_MACHINE.validate_json, ValidationError, plain(FROM_MACHINE)),
     "to a machine": (joining.TO_MACHINE.validate_json, ValidationError, plain(TO_MACHINE)),
     "files, asked": (files._REQUEST.validate_json, ValidationError, plain(ASKED)),
@@ -137,8 +137,8 @@ def test_a_parser_returns_or_raises_its_one_error(name: str) -> None:
 
 
 BOUNDED = {
-    '["w1",%s,1]': (greeted, {"0", "-1", "64", "65"}),
-    '["w1",1,%s]': (greeted, {"0", "64", "65"}),
+    '["w1",%s,1]': (parse_greeting, {"0", "-1", "64", "65"}),
+    '["w1",1,%s]': (parse_greeting, {"0", "64", "65"}),
     '{"kind":"signal","worker":"w1","incarnation":1,"number":%s}': (joining.TO_MACHINE.validate_json, {"64"}),
     '{"kind":"start","worker":"w1","incarnation":%s}': (joining.TO_MACHINE.validate_json, {"0", "64", "65"}),
 }
@@ -171,8 +171,8 @@ HOSTILE_GREETINGS = [
 
 
 def test_an_invalid_greeting_ends_its_connection_alone(uncaught: list[object]) -> None:
-    heard: list[ConnectingPeer] = []
-    board = Switchboard("127.0.0.1", 0, KEY, 1000, lambda caller, line: (heard.append(caller), line.close()))
+    accepted: list[ConnectingPeer] = []
+    board = ControlListener("127.0.0.1", 0, KEY, 1000, lambda caller, line: (accepted.append(caller), line.close()))
     listener, relay = relay_at("127.0.0.1", 0, KEY)
     try:
         for at in (board.address, listener.address):
@@ -181,13 +181,13 @@ def test_an_invalid_greeting_ends_its_connection_alone(uncaught: list[object]) -
                     tls.settimeout(0.0 if words.startswith('["waits') else 10.0)
                     assert tls.recv(1) == b""
         call(board.address, KEY, "w1", 1).close()
-        assert greeted(greeting("w1", 1))[:2] == ("w1", 1)
+        assert parse_greeting(greeting("w1", 1))[:2] == ("w1", 1)
     finally:
         board.close()
         listener.close()
         relay.close()
     assert not uncaught
-    assert all(0 < caller.incarnation < 1 << 31 and 0 <= caller.pid < 1 << 31 for caller in heard)
+    assert all(0 < caller.incarnation < 1 << 31 and 0 <= caller.pid < 1 << 31 for caller in accepted)
 
 
 @pytest.mark.parametrize("port", ["1e999", "99999999999", "-1", "x", "", "9" * 5000, "65536"])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.common.address import Address, should_listen
-from planaria.runtime.transport.address import RELAY, Reach, dial_addresses, listening
+from planaria.runtime.transport.reachability import RELAY, Reach, dial_addresses, listening
 
 CONTROLLER = Reach(advertise="203.0.113.5", relay="127.0.0.1:7001")
 OPEN = Reach(machine="g1", relay="203.0.113.5:7001")

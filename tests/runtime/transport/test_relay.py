@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from planaria.runtime.transport.address import Reach
 from planaria.runtime.transport.channel import Channel, ChannelClosed
 from planaria.runtime.transport.listener import CALLED_FOR, EdgeListener, answers, connect, no_answer, unreachable
 from planaria.runtime.transport.port import PeerUnreachable, Port, RelayUnanswered
+from planaria.runtime.transport.reachability import Reach
 from planaria.runtime.transport.relay import READY, Relay, end_greeting
 from planaria.runtime.transport.secure import new_key
 from waiting import until

@@ -15,8 +15,8 @@ from planaria.runtime.transport.wire import (
     MAX_DIMS,
     Activation,
     CopyMessage,
+    EdgeClosing,
     FrameContent,
-    Goodbye,
     GradientShare,
     Label,
     Ping,
@@ -44,7 +44,7 @@ labels = st.one_of(
     st.builds(State, numbers),
     st.builds(UpdatePart, numbers, st.sampled_from([FrameContent.PREFETCHED, FrameContent.BLOCKING])),
     st.builds(Ping, numbers, st.sampled_from([FrameContent.PING, FrameContent.PONG])),
-    st.just(Goodbye()),
+    st.just(EdgeClosing()),
 )
 tensors = {
     "dtype": st.sampled_from(DTYPES),
@@ -82,7 +82,7 @@ def test_labels_are_equal_only_if_they_are_of_the_same_kind(one: Label, other: L
 
 def test_every_content_has_a_label() -> None:
     for content in FrameContent:
-        raw = bytearray(pack(TensorHeader(Goodbye(), torch.uint8, (0,))))
+        raw = bytearray(pack(TensorHeader(EdgeClosing(), torch.uint8, (0,))))
         raw[5] = content
         assert unpack(raw, 1).label.content is content
 

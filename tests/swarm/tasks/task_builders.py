@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from planaria.swarm.sandbox.sandbox import protections
 from planaria.swarm.tasks import open_task
 from planaria.swarm.tasks.base import Task
-from planaria.swarm.tasks.sandbox import protections
 
 needs_sandbox = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs cannot be run here")
 MAIN = {"sums": "digits", "gym": "kind", "snippets": "library"}

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from task_builders import block, needs_sandbox, opened, written
 
 from planaria.common.errors import UserError
+from planaria.swarm.sandbox.sandbox import LIMITS, Limits, run
+from planaria.swarm.sandbox.values import digest
 from planaria.swarm.tasks import calls as calling
 from planaria.swarm.tasks.answers import canonical, same_answer
 from planaria.swarm.tasks.calls import Call
-from planaria.swarm.tasks.sandbox import LIMITS, Limits, run
-from planaria.swarm.tasks.values import digest
 
 CALLS = {"prompt": "def half(x):\n", "entry_point": "half", "calls": ["half(3)", "half(4)", "half(x=-7)"]}
 CHECK = CALLS | {"test": "def check(candidate):\n    assert candidate(3) == 1.5\n    assert candidate(8) == 4\n"}
@@ -40,7 +40,7 @@ def test_variants_are_new_calls_of_the_same_shape_and_follow_from_the_seed(args:
     assert found == calling.variants([base], seed, 6)
     assert len({call.source for call in found} | {base.source}) == len(found) + 1 <= 7
     for call in found:
-        assert calling.read(call.source, "f") == call
+        assert calling.parse_call(call.source, "f") == call
         assert [type(one) for one in call.args] == [type(one) for one in args]
 
 
@@ -154,7 +154,7 @@ HOSTILE = {
 @pytest.mark.slow
 @needs_sandbox
 def test_hostile_programs_are_contained_and_report_no_values() -> None:
-    exam = calling.exam([Call("f", (n,)) for n in range(3)])
+    exam = calling.result_tests([Call("f", (n,)) for n in range(3)])
     began = time.monotonic()
     reported = {name: run(program, exam, Limits(seconds=1.5)).reported for name, program in HOSTILE.items()}
     assert {name for name, lines in reported.items() if any(lines)} <= {"ten megabytes printed"}
@@ -172,12 +172,12 @@ def test_a_program_cannot_report_in_the_judge_s_place() -> None:
         + "def f(x):\n    os.write(2, b'+\\n')\n    return {x, 'a', nan}"
     )
     honest = "def f(x): return {float('nan'), 'a', x}"
-    exam = calling.exam([Call("f", (n,)) for n in range(3)])
+    exam = calling.result_tests([Call("f", (n,)) for n in range(3)])
     assert run(forged, exam).reported == run(honest, exam).reported != () and "" not in run(honest, exam).reported
 
 
 @needs_sandbox
 def test_lines_reported_before_an_endless_call_are_kept() -> None:
     program = "def f(x):\n while x == 2: pass\n return x"
-    outcome = run(program, calling.exam([Call("f", (n,)) for n in range(4)]), replace(LIMITS, seconds=1.0))
+    outcome = run(program, calling.result_tests([Call("f", (n,)) for n in range(4)]), replace(LIMITS, seconds=1.0))
     assert outcome.kind == "timeout" and outcome.reported == (digest(0), digest(1))

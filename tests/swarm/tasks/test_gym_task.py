@@ -168,7 +168,7 @@ def test_every_kind_that_may_evaluate_an_answer_is_rejected() -> None:
         ("gym:game_of_life_halting", "accepts wrong answers"),
         ("gym:sokoban", "accepts wrong answers"),
         ("gym:word_ladder", "differ from one process to the next"),
-        ("gym:composite", "name one of those"),
+        ("gym:composite", "use one of those"),
     ],
 )
 def test_an_unusable_kind_is_reported(name: str, message: str) -> None:

@@ -251,7 +251,7 @@ def test_without_a_mark_the_whole_field_is_the_answer(tmp_path: Path) -> None:
         ({"question": ["x"], "answer": 1}, {}, r"field 'question' holds list, neither text nor a number"),
         ({"question": "x", "answer": True}, {}, r"field 'answer' holds bool"),
         ({"question": "x", "answer": float("inf")}, {}, r"field 'answer' holds float"),
-        ({"question": "x", "answer": "4"}, {}, r"has no '#### ANSWER'.*or write task.options.mark = ''"),
+        ({"question": "x", "answer": "4"}, {}, r"has no '#### ANSWER'.*or set task.options.mark = ''"),
         ({"question": "x", "answer": "  "}, {"mark": ""}, r"field 'answer' is empty"),
     ],
 )

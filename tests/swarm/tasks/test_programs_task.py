@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from task_builders import block, check_solutions, needs_sandbox, opened, written
 
 from planaria.common.errors import UserError
-from planaria.swarm.tasks import sandbox
+from planaria.swarm.sandbox import sandbox
 from planaria.swarm.tasks.base import Task
 from planaria.swarm.tasks.programs import Programs, program_of
 

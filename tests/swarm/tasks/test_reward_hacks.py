@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from task_builders import needs_sandbox
 
-from planaria.swarm.tasks import wire
+from planaria.swarm.sandbox import channel
+from planaria.swarm.sandbox.sandbox import Limits, ProgramTests, run
 from planaria.swarm.tasks.programs import Programs
-from planaria.swarm.tasks.sandbox import Limits, ProgramTests, run
 
 pytestmark = needs_sandbox
 TESTS = "assert f(3) == 6\nassert abs(f(2) - 4) < 1e-6\nassert sorted(f(n) for n in range(3)) == [0, 2, 4]"
@@ -70,8 +70,8 @@ HACKS = {
     "f = (lambda n: 2 * n) if any('assert f(%d)' % 3 in str(x)[:99] for x in texts if len(x) < 999) else None",
     "another main": FRAMES + "for name in ('judge', 'described', 'live', 'run_program'):\n"
     "  if name in seen: seen[name].__code__ = (lambda *a: '').__code__\nf = lambda n: 0",
-    "another wire": "import sys\nwire = sys.modules.get('sandbox_wire')\nwire.pack = lambda *a: b''\n"
-    "wire.serve = print",
+    "another channel": "import sys\nchannel = sys.modules.get('sandbox_channel')\nchannel.pack = lambda *a: b''\n"
+    "channel.serve = print",
     "another struct": "import struct\nstruct.Struct.unpack = struct.pack = lambda *a: (0, 0)",
     "the token, when the tests run": "import os\ndef f(n):\n  os.write(2, os.read(0, 32))\n  os._exit(0)",
     "the tests, as they run": "import sys\ndef f(n):\n  frame = sys._getframe().f_back\n"
@@ -164,7 +164,7 @@ def test_an_object_of_the_program_has_no_truth_value() -> None:
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
     | st.complex_numbers(allow_nan=False) | st.decimals(allow_nan=False) | st.fractions()
-    | st.sampled_from([*wire.TYPES.values(), range(3, 9, 2)]),
+    | st.sampled_from([*channel.TYPES.values(), range(3, 9, 2)]),
     lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.integers() | st.text(), inner)
     | st.frozensets(st.integers()) | st.sets(st.text()),
     max_leaves=8,
@@ -174,14 +174,14 @@ PLAIN = st.recursive(
 @pytest.mark.slow
 @given(PLAIN)
 def test_a_plain_value_is_transmitted_unchanged(value: object) -> None:
-    found = wire.unpack(wire.pack(value, wire.nothing_held), wire.nothing_held)
+    found = channel.unpack(channel.pack(value, channel.reject_object), channel.reject_object)
     assert found == value and type(found) is type(value)
 
 
 @given(st.binary())
 def test_any_bytes_are_a_value_or_raise_an_expected_error(data: bytes) -> None:
     with contextlib.suppress(ValueError, TypeError, LookupError, ArithmeticError):
-        wire.unpack(data, lambda number: number)
+        channel.unpack(data, lambda number: number)
 
 
 @pytest.mark.slow

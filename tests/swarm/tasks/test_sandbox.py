@@ -1,4 +1,4 @@
-"""Every untrusted program ends in one of four ways and reaches nothing outside its sandbox_process."""
+"""Every untrusted program ends in one of four ways and reaches nothing outside its sandbox."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from task_builders import needs_sandbox
 
-from planaria.swarm.tasks import kernel_limits, sandbox_process
-from planaria.swarm.tasks.sandbox import LIMITS, Limits, ProgramResult, protections, run
+from planaria.swarm.sandbox import kernel_limits, process
+from planaria.swarm.sandbox.sandbox import LIMITS, Limits, ProgramResult, protections, run
 
 pytestmark = needs_sandbox
 landlocked = pytest.mark.skipif("landlock" not in protections(), reason="this kernel has no Landlock")
@@ -78,7 +78,7 @@ frame, seen = sys._getframe(), [*sys.argv, *os.environ.values(), *gc.get_objects
 while frame:
     seen += [*frame.f_locals.values(), *frame.f_globals.values()]
     frame = frame.f_back
-print([x for x in seen if isinstance(x, (str, bytes)) and len(x) == {sandbox_process.TOKEN} and x.isalnum()])
+print([x for x in seen if isinstance(x, (str, bytes)) and len(x) == {process.TOKEN} and x.isalnum()])
 """
     assert run(program, "pass").printed == "[]\n"
 
@@ -282,7 +282,7 @@ def carry_out(code: bytes, audit: int, call: int, arguments: list[int]) -> int:
 )
 def test_the_filter_allows_only_listed_calls(name: str, calls: list[int]) -> None:
     machine = kernel_limits.MACHINES[name]
-    code = kernel_limits.program_filter(machine)
+    code = kernel_limits.seccomp_filter(machine)
 
     def answer(call: int, *arguments: int) -> int:
         return carry_out(code, machine.audit, call, list(arguments))

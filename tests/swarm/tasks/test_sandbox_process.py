@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from task_builders import needs_sandbox
 
-from planaria.swarm.tasks.sandbox import run
+from planaria.swarm.sandbox.sandbox import run
 
 pytestmark = needs_sandbox
 LACKING = """
 import ctypes, os, struct, sys
-from planaria.swarm.tasks import kernel_limits
+from planaria.swarm.sandbox import kernel_limits
 machine = kernel_limits.MACHINES[os.uname().machine]
 calls = [int(call) for call in sys.argv[1].split(",")]
 code = [(kernel_limits.LOAD, 0, 0, 0)]
@@ -41,7 +41,7 @@ def without(calls: list[int], then: str, *arguments: str) -> subprocess.Complete
 
 
 READ = r"""
-from planaria.swarm.tasks.sandbox import protections, run
+from planaria.swarm.sandbox.sandbox import protections, run
 print(*protections())
 place, program = sys.argv[2:]
 found = run(program, modules={"mine": "word = 'offered'"})
@@ -113,7 +113,7 @@ def test_two_cages_print_the_same_values_of_unsteady_sources() -> None:
 
 @pytest.mark.slow
 def test_a_process_in_another_environment_prints_the_same(tmp_path: Path) -> None:
-    code = "from planaria.swarm.tasks.sandbox import run\nimport sys\nprint(run(sys.stdin.read()).printed, end='')"
+    code = "from planaria.swarm.sandbox.sandbox import run\nimport sys\nprint(run(sys.stdin.read()).printed, end='')"
     other = subprocess.run(
         [sys.executable, "-c", code],
         input=PROGRAM,

@@ -1,1 +1,1 @@
-"""The commands of the command line: one file each."""
+"""What the core's commands do; :mod:`planaria.cli.groups` declares them."""

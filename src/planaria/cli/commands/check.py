@@ -13,7 +13,7 @@ from planaria.control.log.logs import EVENTS, ID, read_run
 from planaria.control.log.state_file import StateFile, describe, read_state
 from planaria.control.replay import replay
 from planaria.models.huggingface import is_exported
-from planaria.runtime.engine import run_folders
+from planaria.runtime.preparation import run_folders
 
 
 def replay_run(folder: Path) -> str:
@@ -33,15 +33,17 @@ def replay_run(folder: Path) -> str:
         )
     replayed = replay(fact for _, fact in record.history)
     problems = list(replayed.problems)
-    left, again = _comparable(read_state(folder)), _comparable(describe(replayed.state))
+    saved, recomputed = _comparable(read_state(folder)), _comparable(describe(replayed.state))
     if replayed.state.over:  # before the end, the log is ahead of the state
-        problems += [f"state.json: {k} is {left[k]!r}, replayed {again[k]!r}" for k in left if left[k] != again[k]]
+        problems += [
+            f"state.json: {k} is {saved[k]!r}, replayed {recomputed[k]!r}" for k in saved if saved[k] != recomputed[k]
+        ]
     if problems:
         raise RunStopped("\n".join([f"{folder}: the log does not explain the run:", *problems[:10]]))
     end = "the same final state" if replayed.state.over else "a run that has not ended"
     answer = (
         f"{replayed.events} events led to the same {replayed.decisions} decisions and {end}: "
-        f"step {again['step']}, generation {again['generation']}, {again['phase']}"
+        f"step {recomputed['step']}, generation {recomputed['generation']}, {recomputed['phase']}"
     )
     shapes = [
         f"continued in another shape: {started.recut}" for _, started in record.starts if started.recut is not None
@@ -50,7 +52,7 @@ def replay_run(folder: Path) -> str:
 
 
 def _comparable(state: StateFile) -> dict[str, object]:
-    """Return the fields that a replay determines: not the controller's process, nor the start times of processes."""
+    """Return the fields that a replay determines: all except process ids and start times."""
     return state.model_dump(exclude={"controller": True, "workers": {"__all__": {"start_ticks"}}})
 
 
@@ -63,16 +65,16 @@ def accept_changes(folder: Path) -> list[str]:
     """
     if is_exported(folder):
         names = [file.name for file in folder.iterdir() if file.name != digests.FILE and not file.name.startswith(".")]
-        return _accepted(folder, names)
+        return _accept_files(folder, names)
     if not (folder / run_folders.CONFIG).is_file():
-        raise UserError(f"{folder}: neither a run nor an exported model; give the folder of one, such as runs/NAME")
-    with run_folders.locked_for_training(folder):
+        raise UserError(f"{folder}: neither a run nor an exported model; use the folder of one, such as runs/NAME")
+    with run_folders.lock_for_training(folder):
         kind = folders.kind_of(folder)
         if kind is None or not kind.has_own_config:
-            recipe.parse(documents.text(folder / run_folders.CONFIG), str(folder / run_folders.CONFIG))
-        return _accepted(folder, (*run_folders.RUN_FILES, ID))
+            recipe.parse(documents.read_text(folder / run_folders.CONFIG), str(folder / run_folders.CONFIG))
+        return _accept_files(folder, (*run_folders.RUN_FILES, ID))
 
 
-def _accepted(folder: Path, names: Iterable[str]) -> list[str]:
+def _accept_files(folder: Path, names: Iterable[str]) -> list[str]:
     changed = digests.replace_list(folder, names)
-    return [f"{folder / name}: accepted in its current state" for name in changed] or [f"{folder}: nothing had changed"]
+    return [f"{folder / name}: accepted in its current state" for name in changed] or [f"{folder}: nothing changed"]

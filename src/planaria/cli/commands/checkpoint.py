@@ -12,7 +12,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ChaosConfig, RunConfig
 from planaria.control.facts.events import ReplicaPosition
 from planaria.report.tables import Table
-from planaria.runtime.api.configuration import configure
+from planaria.runtime.api.configure import configure
 from planaria.runtime.api.import_export import CheckpointFormat, export_run, export_state, import_run
 from planaria.runtime.checkpoint.cut import atom_name, require_known
 from planaria.runtime.checkpoint.foreign.huggingface import Precision
@@ -20,20 +20,20 @@ from planaria.runtime.checkpoint.loading import copies_of_stages, cut_of, load_s
 from planaria.runtime.checkpoint.recut import SavedReplica, equal_copies, require_whole
 from planaria.runtime.checkpoint.stage_file import StageContents, write_stage
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint, stage_name
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.prepare import on_schedule
-from planaria.runtime.engine.resumption import choose, resumption_of
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.prepare import on_schedule
+from planaria.runtime.preparation.resumption import choose, resumption_of
+from planaria.runtime.resolved_run import ResolvedRun
 
 DIGITS = 12
-"""digits of a digest to show"""
+"""number of digits of a digest in tables"""
 SHARD_MB = 4096
-"""default size of a file of weights"""
+"""default maximum size of a file of weights, MB"""
 
 
 def show(folder: Path, name: str | None) -> list[Table]:
     """Return a table of every parameter in a checkpoint (default: the newest)."""
-    saved = _chosen(folder, name)
+    saved = _choose_checkpoint(folder, name)
     manifest, cut = saved.manifest, cut_of(saved.manifest)
     require_known(cut, saved.folder)
     copies = copies_of_stages(saved.folder, manifest, manifest.stages)
@@ -70,12 +70,12 @@ def _atom(contents: StageContents, local: str) -> tuple[str, ...]:
 
 
 def verify(folder: Path, name: str | None) -> Iterator[str]:
-    """Read the checkpoints of a run (or the named one); yield a line for each valid one.
+    """Read the checkpoints of a run (or only the one with this name); yield a line for each valid one.
 
     :raises UserError: for the first file or parameter that is missing, damaged or inconsistent.
     """
-    chosen = _chosen(folder, name)
-    for saved in CheckpointStore(folder / "checkpoints").list() if name is None else [chosen]:
+    checkpoint = _choose_checkpoint(folder, name)
+    for saved in CheckpointStore(folder / "checkpoints").list() if name is None else [checkpoint]:
         cut = cut_of(saved.manifest)
         require_known(cut, saved.folder)
         copies = copies_of_stages(saved.folder, saved.manifest, saved.manifest.stages)
@@ -85,7 +85,7 @@ def verify(folder: Path, name: str | None) -> Iterator[str]:
             require_file(saved.folder, file)
         count = sum(len(file.entries) for file in files)
         note = "" if saved.whole else " (partial)"
-        note += "" if saved.manifest.digests else "; without digests, as an older planaria wrote it"
+        note += "" if saved.manifest.digests else "; without digests (written by an older planaria)"
         yield f"{saved.folder.name}{note}: {len(files)} files, {count} tensors: unchanged"
 
 
@@ -95,27 +95,27 @@ def convert(folder: Path, name: str | None, changes: Mapping[str, object], to: P
     resumption = resumption_of(folder, changes, name, notes.append)
     if resumption.saved is None or not resumption.saved.whole:
         raise UserError(
-            f"{folder} has no complete checkpoint to convert; train on with `planaria train --resume {folder}`"
+            f"{folder} has no complete checkpoint to convert; continue training with `planaria train --resume {folder}`"
         )
     if to.resolve() == resumption.store.folder.resolve() or (to / resumption.saved.folder.name).exists():
         raise UserError(f"--to {to}: would replace a checkpoint; choose another folder")
     config = resumption.config
     before = resumption.saved.manifest
     store = CheckpointStore(to)
-    several = config.exchange.replicas
+    replicas = config.exchange.replicas
     stages = config.pipeline.stages
     step = before.step
-    even = dict.fromkeys(range(several), ReplicaPosition(step=step)) if several > 1 else {}
+    positions = dict.fromkeys(range(replicas), ReplicaPosition(step=step)) if replicas > 1 else {}
     manifest = CheckpointManifest(
         step=step,
         stages=list(range(stages + 1)),
         pipeline_stages=stages,
         samples=before.samples,
-        replicas=several,
+        replicas=replicas,
         first_block=resumption.origin.first_block,
         blocks_ahead=before.blocks_ahead,
-        positions=before.positions if before.replicas == several else even,
-        digests=_written(store, resumption.saved.folder, config, step),
+        positions=before.positions if before.replicas == replicas else positions,
+        digests=_write_stages(store, resumption.saved.folder, config, step),
         model=config.model,
         exchange=config.exchange,
         block=ResolvedRun(config).block,
@@ -133,14 +133,14 @@ def export(
 ) -> list[str]:
     """Export a checkpoint (default: the newest whole one) for another program; return notes."""
     run_folders.config_of(folder)
-    saved = run_folders.newest_whole(folder) if name is None else _chosen(folder, name)
+    saved = run_folders.newest_whole(folder) if name is None else _choose_checkpoint(folder, name)
     if kind == "hf":
         export_run(folder, to, saved, precision or "fp32", (shard_mb or SHARD_MB) << 20)
         return [str(to)]
-    for flag, given in (("--precision", precision), ("--shard", shard_mb)):
-        if given is not None:
+    for flag, value in (("--precision", precision), ("--shard", shard_mb)):
+        if value is not None:
             raise UserError(
-                f"{flag} {given} requires --format hf; moments are exported with fp32 weights, tensor by tensor"
+                f"{flag} {value} requires --format hf; moments are exported with fp32 weights, tensor by tensor"
             )
     return [*export_state(folder, to, kind, saved), str(to)]
 
@@ -151,16 +151,16 @@ def start_from_folder(
     """Start a run from another program's folder with a recipe, or the configuration of a run; return notes."""
     if kind == "hf":
         raise UserError(
-            f"--from hf: {folder} has no moments to resume with; start with its weights: `planaria train {origin} "
+            f"--from hf: {folder} has no moments to resume with; start from its weights: `planaria train {origin} "
             f"--train.start {folder}`"
         )
-    recipe = _own(origin) if (origin / run_folders.CONFIG).is_file() else origin
+    recipe = _run_config(origin) if (origin / run_folders.CONFIG).is_file() else origin
     config = configure(recipe, settings=changes)
     imported, notes = import_run(folder, config, kind, names)
     return [*notes, f"resume with   planaria train --resume {imported}"]
 
 
-def _own(folder: Path) -> RunConfig:
+def _run_config(folder: Path) -> RunConfig:
     """Return a run's configuration, with the faults and the schedule in its folder, and without starting weights."""
     config = run_folders.config_of(folder, *run_folders.RUN_FILES)
     config = config.model_copy(update={"train": config.train.model_copy(update={"start": None})})
@@ -171,22 +171,22 @@ def _own(folder: Path) -> RunConfig:
     return config
 
 
-def _written(store: CheckpointStore, source: Path, config: RunConfig, step: int) -> dict[str, str]:
+def _write_stages(store: CheckpointStore, source: Path, config: RunConfig, step: int) -> dict[str, str]:
     """Write every stage of every replica; return file → digest."""
-    several, digests = config.exchange.replicas, dict[str, str]()
-    for replica in range(several):
+    replicas, digests = config.exchange.replicas, dict[str, str]()
+    for replica in range(replicas):
         for stage in range(config.pipeline.stages + 1):
             state = load_stage(source, config, stage, replica)
-            written = write_stage(store.unsealed_replica_folder(step, several, replica, 0), stage, step, state)
-            digests[stage_name(stage, replica, several)] = written.sha256
+            written = write_stage(store.unsealed_replica_folder(step, replicas, replica, 0), stage, step, state)
+            digests[stage_name(stage, replica, replicas)] = written.sha256
     return digests
 
 
-def _chosen(folder: Path, name: str | None) -> SealedCheckpoint:
+def _choose_checkpoint(folder: Path, name: str | None) -> SealedCheckpoint:
     run_folders.config_of(folder)
     saved = choose(CheckpointStore(folder / "checkpoints"), name)
     if saved is None:
-        raise UserError(f"{folder} has no checkpoint yet; train on with `planaria train --resume {folder}`")
+        raise UserError(f"{folder} has no checkpoint; continue training with `planaria train --resume {folder}`")
     return saved
 
 

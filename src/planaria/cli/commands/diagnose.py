@@ -9,8 +9,8 @@ from planaria.control.facts import decisions as d
 from planaria.control.log.logs import read_run
 from planaria.report.run.diagnosis import Diagnosis, diagnosis_of
 from planaria.report.run.naming import Naming, naming_of
-from planaria.report.run.verdict_lines import line, sentence
-from planaria.runtime.engine import run_folders
+from planaria.report.run.slowness_lines import slow_part_sentence, slowness_line
+from planaria.runtime.preparation import run_folders
 
 
 def diagnose(folder: Path) -> str:
@@ -18,14 +18,16 @@ def diagnose(folder: Path) -> str:
     record = read_run(folder)
     if record.config.engine == "inline":
         raise UserError(
-            f"{folder}: its workers shared one process, so there are no timings of single workers to diagnose"
+            f"{folder}: its workers shared one process, so there are no timings of individual workers to diagnose"
         )
     diagnosed, naming = diagnosis_of(record), naming_of(record)
     if not diagnosed.now:
         if record.config.fleet.diagnose == "off":
-            raise UserError(f"{folder}: nothing was measured (fleet.diagnose = 'off'); train with 'report' or 'act'")
+            raise UserError(
+                f"{folder}: no step has been measured (fleet.diagnose = 'off'); train with 'report' or 'act'"
+            )
         raise UserError(
-            f"{folder}: nothing was measured yet: workers report every second step; logs of older runs have no reports"
+            f"{folder}: no step has been measured; workers report every second step (runs of older versions: never)"
         )
     live = "live" if run_folders.is_held(folder) else "not live"
     last = max(gauge.last.step for gauge in diagnosed.now.values())
@@ -33,10 +35,10 @@ def diagnose(folder: Path) -> str:
     responses = []
     for _, fact in record.landmarks:
         if isinstance(fact, d.SlowPartFound | d.HandOverSlowStage | d.Reroute | d.Cleared):
-            responses.append(f"step {fact.step}  {line(fact, naming)}")
-    slow = [sentence(blamed, naming) for blamed in diagnosed.current]
+            responses.append(f"step {fact.step}  {slowness_line(fact, naming)}")
+    slow = [slow_part_sentence(blamed, naming) for blamed in diagnosed.current]
     lines += ["Slow at present:", *(f"  {text}" for text in slow)] if slow else ["Nothing is slow at present."]
-    return "\n".join(lines + (["", "What was found:", *(f"  {text}" for text in responses)] if responses else []))
+    return "\n".join(lines + (["", "Detected and done:", *(f"  {text}" for text in responses)] if responses else []))
 
 
 def _workers(diagnosis: Diagnosis, naming: Naming) -> list[str]:

@@ -10,22 +10,22 @@ from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.report.observe.bars import CountProgress
 from planaria.report.tables import Table, show
+from planaria.runtime.api.stage_omission import Omission, evaluations, omissions
 from planaria.runtime.checkpoint.loading import load_stages
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.stage_omission import Omission, evaluations, omissions
+from planaria.runtime.preparation import run_folders
 from planaria.runtime.worker.step_samples import batches, learned_targets, masks
 
 FILE = "omission.json"
 
 
-def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> int:
+def evaluate(folder: Path, omit: str, max_subsets: int, microbatches: int | None) -> int:
     """Evaluate the newest whole checkpoint of a run, print a table, and write it as JSON to the run's folder."""
     config = run_folders.config_of(folder, *run_folders.RUN_FILES)
     saved = run_folders.newest_whole(folder)
     stages = saved.manifest.pipeline_stages
     shares = parse_shares(omit, stages)
-    if most < 1:
-        raise UserError(f"--subsets {most}: give 1 or more")
+    if max_subsets < 1:
+        raise UserError(f"--subsets {max_subsets}: use 1 or more")
     model = load_stages(saved)
     dataset = tokenise_corpus(config.data, config.model.vocab, context=config.model.context)
     stream = Stream(dataset, "validation", config.model.context, config.seed)
@@ -33,14 +33,16 @@ def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> in
     batch = batches(stream, 0, config.pipeline.microbatch_size)
     document_masks = masks(config.data, stream, batch, 0, config.pipeline.microbatch_size)
     counts = learned_targets(stream, 0, config.pipeline.microbatch_size, count)
-    total = evaluations(stages, shares, most)
+    total = evaluations(stages, shares, max_subsets)
     with CountProgress("evaluating the whole model and subsets of stages", "evaluations", total) as progress:
-        measured = omissions(model, batch, count, shares, most, config.seed, document_masks, counts, progress.done)
+        measured = omissions(
+            model, batch, count, shares, max_subsets, config.seed, document_masks, counts, progress.advance
+        )
     unfinished = folder / f".{FILE}"
     unfinished.write_text(json.dumps([omission.model_dump() for omission in measured], indent=1))
     unfinished.replace(folder / FILE)
     _show(measured, stages)
-    print(f"numbers       {folder / FILE}")
+    print(f"results       {folder / FILE}")
     return 0
 
 
@@ -54,7 +56,7 @@ def parse_shares(text: str, stages: int) -> list[float]:
             share = -1.0
         if not 0 <= share < 1 or not 0 < round(share * stages) < stages:
             raise UserError(
-                f"--omit {text}: {word} of {stages} block stages is not between one stage and all but one; give shares "
+                f"--omit {text}: {word} of {stages} block stages is not between one stage and all but one; use shares "
                 "such as 0.25,0.5"
             )
         shares.append(share)
@@ -72,5 +74,5 @@ def _show(measured: list[Omission], stages: int) -> None:
         ]
         for omission in measured
     ]
-    head = ["left out", "subsets", "perplexity", "least … most", "over the whole model"]
+    head = ["omitted", "subsets", "perplexity", "least … most", "over the whole model"]
     show([Table(f"validation perplexity, of {stages} block stages", head, rows, numbers_from=0)])

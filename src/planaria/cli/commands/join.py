@@ -8,20 +8,20 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.control.log.quorum_location import SCHEME
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.join import (
+from planaria.runtime.engine.machine_service import (
     AddressAccess,
     FolderAccess,
-    JoinTerms,
     KnownRunAccess,
+    MachineOptions,
     RunAccess,
     join,
     serve_as_child,
 )
-from planaria.runtime.engine.process_engine import PRELOAD
+from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet.joining import MAX_WORKERS, RunAddress, read_key
 from planaria.runtime.fleet.spawner import fork_server
-from planaria.runtime.transport.address import REACHABLE, Reach
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.transport.reachability import REACHABLE, Reach
 
 _ADDRESS = re.compile(r"([^/\s:]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 
@@ -44,9 +44,9 @@ def add_machine(
     access = _access(target, key)
     _check_workers(workers)
     if reach.ports is not None and not 1 <= reach.ports[0] <= reach.ports[1] <= 65535:
-        raise UserError(f"--ports {reach.ports[0]} {reach.ports[1]}: give the first and the last, from 1 to 65535")
+        raise UserError(f"--ports {reach.ports[0]} {reach.ports[1]}: use the first and the last port, from 1 to 65535")
     fork_server(PRELOAD)
-    join(access, JoinTerms(workers or 0, *_patience(patience_s), reach, cache), _print)
+    join(access, MachineOptions(workers or 0, *_retry_durations(patience_s), reach, cache), _print)
 
 
 def add_nodes(
@@ -59,28 +59,28 @@ def add_nodes(
     """
     access = _access(target, key)
     if not isinstance(access, AddressAccess):
-        raise UserError(f"join {target} --ray {cluster}: give HOST:PORT of the controller, which the nodes can reach")
+        raise UserError(f"join {target} --ray {cluster}: use HOST:PORT of the controller, which the nodes can reach")
     if workers is None:
-        raise UserError(f"join {target} --ray {cluster}: give --workers, the number of workers of each machine")
+        raise UserError(f"join {target} --ray {cluster}: pass --workers, the number of workers of each machine")
     _check_workers(workers)
     if machines < 1:
-        raise UserError(f"--machines {machines}: give 1 or more")
+        raise UserError(f"--machines {machines}: use 1 or more")
     if gpus < 0:
-        raise UserError(f"--gpus {gpus:g}: give 0 or more")
+        raise UserError(f"--gpus {gpus:g}: use 0 or more")
     from planaria.runtime.fleet.ray_machines import join_nodes
 
     known = KnownRunAccess(target, access.key, RunAddress(at=target, key=read_key(access.key).hex()))
-    serve = partial(serve_as_child, known, JoinTerms(workers, *_patience(patience_s), cache=cache))
+    serve = partial(serve_as_child, known, MachineOptions(workers, *_retry_durations(patience_s), cache=cache))
     resources = {"num_cpus": workers, "num_gpus": gpus}
     join_nodes(cluster, f"planaria-{target}", machines, resources, serve, PRELOAD, _print)
 
 
 def _check_workers(workers: int | None) -> None:
     if workers is not None and not 1 <= workers <= MAX_WORKERS:
-        raise UserError(f"--workers {workers}: give 1 to {MAX_WORKERS}")
+        raise UserError(f"--workers {workers}: use 1 to {MAX_WORKERS}")
 
 
-def _patience(seconds: float | None) -> tuple[float, float]:
+def _retry_durations(seconds: float | None) -> tuple[float, float]:
     """Return how long to retry a run that has answered, and one that has not."""
     return (60.0, 0.0) if seconds is None else (seconds, seconds)
 
@@ -97,14 +97,19 @@ def stand_by(target: str, at: str, key: Path | None) -> None:
     :raises UserError: if the run cannot be led from here.
     """
     from planaria.runtime.api.execution import Callbacks
-    from planaria.runtime.standby.local import main
-    from planaria.runtime.standby.remote import stand_by_elsewhere
+    from planaria.runtime.standby.local_standby import main
+    from planaria.runtime.standby.remote_standby import stand_by_elsewhere
 
     if not at:
+        if not (Path(target) / run_folders.CONFIG).exists():
+            raise UserError(
+                f"join {target} --standby: not the folder of a run; on another machine, RUN is LOG/NAME (LOG is "
+                "the run's fleet.shared_log): add --at HOST:PORT and --key-file FILE"
+            )
         main(Path(target))
         return
     if key is None:
-        raise UserError(f"join {target} --standby --at {at}: give --key-file, a copy of the run's fleet.key file")
+        raise UserError(f"join {target} --standby --at {at}: pass --key-file, a copy of the run's fleet.key file")
     read_key(key)
     stand_by_elsewhere(target, at, key, Callbacks(True, print, None, None))
 
@@ -115,7 +120,7 @@ def _access(target: str, key: Path | None) -> RunAccess:
         if int(address[2]) not in range(1, 65536):
             raise UserError(f"join {target}: {address[2]} is not a port; use the run's fleet.port")
         if key is None:
-            raise UserError(f"join {target}: give --key-file, a copy of the run's address.json or fleet.key")
+            raise UserError(f"join {target}: pass --key-file, a copy of the run's address.json or fleet.key")
         return AddressAccess(target, key)
     if target.startswith(SCHEME):
         raise UserError(

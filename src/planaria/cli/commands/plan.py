@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from planaria.config.schema import RunConfig
-from planaria.control.formation import assign_relays, edge_flows, relay_paths
+from planaria.control.relays import assign_relays, edge_flows, relay_paths
 from planaria.control.state.replica import ReplicaState
 from planaria.pipeline.network.costs import UNIT, Costs, message_bytes
-from planaria.pipeline.plan.bound import lower_bound
-from planaria.pipeline.plan.clock import draw
+from planaria.pipeline.plan.plan_bound import lower_bound
+from planaria.pipeline.plan.simulation import draw
 from planaria.planner.paths import link_loads, tightest_cut
-from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.prediction.simulate import simulate
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.preparation.run_start import START, run_started
+from planaria.runtime.resolved_run import ResolvedRun
 
 
 def describe(config: RunConfig, width: int = 100) -> str:

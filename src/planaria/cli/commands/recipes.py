@@ -11,11 +11,11 @@ from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.config import kinds, names, recipe, shipped
 
-BESIDE = (("chaos", "trace"), ("network", "topology"), ("routing", "schedule"), ("compare", "clock"))
-"""settings that name a file, relative to the recipe"""
+FILE_SETTINGS = (("chaos", "trace"), ("network", "topology"), ("routing", "schedule"), ("compare", "clock"))
+"""settings whose value is the path of a file, relative to the recipe"""
 
 
-def listing() -> Iterator[str]:
+def recipe_lines() -> Iterator[str]:
     """Yield a line for each shipped recipe: its name, its command, and the first sentence of its comment."""
     recipes = shipped.names()
     width = max(map(len, recipes))
@@ -26,33 +26,33 @@ def listing() -> Iterator[str]:
 
 
 def copy(path: Path, to: Path) -> tuple[list[Path], str]:
-    """Copy the recipe ``path`` to ``to``, with the files that it names.
+    """Copy the recipe ``path`` to ``to``, with the files that its settings name.
 
-    The copy is named after its file. Returns all copies, and the command that runs the recipe.
+    The copy is named after its file. Return all copies, and the command that runs the recipe.
     :raises UserError: if ``path`` is not a recipe, or a file exists; then nothing is written.
     """
     tree = recipe.read(path)
-    copies = {to: path} | {to.parent / name: path.parent / name for name in _named(tree)}
+    copies = {to: path} | {to.parent / name: path.parent / name for name in _referenced_files(tree)}
     existing = [file for file in copies if file.exists()]
     if existing:
-        raise UserError(f"{existing[0]} exists already; give another name, or remove it")
+        raise UserError(f"{existing[0]} already exists; use another name, or remove it")
     if not to.parent.is_dir():
-        raise UserError(f"{to}: folder {to.parent} does not exist; create it, or give another path")
+        raise UserError(f"{to}: folder {to.parent} does not exist; create it, or use another path")
     for file, original in copies.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         text = original.read_text(encoding="utf-8")
-        atomic.write_text(file, _renamed(text, names.from_file(to.stem)) if original == path else text)
+        atomic.write_text(file, _with_name(text, names.name_of_recipe(to.stem)) if original == path else text)
     return list(copies), f"planaria {kinds.command_of(kinds.kinds_of(tree)[0])} {to}"
 
 
-def _renamed(text: str, name: str) -> str:
+def _with_name(text: str, name: str) -> str:
     """Return the text of a recipe with another name, if it has one."""
     head, table, rest = text.partition("\n[")  # the name is not in a table
     return re.sub(r"^name *= *([\"']).*?\1", f'name = "{name}"', head, count=1, flags=re.MULTILINE) + table + rest
 
 
-def _named(tree: Mapping[str, Any]) -> Iterator[str]:
-    for section, field in BESIDE:
+def _referenced_files(tree: Mapping[str, Any]) -> Iterator[str]:
+    for section, field in FILE_SETTINGS:
         name = tree.get(section, {}).get(field)
         if isinstance(name, str) and not Path(name).is_absolute():
             yield name

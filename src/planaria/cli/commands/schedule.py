@@ -16,31 +16,33 @@ from planaria.config.schema import RoutingConfig, RunConfig
 from planaria.pipeline.network.costs import message_bytes
 from planaria.pipeline.network.topology import Topology, read
 from planaria.planner.baselines import compare_baselines
-from planaria.planner.certificate import ALL, RELAXED, SOLVER, certify
+from planaria.planner.bound.step_bound import ALL, HAS_SOLVER, RELAXED, step_lower_bound
 from planaria.planner.flows import search_flows
 from planaria.planner.over_paths import HASHED, MultipathPlanner
 from planaria.planner.problem import PlanningProblem, Solution, problem_of
 from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, make_schedule, write
-from planaria.planner.search import Find, SearchBudget, search, step_ns
+from planaria.planner.search import PlanSearch, SearchBudget, search, step_ns
 from planaria.report.observe.bars import SearchProgress
 from planaria.report.run.path_table import summary, table
 from planaria.report.run.schedule_page import write_page
 from planaria.report.tables import Table, show
-from planaria.runtime.engine.prepare import relative_to_recipe
+from planaria.runtime.preparation.prepare import relative_to_recipe
 
-LARGEST = 1e9
-"""most moves of a budget"""
+MAX_MOVES = 1e9
+"""maximum number of moves of a budget"""
 _MOVES = re.compile(r"(\d+\.?\d*)\s*moves", re.ASCII)
-COSTS = "give network.forward_s and network.backward_s, seconds of a pass"
-BOUND_SHARE, BASELINE_SHARE = 0.3, 0.2
-"""shares of the budget's time for the lower bound, and of the rest for planning a full pipeline to compare with"""
+COSTS = "set network.forward_s and network.backward_s, seconds of a pass"
+BOUND_SHARE = 0.3
+"""maximum share of the budget's time for the lower bound"""
+BASELINE_SHARE = 0.2
+"""share of the remaining time for planning a full pipeline to compare with"""
 
 
 def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to: Path | None, quiet: bool) -> int:
-    """Plan the recipe's routes and write ``to`` (JSON, with a page beside it); return the exit code."""
+    """Plan the recipe's routes and write ``to`` (JSON, with a page next to it); return the exit code."""
     topology = topology_of(config, recipe)
     problem = problem_of(config, topology)
-    find = searcher(config.routing)
+    find = plan_search(config.routing)
     step = step_ns
     over = None
     if topology.path_network is not None:
@@ -48,7 +50,7 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
         find, step = over.search, over.step_ns
     until, share = time.monotonic() + spend.seconds, BASELINE_SHARE
     # Paths are not part of the problem, so an exhaustive search would not cover them.
-    bound = certify(problem, exact=over is None, seconds=BOUND_SHARE * spend.seconds)
+    bound = step_lower_bound(problem, exact=over is None, seconds=BOUND_SHARE * spend.seconds)
     with SearchProgress(
         spend, bound.step_s if problem.forward.any() or problem.backward.any() else None, quiet
     ) as progress:
@@ -63,15 +65,15 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
     page = write_page(schedule, file.with_suffix(".html"))
     _show(problem, schedule)
     print(f"schedule      {file}\npage          {page}")
-    if not SOLVER:
-        print(f"bound         scipy is not installed; a better bound needs it: {install('planner')}")
+    if not HAS_SOLVER:
+        print(f"bound         scipy is not installed; it improves the bound: {install('planner')}")
     if not COMPILED:
         print(f"slow          numba is not installed; the search is much faster with it: {install('planner')}")
     return 0
 
 
-def searcher(routing: RoutingConfig) -> Find:
-    """Return the search that a recipe names."""
+def plan_search(routing: RoutingConfig) -> PlanSearch:
+    """Return the search that routing.search selects."""
     return search if routing.search == "anneal" else partial(search_flows, rule=routing.edge_cost)
 
 
@@ -91,15 +93,15 @@ def _schedule(
     priced = over.with_path_costs(problem, routed)
     others = compared | {HASHED: over.mean_hashed_s(problem, solution)}
     return make_schedule(
-        priced, solution, step_ns(priced, solution) / 1e9, bound, others, record, over.with_paths(routed)
+        priced, solution, step_ns(priced, solution) / 1e9, bound, others, record, over.path_choice(routed)
     )
 
 
 def topology_of(config: RunConfig, recipe: Path | None) -> Topology:
-    """Return the topology that a recipe names, beside the recipe or at its path; UserError if it names none."""
+    """Read the topology of a recipe, relative to the recipe; UserError if it has none."""
     if config.network.topology is None:
         raise UserError(
-            "network.topology: not given; to plan routes, name a TOML file of sites and nodes, such as "
+            "network.topology is not set; to plan routes, set it to a TOML file of sites and nodes, such as "
             f"{shipped.FOLDER / 'topologies' / 'twelve_cities.toml'}"
         )
     return read(relative_to_recipe(recipe, config.network.topology), config.network.link_time_scale)
@@ -109,11 +111,13 @@ def parse_budget(text: str) -> SearchBudget:
     """Parse a budget such as '60s', '5min' or '300000 moves'; UserError for other text."""
     with suppress(ValueError):
         if moves := _MOVES.fullmatch(text.strip()):
-            if 0 < float(moves[1]) <= LARGEST:
+            if 0 < float(moves[1]) <= MAX_MOVES:
                 return SearchBudget(moves=float(moves[1]))
         elif not text[-1:].isdigit() and (duration := seconds(text)):  # a number without unit is ambiguous
             return SearchBudget(seconds=duration)
-    raise UserError(f"--budget {text}: give a time such as 60s or 5min, or up to {LARGEST:g} moves such as 300000moves")
+    raise UserError(
+        f"--budget {text}: use a time such as 60s or 5min, or up to {MAX_MOVES:g} moves such as 300000moves"
+    )
 
 
 def _show(problem: PlanningProblem, schedule: Schedule) -> None:

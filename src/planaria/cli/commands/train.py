@@ -14,17 +14,17 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.report.observe.trackers import trackers
-from planaria.runtime.api.configuration import configure
+from planaria.runtime.api.configure import configure
 from planaria.runtime.api.training import existing_run, train
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.config_checks import check, read_faults
-from planaria.runtime.engine.process_engine import preload_for
-from planaria.runtime.engine.starting_weights import starting_weights, weight_warnings
-from planaria.runtime.engine.unused_settings import require_used
+from planaria.runtime.engine.run_fleet import preload_for
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.runtime.prediction.copy_costs import copies_stated
-from planaria.runtime.prediction.memory import fitted_here
+from planaria.runtime.prediction.memory import fit_to_this_machine
 from planaria.runtime.prediction.preflight_table import table
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.config_checks import check, read_faults
+from planaria.runtime.preparation.starting_weights import starting_weights, weight_warnings
+from planaria.runtime.preparation.unused_settings import require_used
 
 if TYPE_CHECKING:
     from planaria.report.live_page.serving import ServerAddress
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LivePage:
-    """A run's live page: its address, and whether watchers may inject faults."""
+    """The live page of a run: its address, and whether watchers may inject faults."""
 
     address: ServerAddress
     token_file: Path | None
@@ -49,20 +49,20 @@ def start(
     dry_run: bool,
     quiet: bool,
     auto: bool = False,
-    shown: LivePage | None = None,
+    live_page: LivePage | None = None,
 ) -> int:
     """Train a recipe from its first step, or with ``auto`` resume its run if there is one; return the exit code."""
     config = configure(recipe_file, settings=flags)
     fork_server([] if dry_run else _preload(config))
-    if shown is not None and config.engine == "simulate":
-        raise UserError("--live: a simulation writes no log to show; leave out --engine simulate")
+    if live_page is not None and config.engine == "simulate":
+        raise UserError("--live: a simulation writes no log to show; remove --engine simulate")
     if auto and config.engine == "simulate":
-        raise UserError("--engine simulate: a simulation cannot be resumed; leave out --resume auto")
+        raise UserError("--engine simulate: a simulation cannot be resumed; remove --resume auto")
     if dry_run or config.engine == "simulate":
         if config.engine != "simulate":
             require_used(config)
         run = check(config)
-        fitted, note = (config, "") if config.engine == "simulate" else fitted_here(config)
+        fitted, note = (config, "") if config.engine == "simulate" else fit_to_this_machine(config)
         if config.engine != "simulate":
             read_faults(run)
         trackers(config.observe)
@@ -76,7 +76,12 @@ def start(
             print(f"# --resume auto: {f'continues {earlier}' if earlier else 'starts a new run'}")
         return 0
     train(
-        recipe_file, resume="auto" if auto else False, settings=flags, progress=not quiet, notify=print, context=shown
+        recipe_file,
+        resume="auto" if auto else False,
+        settings=flags,
+        progress=not quiet,
+        notify=print,
+        context=live_page,
     )
     return 0
 
@@ -91,7 +96,7 @@ def resume(
     flags: Mapping[str, str],
     quiet: bool,
     checkpoint: str | None = None,
-    shown: LivePage | None = None,
+    live_page: LivePage | None = None,
 ) -> int:
     """Resume a run from its newest or the named checkpoint; return the exit code."""
     if (Path(folder) / run_folders.CONFIG).is_file():
@@ -103,6 +108,6 @@ def resume(
         settings=flags,
         progress=not quiet,
         notify=print,
-        context=shown,
+        context=live_page,
     )
     return 0

@@ -12,21 +12,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planaria.cli.serving import require_server, token_in
+from planaria.cli.serving import read_token, require_server
 from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
-    from planaria.report.live_page.server import Strike
+    from planaria.report.live_page.server import InjectFault
     from planaria.report.live_page.serving import ServerAddress
 
 START_S = 30.0
-"""seconds for the server of a new run to start; otherwise the run continues without it"""
+"""seconds that the server of a new run may take to start; after that, the run continues without it"""
 END_S = 8.0
-"""seconds for the server to send the end of the run to its watchers"""
+"""seconds that the server may take to send the end of the run to its watchers"""
 NICE = 10
 """niceness of the page's server relative to the run's workers"""
-SLOW_TIMES, SLOW_S, CUT_S = 5.0, 20.0, 5.0
-"""factor and durations of the page's faults"""
+SLOW_FACTOR = 5.0
+"""slowdown of the page's fault "slow" """
+SLOW_S = 20.0
+"""its duration, seconds"""
+CUT_S = 5.0
+"""duration of the page's fault "cut", seconds"""
 
 
 def watch(
@@ -45,11 +49,11 @@ def watch(
 
     if len(folders) > MAX_RUNS:
         raise UserError(f"watch: shows at most {MAX_RUNS} runs, not {len(folders)}")
-    token = new_token() if token_file is None else token_in(token_file)
+    token = new_token() if token_file is None else read_token(token_file)
     if until_closed:
         os.nice(NICE)
-    sources = [FolderFollower(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
-    page = Page(sources, _striker() if chaos else None)
+    sources = [FolderFollower(folder, name) for folder, name in zip(folders, display_names(folders), strict=True)]
+    page = Page(sources, _fault_injector() if chaos else None)
 
     def announce(where: str) -> None:
         print(where if until_closed else f"live page     {where}", flush=True)
@@ -61,24 +65,24 @@ def watch(
     return 0
 
 
-def names_of(folders: Sequence[Path]) -> list[str]:
+def display_names(folders: Sequence[Path]) -> list[str]:
     """Return names of these runs: the last parts of their paths, or whole paths if those are not unique.
 
-    :raises UserError: if a folder is given twice.
+    :raises UserError: if a folder is listed twice.
     """
     whole = [folder.resolve() for folder in folders]
-    if twice := next((folder for i, folder in enumerate(whole) if folder in whole[:i]), None):
-        raise UserError(f"{twice} is given twice; give each run once")
+    if repeated := next((folder for i, folder in enumerate(whole) if folder in whole[:i]), None):
+        raise UserError(f"{repeated} is listed twice; list each run once")
     short = [folder.name for folder in whole]
     return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 
 
-def _striker() -> Strike:
+def _fault_injector() -> InjectFault:
     """Return a function that injects the page's faults as ``planaria run chaos`` does; its imports run in a thread."""
     ready = threading.Thread(target=importlib.import_module, args=("planaria.cli.commands.chaos",), daemon=True)
     ready.start()
 
-    def strike(folder: Path, worker: str, incarnation: int, fault: str) -> str:
+    def inject_fault(folder: Path, worker: str, incarnation: int, fault: str) -> str:
         ready.join()
         from planaria.cli.commands import chaos
 
@@ -86,30 +90,32 @@ def _striker() -> Strike:
         chaos.require_incarnation(folder, worker, incarnation)
         match fault:
             case "kill":
-                return chaos.strike(folder, "kill", target)
+                return chaos.send_signal(folder, "kill", target)
             case "freeze":
-                return chaos.strike(folder, "stop", target)
+                return chaos.send_signal(folder, "stop", target)
             case "slow":
-                return chaos.ask(folder, target, {"signal": "slow", "strength": SLOW_TIMES, "resume_after_s": SLOW_S})
+                return chaos.request_fault(
+                    folder, target, {"signal": "slow", "strength": SLOW_FACTOR, "resume_after_s": SLOW_S}
+                )
             case _:
-                return chaos.ask(folder, target, {"signal": "cut", "resume_after_s": CUT_S})
+                return chaos.request_fault(folder, target, {"signal": "cut", "resume_after_s": CUT_S})
 
-    return strike
+    return inject_fault
 
 
 @contextmanager
 def serve_page(
     folder: Path, address: ServerAddress, token_file: Path | None, chaos: bool, notify: Callable[[str], None]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Serve the page of a run in a separate process meanwhile.
+    """Serve the page of a run in a separate process while the context lasts.
 
-    If the server does not start, report that; the run continues without it.
+    If the server does not start, report that and continue.
     """
-    words = ["watch", str(folder), "--at", f"{address.host}:{address.port}", "--until-closed"]
-    words += [word for name in address.names for word in ("--name", name)] + ["--chaos"] * chaos
-    words += ["--token-file", str(token_file)] if token_file is not None else []
+    arguments = ["watch", str(folder), "--at", f"{address.host}:{address.port}", "--until-closed"]
+    arguments += [word for name in address.names for word in ("--name", name)] + ["--chaos"] * chaos
+    arguments += ["--token-file", str(token_file)] if token_file is not None else []
     process = subprocess.Popen(
-        [sys.executable, "-m", "planaria", *words],
+        [sys.executable, "-m", "planaria", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -122,7 +128,7 @@ def serve_page(
         notify(f"live page     {answer}" if up else f"live page     none: {answer or 'its server did not start'}")
         yield process
     finally:
-        _end(process)
+        _stop_server(process)
         notify(f"watch again   planaria watch {folder}")
 
 
@@ -137,7 +143,7 @@ def _first_line(process: subprocess.Popen[bytes]) -> str:
         timer.cancel()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop_server(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None and process.stdout is not None
     process.stdin.close()
     try:

@@ -53,8 +53,8 @@ class Save(Fact):
     generation: int
     step: int
     whole: list[int] = Field(default_factory=list)
-    """nodes that write their stage, while its other nodes write their outer state; empty: every node that gets the
-    order"""
+    """nodes that save their stage's weights, while its other nodes save only their outer state; empty: all nodes save
+    weights"""
     compared: list[int] = Field(default_factory=list)
     """further nodes that report the digest of their weights, since those of a stage must be equal; they write only what
     ``whole`` has them write"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from planaria.common.documents import former_names
 from planaria.config.names import STAGE_FILE
@@ -39,7 +39,7 @@ class Span(Fact):
 class WorkReport(Fact):
     """A worker's actions in one finished or dropped step, and the payload bytes sent to each neighbour.
 
-    Kept in ``spans.jsonl``, thinned (``report/observe/account.py``); no influence on the run.
+    Kept in ``spans.jsonl``, thinned (``report/observe/report_sampling.py``); no influence on the run.
     """
 
     kind: Literal["worked"] = "worked"
@@ -230,8 +230,8 @@ class FaultInjected(Fact):
     kind: Literal["fault_injected"] = "fault_injected"
     worker: str
     node: int
-    signal: str
-    """SIGKILL, SIGSTOP, or another kind of fault (``faults.trace.Fault``)"""
+    signal: Annotated[str, AfterValidator(lambda name: "corrupt_update" if name == "lie" else name)]
+    """SIGKILL, SIGSTOP, or another kind of fault (``faults.trace.Fault``); ``lie`` in logs of older versions"""
     step: int
     moment: str
     number: int = -1

@@ -187,9 +187,9 @@ class RunStarted(Fact):
     @cached_property
     def chain(self) -> Chain:
         """Recovery strategies in the order in which they are tried."""
-        from planaria.recovery import recovery  # imports torch, which readers of logs do not need
+        from planaria.recovery import make_chain  # imports torch, which readers of logs do not need
 
-        return recovery(self.recovery, self.stages)
+        return make_chain(self.recovery, self.stages)
 
     def samples_before(self, step: int) -> int:
         """Return the number of samples used before ``step``, which is the number of its first one."""
@@ -199,10 +199,10 @@ class RunStarted(Fact):
     @cached_property
     def lockstep_replicas(self) -> int:
         """Number of replicas that train in lockstep with different weights; each is saved separately. 0 otherwise."""
-        from planaria.exchange.registry import exchange  # imports torch, which readers of logs do not need
+        from planaria.exchange.registry import make_exchange  # imports torch, which readers of logs do not need
 
         several = self.replicas == 1 and self.exchange.replicas > 1
-        return self.exchange.replicas if several and exchange(self.exchange).interval != 0 else 0
+        return self.exchange.replicas if several and make_exchange(self.exchange).interval != 0 else 0
 
     @property
     def saved_replicas(self) -> int:
@@ -216,7 +216,7 @@ class RunStarted(Fact):
 
     @property
     def most_replicas(self) -> int:
-        """Largest number of replicas at once."""
+        """Largest number of replicas at any time."""
         return max(self.replicas, len(self.nodes_by_replica))
 
     @cached_property

@@ -13,7 +13,7 @@ SlownessKind = Literal[
 
 
 class SlowPartFound(Fact):
-    """A worker, machine or link is slow, according to measurements (``control/diagnosis.py``)."""
+    """A worker, machine or link is slow, according to measurements (``control/slowness/``)."""
 
     _former = former_names(initial_s="past", peer_median_s="usual")
     kind: Annotated[Literal["slow_part_found", "blamed"], renamed_to("slow_part_found")] = "slow_part_found"

@@ -134,11 +134,11 @@ def _segment(path: Path, number: int) -> tuple[Path, BinaryIO] | None:
         if file.suffix != ".gz":
             return file, opened
         with opened:
-            return file, BytesIO(_inflated(file, documents.read_bounded(opened, LARGEST)))
+            return file, BytesIO(_inflate(file, documents.read_bounded(opened, LARGEST)))
     return None
 
 
-def _inflated(file: Path, compressed: bytes) -> bytes:
+def _inflate(file: Path, compressed: bytes) -> bytes:
     """Return the content of a compressed segment, verified by its checksum."""
     reader = zlib.decompressobj(wbits=31)
     try:
@@ -163,7 +163,7 @@ def _whole(
             text = opened.readline(LONGEST_LINE + 1)
             end += len(text)
             if len(text) > LONGEST_LINE:
-                raise UserError(f"{file}:{number}: longer than {LONGEST_LINE >> 20} MB, so no line of a log; remove it")
+                raise UserError(f"{file}:{number}: over {LONGEST_LINE >> 20} MB, so it is not a log line; remove it")
             if closed and text and not text.endswith(b"\n"):
                 raise UserError(f"{file}:{number}: truncated line; restore the file from a copy")
             if not text.endswith(b"\n") or (end > size and not closed):
@@ -253,9 +253,9 @@ def pack(path: Path) -> None:
         for number in sorted(segment_numbers(path, "")):
             full = uncompressed_path(path, number)
             if number not in segment_numbers(path, ".gz"):
-                if full.stat().st_size > LARGEST:  # one large file of an older version: too much to inflate at once
+                if full.stat().st_size > LARGEST:  # one large file of an older version: too large to inflate whole
                     continue
-                with atomic.replacing(packed(path, number)) as unfinished, unfinished.open("wb") as file:
+                with atomic.replace_atomically(packed(path, number)) as unfinished, unfinished.open("wb") as file:
                     file.write(gzip.compress(full.read_bytes(), mtime=0))
                     file.flush()
                     os.fsync(file.fileno())

@@ -37,12 +37,12 @@ def identity(folder: Path) -> str:
     mark = folder / ID
     if not mark.exists():
         write_identity(folder)
-    return documents.text(mark)
+    return documents.read_text(mark)
 
 
 def write_identity(folder: Path, existing: bytes | None = None) -> None:
     """Write a new identity, or the ``existing`` one of the same run."""
-    digests.put(folder, {ID: existing or secrets.token_hex(16).encode()})
+    digests.write_files(folder, {ID: existing or secrets.token_hex(16).encode()})
 
 
 StepBoundary = RunStarted | Form | Commit
@@ -167,7 +167,7 @@ class _FaultLine(Fact):
 
 
 class _Entry(NamedTuple):
-    """An event, parsed only as far as ordering requires."""
+    """An event, parsed only for its order."""
 
     t: float
     kind: str
@@ -175,7 +175,7 @@ class _Entry(NamedTuple):
     fact: Event | Decision | None = None
 
     def timed(self) -> Timed:
-        return self.t, self.fact or _parsed(self.line, _HistoryLine).fact
+        return self.t, self.fact or _parse(self.line, _HistoryLine).fact
 
 
 _HEAD = re.compile(rb'\{"t": (\d+\.\d+), "(?:event|decision)": \{"kind":"(\w+)"')
@@ -185,12 +185,12 @@ def _entry(line: LogLine) -> _Entry:
     head = _HEAD.match(line.text)
     if head is not None:
         return _Entry(float(head[1]), head[2].decode(), line)
-    parsed = _parsed(line, _HistoryLine)
+    parsed = _parse(line, _HistoryLine)
     return _Entry(parsed.t, parsed.fact.kind, line, parsed.fact)
 
 
 def _fault(line: LogLine) -> _Entry:
-    parsed = _parsed(line, _FaultLine)
+    parsed = _parse(line, _FaultLine)
     return _Entry(parsed.t, parsed.event.kind, line, parsed.event)
 
 
@@ -252,7 +252,7 @@ def step_boundaries(folder: Path) -> Iterator[StepBoundary]:
 def _read_all(path: Path, kind: type[Parsed], make_item: Callable[[Parsed], Item]) -> Sequence[Item]:
     """Return all items of a log with one kind of lines; empty if the log does not exist."""
     upto = end_of_log(path)
-    sequence = StreamedSequence(lambda: read(path, upto), lambda _: "", lambda line: make_item(_parsed(line, kind)))
+    sequence = StreamedSequence(lambda: read(path, upto), lambda _: "", lambda line: make_item(_parse(line, kind)))
     return list(sequence) if upto.size <= IN_MEMORY else sequence
 
 
@@ -284,18 +284,18 @@ class LogFollower:
 
         :raises UserError: naming file and line of a damaged line, when reached.
         """
-        worked = ((w.t, w.worked) for w in (_parsed(line, _WorkedLine) for line in self._lines(SPANS)))
-        measured = ((m.root.t, m.root) for m in (_parsed(line, _MetricLine) for line in self._lines(METRICS)))
+        worked = ((w.t, w.worked) for w in (_parse(line, _WorkedLine) for line in self._lines(SPANS)))
+        measured = ((m.root.t, m.root) for m in (_parse(line, _MetricLine) for line in self._lines(METRICS)))
         yield from heapq.merge(self.history(without), worked, measured, key=lambda item: item[0])
 
     def history(self, without: frozenset[str] = frozenset()) -> Iterator[Timed]:
         """Yield new events and decisions only, as :meth:`more`."""
-        entries = map(self._numbered, map(_entry, self._lines(EVENTS)))
+        entries = map(self._entry_of, map(_entry, self._lines(EVENTS)))
         facts = (entry.timed() for entry in entries if entry.kind not in without)
         faults = (_fault(line).timed() for line in self._lines(CHAOS))
         yield from heapq.merge(facts, faults, key=lambda item: item[0])
 
-    def _numbered(self, entry: _Entry) -> _Entry:
+    def _entry_of(self, entry: _Entry) -> _Entry:
         """Note the number of the notice that reported an event."""
         if entry.kind == "run_started":
             self.notice = 0
@@ -311,7 +311,7 @@ class LogFollower:
 
 
 def not_a_run(folder: Path) -> UserError:
-    """Return the error for a folder without a run's files; it lists the runs beside that folder."""
+    """Return the error for a folder without a run's files; it lists the runs next to that folder."""
     lacks = f"no {CONFIG}" if folder.is_dir() else "no such folder"
     runs = sorted(path.parent.name for path in folder.parent.glob(f"*/{CONFIG}"))
     return UserError(
@@ -325,12 +325,12 @@ def _config(folder: Path) -> RunConfig:
     if not path.is_file():
         raise not_a_run(folder)
     try:
-        return RunConfig.model_validate_json(documents.data(path))
+        return RunConfig.model_validate_json(documents.read_bytes(path))
     except ValidationError as error:
         raise UserError(f"{path}: {_reason(error)}; restore the file that the run wrote") from error
 
 
-def _parsed(line: LogLine, kind: type[Parsed]) -> Parsed:
+def _parse(line: LogLine, kind: type[Parsed]) -> Parsed:
     try:
         return kind.model_validate_json(line.text)
     except ValidationError as error:

@@ -1,8 +1,8 @@
 """A quorum of holders: small processes that keep a run's shared log, of which any majority suffices.
 
 Pure: the messages, the answers of a holder (:func:`vote`, :func:`enrol`), and the founding of a run
-(:func:`found_run`). ``control/log/quorum_store.py`` has the operations of clients; ``runtime/fleet/quorum_holder.py``
-and ``quorum_client.py`` do the I/O.
+(:func:`found_run`). ``control/log/quorum_store.py`` has the operations of clients; ``runtime/shared_log/`` does the
+I/O.
 
 A holder that returns without its folder has forgotten its promises and must not vote again. Each folder has a random
 id, the ids of all holders are the run's roster, and each request to vote names the id of the folder that may answer.
@@ -93,7 +93,7 @@ class Answer(_Record):
     value: Annotated[bytes, Field(exclude=True)] = b""
 
 
-def addressed(request: Request, holder: str) -> Request:
+def with_folder_id(request: Request, holder: str) -> Request:
     """Return a request for the holder whose folder has this id."""
     return request.model_copy(update={"holder": holder}) if isinstance(request, Vote) else request
 
@@ -162,12 +162,12 @@ def found_run(holders: Sequence[str]) -> Rounds[Roster]:
         return len(answers) == len(holders)
 
     def known(answers: Answers) -> bool:
-        return len(answers) >= majority and bool(_founded(answers))
+        return len(answers) >= majority and bool(_roster_of(answers))
 
     while True:
         answers = yield Round(Enrolment(kind="ask"), lambda got: known(got) or everyone(got), patient=True)
         if known(answers):
-            roster = _founded(answers)
+            roster = _roster_of(answers)
         elif everyone(answers):
             roster, lost = _new_roster(answers)
             if lost and lost == suspected:
@@ -184,7 +184,7 @@ def found_run(holders: Sequence[str]) -> Rounds[Roster]:
             return roster
 
 
-def _founded(answers: Answers) -> Roster:
+def _roster_of(answers: Answers) -> Roster:
     """Return the founded roster that a holder knows; empty if none does."""
     members = [answer.member for answer in answers.values() if answer.member is not None]
     return next((member.roster for member in members if member.founded), {})

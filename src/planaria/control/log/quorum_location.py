@@ -24,7 +24,7 @@ class QuorumLocation(NamedTuple):
     """name of the run; empty for ``fleet.shared_log``"""
 
 
-def located(url: str, setting: str) -> QuorumLocation:
+def parse_quorum_location(url: str, setting: str) -> QuorumLocation:
     """Parse ``quorum://HOST:PORT,HOST:PORT,HOST:PORT[/RUN]``.
 
     :raises UserError: naming ``setting``, if it is malformed, or its holders would not survive the loss of a machine.
@@ -35,12 +35,12 @@ def located(url: str, setting: str) -> QuorumLocation:
     for at in holders:
         address = _ADDRESS.fullmatch(at)
         if address is None or not 1 <= int(address[2]) <= 65535:
-            raise UserError(f"{setting}: holder {at!r} is not an address; give HOST:PORT")
+            raise UserError(f"{setting}: holder {at!r} is not an address; use HOST:PORT")
         if holders.count(at) > 1 or (address[1] in hosts and not _LOOPBACK.fullmatch(address[1])):
             raise UserError(f"{setting}: {address[1]} has two holders, which one loss would end; use another machine")
         hosts.append(address[1])
     if len(holders) not in _SIZES:
-        raise UserError(f"{setting}: {len(holders)} holders; give 3, of which one may be lost, or 5, of which two may")
+        raise UserError(f"{setting}: {len(holders)} holders; use 3, of which one may be lost, or 5, of which two may")
     if run:
         require_name(run, f"{setting}: run")
     return QuorumLocation(holders, run)

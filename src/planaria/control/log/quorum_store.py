@@ -30,7 +30,7 @@ class QuorumStore:
         self._writer, self._conduct = writer, conduct
         self._counter, self._guarded = _FIRST, Lock()
         self._reserved = self._proposed = 0
-        """batch that only this store may propose, without promises, and the last one that it has so proposed"""
+        """next batch reserved for this store, for which phase 1 is skipped, and the last batch proposed that way"""
 
     def read(self, path: str, most: int) -> bytes | None:
         """Return the object at ``path``, or None if there is none.
@@ -38,7 +38,7 @@ class QuorumStore:
         :raises BadObject: "oversized" if it has more than ``most`` bytes.
         :raises StoreUnreachable: if no majority answers.
         """
-        rounds = self._chosen(path) if path.startswith(_LOG) else self._newest(path)
+        rounds = self._choose(path) if path.startswith(_LOG) else self._newest(path)
         value = self._conduct("reading", rounds)
         if value is not None and len(value) > WRITER_BYTES + most:
             raise BadObject("oversized")
@@ -85,12 +85,12 @@ class QuorumStore:
     def _create(self, name: str, value: bytes, reserved: bool) -> Rounds[bool]:
         if reserved:
             ballot = Ballot(_FIRST, self._writer)
-            answers = yield Round(Vote(kind="accept", name=name, ballot=ballot, value=value), self._voted)
-            if self._granted(answers):
+            answers = yield Round(Vote(kind="accept", name=name, ballot=ballot, value=value), self._is_decided)
+            if self._is_granted(answers):
                 return True
         return (yield from self._decide(name, value)) == value
 
-    def _chosen(self, name: str) -> Rounds[bytes | None]:
+    def _choose(self, name: str) -> Rounds[bytes | None]:
         """Return the value that a majority accepted; complete a proposal that may have been. None: there is none."""
         for _ in range(_LOOKS):
             answers = yield Round(Vote(kind="read", name=name), lambda found: self._common(found) is not None)
@@ -103,14 +103,14 @@ class QuorumStore:
         seen = 0
         while True:
             ballot = self._ballot(seen)
-            answers = yield Round(Vote(kind="promise", name=name, ballot=ballot), self._voted)
-            if self._granted(answers):
+            answers = yield Round(Vote(kind="promise", name=name, ballot=ballot), self._is_decided)
+            if self._is_granted(answers):
                 latest = max(answer.accepted for answer in answers.values() if answer.ok)
                 value = own if latest == NONE else _value(answers, latest)
                 if value is None:
                     return None
-                answers = yield Round(Vote(kind="accept", name=name, ballot=ballot, value=value), self._voted)
-                if self._granted(answers):
+                answers = yield Round(Vote(kind="accept", name=name, ballot=ballot, value=value), self._is_decided)
+                if self._is_granted(answers):
                     return value
             seen = max((answer.promised.counter for answer in answers.values()), default=seen)
 
@@ -119,40 +119,40 @@ class QuorumStore:
     def _newest(self, name: str) -> Rounds[bytes | None]:
         """Return the value of the highest version, once a majority has it; None if there is none."""
         while True:
-            answers = yield Round(Vote(kind="read", name=name), self._answered)
-            if not self._answered(answers):
+            answers = yield Round(Vote(kind="read", name=name), self._has_majority)
+            if not self._has_majority(answers):
                 continue
             latest = max(answer.accepted for answer in answers.values())
             value = _value(answers, latest)
             if value is None or self._common(answers) == latest:
                 return value
             write = Vote(kind="accept", name=name, ballot=latest, value=value)
-            if self._answered((yield Round(write, self._answered))):
+            if self._has_majority((yield Round(write, self._has_majority))):
                 return value
 
     def _put(self, name: str, value: bytes) -> Rounds[None]:
         """Write a version above that of a majority; a holder that refuses it has a higher one already."""
         while True:
-            answers = yield Round(Vote(kind="read", name=name), self._answered)
-            if not self._answered(answers):
+            answers = yield Round(Vote(kind="read", name=name), self._has_majority)
+            if not self._has_majority(answers):
                 continue
             ballot = self._ballot(max(answer.promised.counter for answer in answers.values()))
             write = Vote(kind="accept", name=name, ballot=ballot, value=value)
-            if self._answered((yield Round(write, self._answered))):
+            if self._has_majority((yield Round(write, self._has_majority))):
                 return
 
     # ---- answers
 
-    def _answered(self, answers: Answers) -> bool:
+    def _has_majority(self, answers: Answers) -> bool:
         return len(answers) >= self._majority
 
-    def _granted(self, answers: Answers) -> bool:
+    def _is_granted(self, answers: Answers) -> bool:
         return sum(answer.ok for answer in answers.values()) >= self._majority
 
-    def _voted(self, answers: Answers) -> bool:
-        """Return whether a majority granted a ballot, or none can any more."""
+    def _is_decided(self, answers: Answers) -> bool:
+        """Return whether a majority granted a ballot, or none can."""
         refused = sum(not answer.ok for answer in answers.values())
-        return self._granted(answers) or refused > self._holders - self._majority
+        return self._is_granted(answers) or refused > self._holders - self._majority
 
     def _common(self, answers: Answers) -> Ballot | None:
         """Return the ballot that a majority accepted, NONE if a majority accepted nothing; None if neither is known."""

@@ -55,7 +55,7 @@ class Deposed(RunStopped):
 
 
 class LeadershipLost(RunStopped):
-    """This process may not lead its run any more."""
+    """This process may no longer lead its run."""
 
     def __init__(self, message: str, position: SharedPosition) -> None:
         """:param position: after the last line of the shared log that this process is known to have appended"""
@@ -130,7 +130,7 @@ class SharedLog:
         """
         try:
             data = self._store.read(_name(number), MAX_BATCH_BYTES)
-            return None if data is None else _parsed(data)
+            return None if data is None else _parse_batch(data)
         except (BadObject, ValidationError, ValueError) as error:
             reason = error.reason if isinstance(error, BadObject) else "damaged"
             raise UserError(f"{self.location}/{_name(number)}: {reason}; restore the file from a copy") from None
@@ -235,7 +235,7 @@ def _text(batch: Batch) -> bytes:
     return header.model_dump_json().encode() + b"\n" + lines
 
 
-def _parsed(data: bytes) -> Batch:
+def _parse_batch(data: bytes) -> Batch:
     """:raises ValueError: if the batch is damaged."""
     first, _, lines = data.partition(b"\n")
     header = _Header.model_validate_json(first)

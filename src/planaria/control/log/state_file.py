@@ -113,7 +113,7 @@ class StateWriter:
         try:
             file = describe(state, self._start_ticks)
             self._start_ticks = {(w.worker, w.incarnation): w.start_ticks for w in file.workers}
-            atomic.write_text(self._path, documents.sealed(file))
+            atomic.write_text(self._path, documents.seal(file))
         finally:
             self._ended = self._clock()
             self._took = self._ended - began
@@ -127,7 +127,7 @@ def read_state(folder: Path) -> StateFile:
     path = folder / STATE
     if not path.exists():
         raise UserError(f"{folder}: no live run here (it has no state.json); start one with `planaria train`")
-    return documents.unsealed(path, StateFile, fix="restore it, or remove it")
+    return documents.read_sealed(path, StateFile, fix="restore it, or remove it")
 
 
 def start_ticks(pid: int) -> int | None:

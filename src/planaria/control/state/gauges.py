@@ -89,7 +89,7 @@ class Gauges:
             self._known[key] = find(self, *given)
         return cast(Found, self._known[key])
 
-    def measured(self, fact: WorkerMeasurements) -> Gauges:
+    def with_measurements(self, fact: WorkerMeasurements) -> Gauges:
         """Return the gauges after a worker's measurement."""
         before = self.nodes.get(fact.node)
         new = (
@@ -103,14 +103,14 @@ class Gauges:
     def _ends(self, fact: WorkerMeasurements) -> Iterable[int]:
         return [fact.node, *(node for node, gauge in self.nodes.items() if gauge.last.stage == 0)]
 
-    def broken(self, first: int, second: int, generation: int) -> Gauges:
+    def with_break(self, first: int, second: int, generation: int) -> Gauges:
         """Record that the edge between two nodes broke; both may report it."""
         pair = min(first, second), max(first, second)
         times = {g: t for g, t in self.breaks.get(pair, {}).items() if t > self.clock - FORGET_BROKEN_EDGE_S}
         times.setdefault(generation, self.clock)
         return replace(self, breaks=MappingProxyType({**self.breaks, pair: MappingProxyType(times)}))
 
-    def linked(self, seconds: float) -> Gauges:
+    def with_linking(self, seconds: float) -> Gauges:
         """Record that a worker has linked."""
         return self if seconds <= self.linking_s else replace(self, linking_s=seconds)
 

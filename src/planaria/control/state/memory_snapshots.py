@@ -37,28 +37,28 @@ class MemorySnapshot:
         """Step of the newest snapshot that all could restore; -1: none."""
         return self.versions.retained
 
-    def begun(self, step: int) -> MemorySnapshot:
+    def begin(self, step: int) -> MemorySnapshot:
         """Return the memory after all started a step."""
         return replace(self, versions=self.versions.begin(step, self.rule))
 
-    def committed(self, step: int, everybody: Collection[int]) -> MemorySnapshot:
+    def commit(self, step: int, everybody: Collection[int]) -> MemorySnapshot:
         """Return the memory after all committed the started step."""
         if not self.versions.completes(step, self.rule):
             return self
         return replace(self, versions=self.versions.commit(step, self.rule), nodes=frozenset(everybody))
 
-    def formed(self, renewed: Collection[int], restored: Collection[int]) -> MemorySnapshot:
+    def form(self, renewed: Collection[int], restored: Collection[int]) -> MemorySnapshot:
         """Return the memory of a new generation.
 
         ``renewed`` nodes receive other states, ``restored`` ones with their part of the snapshot.
         """
         return replace(self, nodes=self.nodes.difference(renewed), coming=frozenset(restored))
 
-    def restarted(self) -> MemorySnapshot:
+    def restart(self) -> MemorySnapshot:
         """Return the memory of a new generation that repeats the current step."""
         return replace(self, versions=self.versions.restart())
 
-    def linked(self, node: int) -> MemorySnapshot:
+    def link(self, node: int) -> MemorySnapshot:
         """Return the memory after a node received its state."""
         if node not in self.coming:
             return self
@@ -68,7 +68,7 @@ class MemorySnapshot:
         """Return the memory after the workers of these nodes died."""
         return replace(self, nodes=self.nodes.difference(nodes), coming=self.coming.difference(nodes))
 
-    def resumed(self, step: int, nodes: Collection[int]) -> MemorySnapshot:
+    def resume(self, step: int, nodes: Collection[int]) -> MemorySnapshot:
         """Return the memory of a run that starts from the snapshot of ``step``, held in parts by these nodes."""
         return replace(self, versions=SnapshotVersions(step), nodes=frozenset(nodes))
 

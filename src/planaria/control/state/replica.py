@@ -97,7 +97,7 @@ class OpenRound:
     """the replica's own step at which it waits for the others"""
     received: Mapping[tuple[int, int], str] = field(default_factory=lambda: MappingProxyType({}))
     """(own node, replica) of updates received or made there → digest, empty if not compared"""
-    refused: frozenset[tuple[int, int]] = frozenset()
+    rejected: frozenset[tuple[int, int]] = frozenset()
     """those of them that were invalid"""
     inner: int = 0
     """steps of a decoupled replica since it received the weights of this round"""
@@ -196,7 +196,7 @@ class ReplicaState:
     """rounds of the current step, if replicas' gradients are coded"""
     received: Mapping[str, Mapping[int, str]] = field(default_factory=lambda: MappingProxyType({}))
     """worker → digests of updates it received in the current step, by replica, if all-reduced replicas compare them"""
-    refused: Mapping[int, frozenset[int]] = field(default_factory=lambda: MappingProxyType({}))
+    rejected: Mapping[int, frozenset[int]] = field(default_factory=lambda: MappingProxyType({}))
     """replica → replicas whose updates it rejected in the current step"""
     memory: MemorySnapshot | None = None
     """snapshots in its workers' memory; None if no strategy keeps them"""
@@ -224,7 +224,7 @@ class ReplicaState:
         if settings.snapshot_step >= 0 and memory is not None:
             recall = Recall(by=memory.by, step=settings.snapshot_step, file=settings.recalled_from)
             recalled = settings.snapshot_nodes
-            memory = memory.resumed(settings.snapshot_step, recalled)
+            memory = memory.resume(settings.snapshot_step, recalled)
             lost = frozenset(nodes.keys() - set(recalled))
             return replace(state, origins=MappingProxyType(dict.fromkeys(recalled, recall)), lost=lost, memory=memory)
         if settings.start_from_first_worker and number:

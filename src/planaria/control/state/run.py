@@ -17,7 +17,7 @@ from planaria.control.state.replica import CACHED_PROPERTY_INPUTS, ReplicaGroup,
 from planaria.control.state.rollback import RollbackPoint
 from planaria.control.state.roster import Host, Roster, Status, WorkerState
 from planaria.exchange.base import Exchange
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.exchange.robust.suspicion import Suspicion
 
 
@@ -102,7 +102,7 @@ class UnsavedCheckpoint:
     hosts: frozenset[str]
     """machines at which saves failed since the last seal; "" is the run's own"""
     since: int
-    """steps made by then; the next interval starts there"""
+    """steps made at that time; the next interval starts there"""
     discarded: bool = False
     """whether its files are removed"""
     rested: bool = False
@@ -195,7 +195,7 @@ class RunState:
     @cached_property
     def exchange(self) -> Exchange:
         """The exchange between replicas."""
-        return exchange(self.settings.exchange)
+        return make_exchange(self.settings.exchange)
 
     def is_current_write(self, part: BackgroundWrite) -> bool:
         """Return whether this write still belongs to the checkpoint in progress. A replica is not saved again before it

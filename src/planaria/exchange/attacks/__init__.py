@@ -1,6 +1,7 @@
 """Updates of Byzantine replicas: a registry of attacks.
 
-A fault of a trace names one: ``{ "signal": "lie", "attack": "sign_flip", "strength": 10, "until": 200, … }``.
+A fault in a trace selects one:
+``{ "signal": "corrupt_update", "attack": "sign_flip", "strength": 10, "until": 200, … }``.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ ATTACKS: dict[str, type[Attack]] = {
     "wrong_size": WrongSize,
     "wrong_type": WrongType,
 }
-"""attacks by name; only planaria's own, since a trace may come from a stranger and must not name a class to import"""
+"""attacks by name; only planaria's own, because a trace may be untrusted and must not import classes"""
 
 DEFAULT_ATTACK = "nan"
-"""attack of a fault that names none"""
+"""attack of a fault without ``attack``"""
 
 
-def attack_of(name: str | None, strength: float | None) -> Attack:
+def make_attack(name: str | None, strength: float | None) -> Attack:
     """Return the attack of a fault with its strength.
 
-    :raises UserError: naming unknown names or incompatible settings.
+    :raises UserError: for an unknown attack or an invalid strength.
     """
     name = DEFAULT_ATTACK if name is None else name
     if name not in ATTACKS:
@@ -62,7 +63,7 @@ def attack_of(name: str | None, strength: float | None) -> Attack:
     if strength is None:
         return chosen()
     if "strength" not in chosen.model_fields:
-        raise UserError(f"attack {name!r} has no strength; leave it out")
+        raise UserError(f"attack {name!r} has no strength; remove it")
     try:
         return chosen.model_validate({"strength": strength})
     except ValidationError as error:

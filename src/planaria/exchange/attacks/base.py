@@ -27,7 +27,7 @@ class AttackView:
     own: Tensor
     """its honest vector"""
     known: Mapping[int, Tensor]
-    """member → honest vector, as far as known; at least one"""
+    """member → honest vector, if known; at least one"""
     members: int
     """n, itself included"""
     byzantine: int
@@ -78,8 +78,8 @@ class MessageAttack(Attack, ABC):
     """An attack with invalid messages."""
 
     @abstractmethod
-    def spoilt(self, honest: Tensor) -> Tensor:
+    def corrupt(self, honest: Tensor) -> Tensor:
         """Return the corrupted message."""
 
     def message(self, scene: AttackView, honest: Tensor, codec: Compressor) -> Tensor:
-        return self.spoilt(honest)
+        return self.corrupt(honest)

@@ -106,7 +106,7 @@ class Alie(VectorAttack):
     listens: ClassVar[bool] = True
 
     strength: Strength | None = None
-    """z; :func:`largest_z` unless given"""
+    """z; by default :func:`largest_z`"""
 
     def vector(self, scene: AttackView) -> Tensor:
         honest = torch.stack([*scene.known.values()])
@@ -150,14 +150,14 @@ def furthest(vectors: dict[int, Tensor]) -> int:
 class Nan(MessageAttack):
     """All NaN; for messages of bytes, which are all valid numbers, one byte too few."""
 
-    def spoilt(self, honest: Tensor) -> Tensor:
+    def corrupt(self, honest: Tensor) -> Tensor:
         return torch.full_like(honest, torch.nan) if honest.is_floating_point() else honest.flatten()[:-1]
 
 
 class Inf(MessageAttack):
     """All numbers infinite; for messages of bytes, all bits set, so that scales are NaN."""
 
-    def spoilt(self, honest: Tensor) -> Tensor:
+    def corrupt(self, honest: Tensor) -> Tensor:
         return torch.full_like(honest, torch.inf if honest.is_floating_point() else 255)
 
 
@@ -171,14 +171,14 @@ class Huge(VectorAttack):
 class WrongSize(MessageAttack):
     """One number too few."""
 
-    def spoilt(self, honest: Tensor) -> Tensor:
+    def corrupt(self, honest: Tensor) -> Tensor:
         return honest.flatten()[:-1]
 
 
 class WrongType(MessageAttack):
     """The same bytes with another dtype: bytes, or bfloat16 instead of bytes."""
 
-    def spoilt(self, honest: Tensor) -> Tensor:
+    def corrupt(self, honest: Tensor) -> Tensor:
         raw_bytes = honest.contiguous().flatten().view(torch.uint8)
         return raw_bytes[: len(raw_bytes) // 2 * 2].view(torch.bfloat16) if honest.dtype == torch.uint8 else raw_bytes
 

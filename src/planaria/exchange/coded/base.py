@@ -62,7 +62,7 @@ class Scheme(Choice, ABC):
     """A coding scheme; its fields are its options. ``n`` is the number of workers, each a replica."""
 
     exact: ClassVar[bool] = True
-    """whether decoding gives the exact sum instead of an estimate"""
+    """whether decoding returns the exact sum instead of an estimate"""
 
     def why_unsupported(self, n: int) -> str:
         """Return why the scheme does not support n workers, with a fix; empty if it does."""

@@ -1,9 +1,9 @@
 """Choose the scheme that saves time for workers that lag as in a probe; "none" if none does.
 
 The probe is about 60 uncoded rounds. A scheme's time is the replay of all of them with the scheme's loads (arXiv
-2211.13802, appendix). Ours: the grid, and the ranking by mean time plus its standard error, because a probe says little
-about the frequency of rare long delays, on which schemes depend to different degrees. Which chunks are neighbours is
-arbitrary if workers are alike, so a short probe is replayed with its workers in several orders.
+2211.13802, appendix). Ours: the grid, and the ranking by mean time plus its standard error, because a probe is too
+short to measure rare long delays, which affect schemes to different degrees. Which chunks are neighbours is arbitrary
+if workers are alike, so a short probe is replayed with its workers in several orders.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ WORTH = 0.02
 
 ALIKE = 1.25
 """workers whose median times differ by a smaller factor count as the same kind of machine"""
-ORDERS, ROUNDS = 4, 320
-"""maximum number of replays of a probe, and the sufficient total of rounds"""
+MAX_ORDERS = 4
+"""maximum number of replays of a probe, each with another order of workers"""
+SUFFICIENT_ROUNDS = 320
+"""replayed rounds, over all orders, that suffice"""
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,13 @@ class SchemeChoice:
     """workers that are slow in most rounds, which coding does not help"""
 
 
-def candidate_schemes(n: int, most_delay: int = 3, published: bool = False) -> Iterator[tuple[str, Scheme]]:
-    """Yield the candidate schemes for n workers by name, with a delay of at most ``most_delay`` rounds.
+def candidate_schemes(n: int, max_delay: int = 3, published: bool = False) -> Iterator[tuple[str, Scheme]]:
+    """Yield the candidate schemes for n workers by name, with a delay of at most ``max_delay`` rounds.
 
     SR-SGC with equal B and s differ only in the patterns that ``published`` rules tolerate.
     """
     counts = range(1, n + 1) if n <= 8 else sorted({round(float(x)) for x in np.geomspace(1, n, 12)})
-    spans = [(b, w) for b in range(1, most_delay + 1) for w in range(b + 1, most_delay + b + 2)]
+    spans = [(b, w) for b in range(1, max_delay + 1) for w in range(b + 1, max_delay + b + 2)]
     repeated = set[tuple[int, int]]()
     yield "none", Uncoded()
     for late in counts:
@@ -78,7 +80,7 @@ def candidate_schemes(n: int, most_delay: int = 3, published: bool = False) -> I
             options = {"burst": burst, "window": window, "stragglers": late}
             candidates += [("srsgc", SRSGC(**options)), ("msgc", MSGC(**options))]
         for name, scheme in candidates:
-            if scheme.why_unsupported(n) or scheme.delay() > most_delay:
+            if scheme.why_unsupported(n) or scheme.delay() > max_delay:
                 continue
             if isinstance(scheme, SRSGC) and not published:
                 if (scheme.burst, scheme.spare()) in repeated:
@@ -87,7 +89,7 @@ def candidate_schemes(n: int, most_delay: int = 3, published: bool = False) -> I
             yield name, scheme
 
 
-def slow_always(profile: FinishTimes, slow: float) -> tuple[int, ...]:
+def always_slow_workers(profile: FinishTimes, slow: float) -> tuple[int, ...]:
     """Return workers whose median finish time is more than ``slow`` times the median worker's."""
     medians = np.median(profile.seconds, axis=0)
     return tuple(int(worker) for worker in np.flatnonzero(medians > slow * np.median(medians)))
@@ -97,7 +99,7 @@ def reordered_profiles(profile: FinishTimes) -> list[FinishTimes]:
     """Return the profile, and for few rounds and similar workers, the profile with other orders of workers."""
     medians = np.median(profile.seconds, axis=0)
     alike = float(medians.max()) < ALIKE * float(medians.min())
-    more = min(ORDERS, ROUNDS // len(profile.seconds)) - 1 if alike else 0
+    more = min(MAX_ORDERS, SUFFICIENT_ROUNDS // len(profile.seconds)) - 1 if alike else 0
     draw = np.random.default_rng(0)
     orders = (draw.permutation(profile.workers) for _ in range(more))
     return [profile, *(replace(profile, seconds=profile.seconds[:, order]) for order in orders)]
@@ -126,24 +128,24 @@ def choose(
     *,
     slow: float = 2.0,
     window: int = 0,
-    most_delay: int = 3,
+    max_delay: int = 3,
     microbatches: int | None = None,
 ) -> SchemeChoice:
     """Return the scheme with the least time plus error on the probe.
 
     :param window: jobs in a step, if each step is a separate window; 0: one endless sequence of jobs.
-    :param microbatches: of a job, over all workers; schemes whose chunks do not divide them are left out.
+    :param microbatches: of a job, over all workers; schemes whose chunks do not divide them are excluded.
     """
     n, ordered = profile.workers, reordered_profiles(profile)
     candidates = [
         _candidate(name, scheme, ordered, slow, window)
-        for name, scheme in candidate_schemes(n, most_delay)
+        for name, scheme in candidate_schemes(n, max_delay)
         if microbatches is None or microbatches % scheme.chunks(n) == 0 or name == "none"
     ]
     ranked = tuple(sorted(candidates, key=lambda candidate: (candidate.seconds + candidate.error, candidate.load)))
     none = next(candidate for candidate in ranked if candidate.name == "none")
     best = ranked[0] if ranked[0].seconds < (1 - WORTH) * none.seconds else none
-    if always := slow_always(profile, slow):
+    if always := always_slow_workers(profile, slow):
         return _no_case(profile, ranked, none, best, always, slow, window)
     if best is none:
         return SchemeChoice(
@@ -167,7 +169,7 @@ def _no_case(
     slow: float,
     window: int,
 ) -> SchemeChoice:
-    """Return the result with machines that are always slow: leave them out, unless a code beats the rest."""
+    """Return the result with machines that are always slow: exclude them, unless a code is faster with them."""
     job_s, _ = expected_seconds(Uncoded(), profile.without(always), slow, window)
     slow_workers = ", ".join(map(str, always))
     why = f"replicas {slow_workers} are slow in most rounds, so coding does not pay: {job_s:.4g} s a job without them"

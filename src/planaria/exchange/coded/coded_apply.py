@@ -44,4 +44,4 @@ def on_close_round(fact: CloseRound, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     coded = replica.coded
     assert coded is not None, "a round is closed in a coded step"
-    return with_replica(run, updated(replica, coded=coded.closed(frozenset(fact.counted))))
+    return with_replica(run, updated(replica, coded=coded.next_round(frozenset(fact.counted))))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
 from planaria.exchange.coded.coded_facts import CloseRound, RoundLate
-from planaria.exchange.coded.coding import coding_of
+from planaria.exchange.coded.coding import make_coding
 
 MIN_S = 0.005
 """seconds granted to stragglers beyond the fastest, the travel time of a report"""
@@ -23,7 +23,7 @@ MIN_S = 0.005
 
 def close_round(run: RunState, replica: ReplicaState) -> CloseRound | None:
     """End the current round of the replica's nodes if it is complete."""
-    coding, coded = coding_of(run.settings.exchange), replica.coded
+    coding, coded = make_coding(run.settings.exchange), replica.coded
     if coding is None or coded is None or replica.broken or len(coded.counted) == coding.rounds:
         return None
     done = coded.done(replica.arrangement)
@@ -58,18 +58,18 @@ class Stragglers:
         """Times at which rounds become late."""
         return [until for until, _ in self._until.values()]
 
-    def note(self, now: float, run: RunState) -> None:
+    def update(self, now: float, run: RunState) -> None:
         """Record the rounds in progress."""
-        if (coding := coding_of(run.settings.exchange)) is None:
+        if (coding := make_coding(run.settings.exchange)) is None:
             return
         for number, replica in run.live.items():
-            at = _in_progress(run, replica)
-            if at is None:
+            current = _in_progress(run, replica)
+            if current is None:
                 self._begun.pop(number, None)
                 self._until.pop(number, None)
                 continue
-            if number not in self._begun or self._begun[number][0] != at:
-                self._begun[number] = at, now
+            if number not in self._begun or self._begun[number][0] != current:
+                self._begun[number] = current, now
                 self._until.pop(number, None)
             coded = replica.coded
             assert coded is not None
@@ -78,19 +78,19 @@ class Stragglers:
                 until = math.inf if coded.late else now + max(MIN_S, (coding.slow - 1) * fastest)
                 self._until[number] = until, fastest
 
-    def expired(self, now: float, state: Callable[[], RunState]) -> Iterator[RoundLate]:
+    def late_rounds(self, now: float, state: Callable[[], RunState]) -> Iterator[RoundLate]:
         """Yield rounds that are late by now; each may change the ``state``."""
         for number, (until, fastest) in list(self._until.items()):
             if now < until:
                 continue
             self._until[number] = math.inf, fastest
-            at = _in_progress(state(), state().replicas[number])
-            if at is not None and at == self._begun[number][0]:
-                yield RoundLate(replica=number, **at._asdict(), fastest_s=fastest)
+            current = _in_progress(state(), state().replicas[number])
+            if current is not None and current == self._begun[number][0]:
+                yield RoundLate(replica=number, **current._asdict(), fastest_s=fastest)
 
 
 def _in_progress(run: RunState, replica: ReplicaState) -> _Round | None:
-    coded, coding = replica.coded, coding_of(run.settings.exchange)
+    coded, coding = replica.coded, make_coding(run.settings.exchange)
     if replica.phase != "run" or coded is None or coding is None or len(coded.counted) == coding.rounds:
         return None
     return _Round(replica.generation, replica.step, len(coded.counted))

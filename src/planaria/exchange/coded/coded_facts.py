@@ -62,6 +62,6 @@ class CodedStep:
         nodes = [arrangement.nodes(stage) for stage in arrangement.stages]
         return frozenset(r for r in range(len(nodes[0])) if all(stage_nodes[r] in self.sent for stage_nodes in nodes))
 
-    def closed(self, counted: frozenset[int]) -> CodedStep:
+    def next_round(self, counted: frozenset[int]) -> CodedStep:
         """Return the next round, after the ``counted`` replicas' results of this one."""
         return CodedStep((*self.counted, counted))

@@ -1,4 +1,4 @@
-"""The report's section on coded rounds: finish times, left-out replicas, and other schemes' times with these delays."""
+"""The report's section on coded rounds: finish times, excluded replicas, and other schemes' times with these delays."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
 from planaria.exchange.coded.choose import SchemeChoice, choose
 from planaria.exchange.coded.coded_facts import CloseRound, CodedStep, ResultsSent
-from planaria.exchange.coded.coding import Coding, coding_of
+from planaria.exchange.coded.coding import Coding, make_coding
 from planaria.exchange.coded.simulate import FinishTimes
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.report import page
-from planaria.report.phrases import counted
-from planaria.report.theme import BLUE, INK, ORANGE, PAPER, figure, integer_x_axis, lanes
+from planaria.report.phrases import format_count
+from planaria.report.theme import BLUE, INK, ORANGE, PAPER, figure, integer_x_axis, lane_axis
 
 ROUNDS_DRAWN = 400
 MIN_ROUNDS = 20
@@ -60,7 +60,7 @@ def _laps(record: RunRecord) -> list[RoundTimes]:
         elif isinstance(fact, CloseRound):
             counted_replicas = frozenset(fact.counted)
             laps.append(RoundTimes(fact.step, fact.round, sent, counted_replicas, t - began))
-            coded, began, sent = coded.closed(counted_replicas), t, {}
+            coded, began, sent = coded.next_round(counted_replicas), t, {}
     return laps
 
 
@@ -70,7 +70,7 @@ def profile_of(record: RunRecord) -> FinishTimes | None:
     An interrupted replica counts as finished at the end of the round. The part of a round that a replica's busiest
     stage computes grows with the load; the rest is a cost per mini-task.
     """
-    coding = coding_of(record.config.exchange)
+    coding = make_coding(record.config.exchange)
     if coding is None:
         return None
     full = [lap for lap in completed_rounds(record) if coding.scheme.delay() <= lap.round < coding.jobs]
@@ -97,7 +97,7 @@ def busiest_s(record: RunRecord) -> float:
 
 def schemes(record: RunRecord) -> SchemeChoice | None:
     """Return the time of every scheme under the run's delays, in steps with as many jobs."""
-    coding, profile = coding_of(record.config.exchange), profile_of(record)
+    coding, profile = make_coding(record.config.exchange), profile_of(record)
     if coding is None or profile is None:
         return None
     return choose(profile, slow=coding.slow, window=coding.jobs)
@@ -105,7 +105,7 @@ def schemes(record: RunRecord) -> SchemeChoice | None:
 
 def section(record: RunRecord) -> Iterator[str]:
     """Yield the section about stragglers; nothing without coding or completed rounds."""
-    coding, rounds = coding_of(record.config.exchange), completed_rounds(record)
+    coding, rounds = make_coding(record.config.exchange), completed_rounds(record)
     if coding is None or not rounds:
         return
     parts = [page.chart(finish_figure(rounds, coding), "stragglers")]
@@ -116,13 +116,14 @@ def section(record: RunRecord) -> Iterator[str]:
             for candidate in chosen.candidates[:12]
         ]  # fmt: skip
         note = f"Time that each scheme would have taken with these delays, fastest first: {chosen.why}."
-        parts += [page.subheading("Other schemes"), page.note(note), page.table("schemes", HEAD, rows, numbers_from=1)]
+        table = page.table("schemes", HEAD, rows, numbers_from=1)
+        parts += [page.subheading("Other schemes"), page.paragraph(note), table]
     yield page.section("Stragglers", _summary(coding, rounds), *parts)
 
 
 def summary_lines(record: RunRecord) -> Iterator[str]:
     """Yield the count of rounds that ended without some replicas."""
-    coding, rounds = coding_of(record.config.exchange), completed_rounds(record)
+    coding, rounds = make_coding(record.config.exchange), completed_rounds(record)
     if coding is not None and rounds:
         yield f"stragglers    {_summary(coding, rounds)}"
 
@@ -131,8 +132,9 @@ def _summary(coding: Coding, rounds: list[RoundTimes]) -> str:
     without = [coding.replicas - len(lap.counted) for lap in rounds]
     load = coding.scheme.load(coding.replicas)
     return (
-        f"{counted(len(rounds), 'round')} of coded steps; {sum(map(bool, without))} continued without replicas, "
-        f"{counted(sum(without), 'result')} in all. A replica computes {load:.3f} of a job's data in a round; uncoded "
+        f"{format_count(len(rounds), 'round')} of coded steps; {sum(map(bool, without))} continued without replicas, "
+        f"{format_count(sum(without), 'result')} in all. A replica computes {load:.3f} of a job's data in a round; "
+        f"uncoded "
         f"it would be {1 / coding.replicas:.3f}."
     )
 
@@ -158,13 +160,13 @@ def finish_figure(rounds: list[RoundTimes], coding: Coding) -> go.Figure:
         x=[i for i, _ in lost], y=[names[r] for _, r in lost], mode="markers", name="done without",
         hoverinfo="skip", marker={"symbol": "x-thin-open", "color": INK, "size": 7}, showlegend=True,
     )  # fmt: skip
-    fig.update_layout(yaxis=lanes(names))
+    fig.update_layout(yaxis=lane_axis(names))
     return integer_x_axis(fig, range(first, len(rounds)), bars=True)
 
 
 def _round_line(lap: RoundTimes, replica: int) -> str:
     lap_of = f"replica {replica}, step {lap.step}, round {lap.round}: "
     if replica not in lap.sent:
-        return f"{lap_of}broken off after {1e3 * lap.seconds:.1f} ms"
+        return f"{lap_of}interrupted after {1e3 * lap.seconds:.1f} ms"
     when = f"{1e3 * lap.sent[replica]:.1f} ms"
     return lap_of + (when if replica in lap.counted else f"{when}, too late")

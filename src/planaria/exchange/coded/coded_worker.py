@@ -20,9 +20,9 @@ from planaria.control.facts import events as e
 from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.coded.base import MiniTask
 from planaria.exchange.coded.coded_facts import CloseRound, ResultsSent
-from planaria.exchange.coded.coding import Coding, CountedReplicas, SentVector, coding_of
+from planaria.exchange.coded.coding import Coding, CountedReplicas, SentVector, make_coding
 from planaria.pipeline.plan.actions import StepPlan
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.control_link import Superseded
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.plan_execution import execute_plan
@@ -86,7 +86,7 @@ class CodedSteps:
 
     def begin(self, runner: StageRunner, work: NodeTask, data: StepData) -> None:
         """Prepare ``runner`` for a task."""
-        batch, masks = _renumbered(data.batch, work.microbatches), _renumbered(data.masks, work.microbatches)
+        batch, masks = _reindex(data.batch, work.microbatches), _reindex(data.masks, work.microbatches)
         counts = None if data.target_counts is None else data.target_counts.renumbered(work.microbatches)
         runner.begin(StepInputs(batch, True, self.microbatches, masks, work.weights, counts))
 
@@ -97,13 +97,13 @@ class CodedSteps:
     def absorb(
         self, runner: StageRunner, data: StepData, counted: CountedReplicas, vector: Callable[[SentVector], Tensor]
     ) -> None:
-        """Replace the node's gradient by the step's, after its last round.
+        """Replace the node's gradient with the step's, after its last round.
 
         :param vector: returns a vector sent by all nodes of its stage (:meth:`StageRunner.gradient_sums`).
         """
         runner.begin(StepInputs(microbatches=self.microbatches, target_counts=data.target_counts))
         total = torch.zeros_like(runner.gradient_sums())
-        for sent, coefficient in self.coding.decoding(counted):
+        for sent, coefficient in self.coding.decoding_terms(counted):
             total.add_(vector(sent), alpha=coefficient)
         runner.load_gradient_sums(total)
 
@@ -118,12 +118,12 @@ class PartialSums:
 
     def add(self, task: MiniTask, replica: int, round: int, share: Tensor) -> Tensor | None:
         """Add a task's gradient; return the vector to send now, if any."""
-        at = task.job, task.vector
-        before = self._new.get(at, self._kept.get(at))
-        self._new[at] = total = share if before is None else before + share
+        key = task.job, task.vector
+        before = self._new.get(key, self._kept.get(key))
+        self._new[key] = total = share if before is None else before + share
         if not task.sent:
             return None
-        self.sent[SentVector(replica, round, *at)] = total
+        self.sent[SentVector(replica, round, *key)] = total
         return total
 
     def close(self, counts: bool) -> None:
@@ -136,30 +136,30 @@ class PartialSums:
 def coded_steps(resolved: ResolvedRun) -> CodedSteps | None:
     """Return the coded steps of a run; None if every step waits for all replicas.
 
-    :raises UserError: naming a setting that conflicts with a code, with a fix.
+    :raises UserError: for a setting that conflicts with a code.
     """
     config = resolved.config
-    coding = coding_of(config.exchange)
+    coding = make_coding(config.exchange)
     if coding is None:
         return None
     rule = resolved.exchange
     rounded = isinstance(rule, AggregatingExchange) and not rule.compression.exact
     reasons = (
-        (rule.interval != 0, "is for the gradients of every step; take kind = 'allreduce'"),
-        (rounded, "sends sums of gradients, and exchange.compress, or options.bits, rounds single ones"),
-        (bool(config.exchange.robust), "sends sums of gradients, and exchange.robust needs single ones"),
+        (rule.interval != 0, "needs an exchange of gradients in every step; set exchange.kind = 'allreduce'"),
+        (rounded, "cannot be combined with exchange.compress or options.bits: coded messages are sums of gradients"),
+        (bool(config.exchange.robust), "cannot be combined with exchange.robust: coded messages are sums of gradients"),
         (config.routing.mixed, "does not support routing.mixed; remove it"),
-        (config.recovery.meanwhile == "skip", "needs all stages of a replica; take recovery.meanwhile = 'wait'"),
+        (config.recovery.meanwhile == "skip", "needs all stages of a replica; set recovery.meanwhile = 'wait'"),
     )
     for wrong, why in reasons:
         if wrong:
-            raise UserError(f"exchange.coded: a code {why}")
+            raise UserError(f"exchange.coded {why}")
     replicas, microbatches = config.exchange.replicas, config.pipeline.microbatches
     coding.coded.require(replicas, microbatches)
     return CodedSteps(coding, resolved, microbatches * replicas)
 
 
-def _renumbered(item_at: Callable[[int], T] | None, indices: Sequence[int]) -> Callable[[int], T] | None:
+def _reindex(item_at: Callable[[int], T] | None, indices: Sequence[int]) -> Callable[[int], T] | None:
     """Return a function that maps i to the item at ``indices[i]``."""
     return None if item_at is None else lambda i: item_at(indices[i])
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.coded.base import History, Late, MiniTask, Scheme
-from planaria.exchange.coded.schemes import CodedSchedule, coded_of
+from planaria.exchange.coded.schemes import CodedSchedule, make_coded_schedule
 
 CountedReplicas = tuple[frozenset[int], ...]
 """replicas whose results count, for each completed round"""
@@ -67,13 +67,13 @@ class Coding:
         """Chunks in a step: equal parts of its microbatches."""
         return self.jobs * self.scheme.chunks(self.replicas)
 
-    def uncounted(self, counted: frozenset[int]) -> Late:
+    def uncounted_replicas(self, counted: frozenset[int]) -> Late:
         """Return the replicas whose work of a round is lost if only ``counted`` ones count."""
         return frozenset(range(self.replicas)) - counted
 
     def history(self, counted: CountedReplicas) -> History:
         """Return the history in the schemes' form."""
-        return [self.uncounted(replicas) for replicas in counted]
+        return [self.uncounted_replicas(replicas) for replicas in counted]
 
     def tasks_of(self, counted: CountedReplicas, replica: int) -> list[AssignedTask]:
         """Return the mini-tasks of ``replica`` in the next round."""
@@ -92,14 +92,14 @@ class Coding:
 
         Not before it is ``late``, if the others would have to repeat work.
         """
-        missing = self.uncounted(done)
+        missing = self.uncounted_replicas(done)
         if not missing:
             return True
         if self.scheme.delay() and not late:
             return False
         return self.scheme.tolerates_losses(self.replicas, self.jobs, [*self.history(counted), missing])
 
-    def decoding(self, counted: CountedReplicas) -> list[tuple[SentVector, float]]:
+    def decoding_terms(self, counted: CountedReplicas) -> list[tuple[SentVector, float]]:
         """Return the vectors and coefficients that add up to the step's gradient, in order of addition."""
         vectors, history = list[tuple[SentVector, float]](), self.history(counted)
         for job in range(self.jobs):
@@ -110,9 +110,9 @@ class Coding:
 
 
 @lru_cache
-def coding_of(config: ExchangeConfig) -> Coding | None:
+def make_coding(config: ExchangeConfig) -> Coding | None:
     """Return the coding that ``exchange.coded`` configures, or None.
 
-    :raises UserError: naming unknown names or incompatible settings.
+    :raises UserError: for an unknown name or incompatible settings.
     """
-    return Coding(coded_of(config.coded, config.replicas), config.replicas) if config.coded else None
+    return Coding(make_coded_schedule(config.coded, config.replicas), config.replicas) if config.coded else None

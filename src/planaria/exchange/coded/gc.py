@@ -1,4 +1,4 @@
-"""Plain gradient coding, GC(n, s): any n − s of n workers give the sum (arXiv 1612.03301).
+"""Plain gradient coding, GC(n, s): any n − s of n workers determine the sum (arXiv 1612.03301).
 
 Workers form groups of s + 1 that hold the same s + 1 chunks, with coefficients 1. If s + 1 does not divide n, the last
 group has the remaining m < 2 (s + 1) workers and chunks, and a cyclic code: its worker i holds chunks i, …, i + s (mod
@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from planaria.exchange.coded.base import CodedVector, History, MiniTask, OneRoundScheme, Stragglers
 
 Matrix = NDArray[np.float64]
-MAX_ENLARGED = 200
+MAX_AMPLIFICATION = 200
 """maximum amplification of rounding errors: those of fp32 stay below 1e-5"""
-LARGEST = 64
-"""workers of a cyclic code; testing more would take longer than a step"""
+MAX_CYCLIC_WORKERS = 64
+"""maximum number of workers in a cyclic code; testing more would take longer than a step"""
 
 
 class GradientCode(ABC):
@@ -85,7 +85,7 @@ class CyclicCode(GradientCode):
     def coefficients(self, workers: Collection[int]) -> dict[int, float] | None:
         if not self.tolerates_losses(workers):
             return None
-        return dict(zip(sorted(workers), map(float, decoding(self.matrix, sorted(workers))), strict=True))
+        return dict(zip(sorted(workers), map(float, decoding_coefficients(self.matrix, sorted(workers))), strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,11 +125,11 @@ def code(n: int, spare: int) -> GradientCode:
     if n % size == 0:
         return RepetitionCode(n, spare)
     rest = size + n % size
-    coded = CyclicCode(encoding(rest, spare), spare)
+    coded = CyclicCode(encoding_matrix(rest, spare), spare)
     return coded if rest == n else MixedCode(RepetitionCode(n - rest, spare), coded)
 
 
-def encoding(m: int, spare: int) -> Matrix:
+def encoding_matrix(m: int, spare: int) -> Matrix:
     """Return B [m, m] of a cyclic code; row i has support i, …, i + s and weights with mean 1.
 
     Rows are the values at θ_j = 2πj/m of trigonometric polynomials of the least degree, (m − s − 1)/2, that vanish at
@@ -152,24 +152,24 @@ def divisor(m: int, spare: int, chunks: NDArray[np.int_]) -> Matrix:
     """Return cos((k + ½) θ_j − φ) at ``chunks`` j, for the integer k below (m − s)/2 and the φ that maximise its
     minimum.
 
-    With d = gcd(2k + 1, m) its angles are dπ/m apart modulo π, so the best φ gives a least |cos| of sin(dπ / 2m).
+    With d = gcd(2k + 1, m) its angles are dπ/m apart modulo π, so with the best φ the minimum of |cos| is sin(dπ / 2m).
     """
     k = max(range((m - spare) // 2), key=lambda k: (gcd(2 * k + 1, m), k))
     phase = np.pi * (gcd(2 * k + 1, m) / (2 * m) - 0.5)
     return np.asarray(np.cos((2 * k + 1) * np.pi * chunks / m - phase), dtype=np.float64)
 
 
-def decoding(matrix: Matrix, workers: Collection[int]) -> Matrix:
+def decoding_coefficients(matrix: Matrix, workers: Collection[int]) -> Matrix:
     """Return the shortest a with aᵀB = (1, …, 1) over the rows in ``workers``: [rows]."""
     solution, *_ = np.linalg.lstsq(matrix[sorted(workers)].T, np.ones(len(matrix)), rcond=None)
     return np.asarray(solution, dtype=np.float64)
 
 
 @lru_cache(maxsize=1024)
-def enlarges(n: int, spare: int) -> float:
+def rounding_amplification(n: int, spare: int) -> float:
     """Return the largest amplification of the vectors' relative errors in the sum: Σ |a_i| ‖b_i‖₁ / n.
 
-    The worst case has all late workers holding neighbouring chunks. More than ``LARGEST`` count as infinite.
+    The worst case has all late workers holding neighbouring chunks. More than ``MAX_CYCLIC_WORKERS`` count as infinite.
     """
     gradient_code = code(n, spare)
     if isinstance(gradient_code, RepetitionCode):
@@ -178,13 +178,13 @@ def enlarges(n: int, spare: int) -> float:
     assert isinstance(cyclic, CyclicCode)
     matrix = cyclic.matrix
     m = len(matrix)
-    if m > LARGEST:
+    if m > MAX_CYCLIC_WORKERS:
         return inf
     sizes = np.abs(matrix).sum(axis=1)
     worst = 0.0
     for first in range(m):
         workers = sorted((first + step) % m for step in range(m - spare))
-        parts = decoding(matrix, workers)
+        parts = decoding_coefficients(matrix, workers)
         if float(np.abs(parts @ matrix[workers] - 1).max()) > 1e-6:
             return inf
         worst = max(worst, float(np.abs(parts) @ sizes[workers]))
@@ -193,12 +193,14 @@ def enlarges(n: int, spare: int) -> float:
 
 def precision_problem(n: int, stragglers: int, spare: Callable[[int], int] = int) -> str:
     """Return why a code of ``spare`` (stragglers) loses too much precision, with a fix; empty if not."""
-    if (times := enlarges(n, spare(stragglers))) <= MAX_ENLARGED:
+    if (times := rounding_amplification(n, spare(stragglers))) <= MAX_AMPLIFICATION:
         return ""
-    fewer = next(less for less in range(stragglers - 1, -1, -1) if enlarges(n, spare(less)) <= MAX_ENLARGED)
+    fewer = next(
+        less for less in range(stragglers - 1, -1, -1) if rounding_amplification(n, spare(less)) <= MAX_AMPLIFICATION
+    )
     return (
         f"stragglers = {stragglers} needs a code for {n} replicas that makes rounding errors up to {times:.2g} times "
-        f"as large, and {MAX_ENLARGED} is the most; give {fewer}, or other parameters"
+        f"as large; the limit is {MAX_AMPLIFICATION}; use {fewer}, or other parameters"
     )
 
 
@@ -210,7 +212,7 @@ class GC(OneRoundScheme):
 
     def why_unsupported(self, n: int) -> str:
         if self.stragglers >= n:
-            return f"stragglers = {self.stragglers} leaves none of {n} replicas; give {n - 1} or fewer"
+            return f"stragglers = {self.stragglers} leaves none of {n} replicas; use {n - 1} or fewer"
         return precision_problem(n, self.stragglers)
 
     def load(self, n: int) -> float:

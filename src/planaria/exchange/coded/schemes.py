@@ -50,28 +50,29 @@ class CodedSchedule:
 
     def require(self, n: int, microbatches: int) -> None:
         """Raise UserError if ``microbatches`` per replica cannot be split into jobs and chunks."""
-        if over := microbatches % (least := self.microbatch_divisor(n)):
+        divisor = self.microbatch_divisor(n)
+        if over := microbatches % divisor:
             raise UserError(
                 f"exchange.coded: {n} replicas and jobs = {self.jobs} need pipeline.microbatches to be a multiple of "
-                f"{least}, not {microbatches}; use {microbatches + least - over}, or other jobs or parameters"
+                f"{divisor}, not {microbatches}; use {microbatches + divisor - over}, or other jobs or parameters"
             )
 
 
-def coded_of(setting: str | Mapping[str, Any], members: int) -> CodedSchedule:
+def make_coded_schedule(setting: str | Mapping[str, Any], members: int) -> CodedSchedule:
     """Return the scheme of ``exchange.coded`` for ``members`` replicas.
 
-    :raises UserError: naming unknown names or incompatible settings.
+    :raises UserError: for an unknown name or incompatible settings.
     """
     options: dict[str, Any] = {"scheme": setting} if isinstance(setting, str) else dict(setting)
     name: Any = options.pop("scheme", None)
     jobs: Any = options.pop("jobs", None)
     slow: Any = options.pop("slow", CodedSchedule.slow)
     if not isinstance(name, str):
-        raise UserError(f"exchange.coded = {setting!r}: give scheme, a name: {', '.join(SCHEMES.names)}")
+        raise UserError(f"exchange.coded = {setting!r}: set scheme to one of {', '.join(SCHEMES.names)}")
     if members < FEWEST:
         raise UserError(
             f"exchange.coded: {name!r} needs exchange.replicas = {FEWEST} or more, not {members}; "
-            "add replicas, or leave exchange.coded out"
+            "add replicas, or remove exchange.coded"
         )
     _require_window(JOBS if jobs is None else jobs, slow)
     if options.get("stragglers") == AUTO:
@@ -89,6 +90,6 @@ def coded_of(setting: str | Mapping[str, Any], members: int) -> CodedSchedule:
 
 def _require_window(jobs: Any, slow: Any) -> None:
     if not isinstance(jobs, int) or isinstance(jobs, bool) or not 1 <= jobs <= MAX_JOBS:
-        raise UserError(f"exchange.coded.jobs = {jobs!r}: give a number of jobs a step from 1 to {MAX_JOBS}")
+        raise UserError(f"exchange.coded.jobs = {jobs!r}: use 1 to {MAX_JOBS} jobs per step")
     if not isinstance(slow, int | float) or isinstance(slow, bool) or not 1 < slow <= 1e6:
-        raise UserError(f"exchange.coded.slow = {slow!r}: give a number above 1, times the fastest replica's time")
+        raise UserError(f"exchange.coded.slow = {slow!r}: use a multiple above 1 of the fastest replica's time")

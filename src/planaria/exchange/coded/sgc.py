@@ -37,32 +37,32 @@ class WindowedScheme(Scheme):
 
     def why_unsupported(self, n: int) -> str:
         if self.burst >= self.window:
-            return f"burst = {self.burst} is not below window = {self.window}; give window = {self.burst + 1} or more"
+            return f"burst = {self.burst} is not below window = {self.window}; use window = {self.burst + 1} or more"
         if self.stragglers > n:
-            return f"stragglers = {self.stragglers} is more than all {n} replicas; give {n} or fewer"
+            return f"stragglers = {self.stragglers} is more than all {n} replicas; use {n} or fewer"
         return ""
 
 
-def is_bursty(window: History, burst: int, most: int) -> bool:
+def is_bursty(window: History, burst: int, max_late: int) -> bool:
     """Return whether one window is (B, W, λ)-bursty: at most λ distinct late workers, each within B rounds."""
     first: dict[int, int] = {}
-    for at, late in enumerate(window):
+    for round, late in enumerate(window):
         for worker in late:
-            if at - first.setdefault(worker, at) >= burst:
+            if round - first.setdefault(worker, round) >= burst:
                 return False
-    return len(first) <= most
+    return len(first) <= max_late
 
 
-def is_arbitrary(window: History, times: int, most: int) -> bool:
+def is_arbitrary(window: History, times: int, max_late: int) -> bool:
     """Return whether one window is (N, W′, λ′)-arbitrary: at most λ′ late workers, each at most N times."""
     counts = Counter(worker for late in window for worker in late)
-    return len(counts) <= most and max(counts.values(), default=0) <= times
+    return len(counts) <= max_late and max(counts.values(), default=0) <= times
 
 
-def bursty_throughout(history: History, burst: int, width: int, most: int) -> bool:
+def bursty_throughout(history: History, burst: int, width: int, max_late: int) -> bool:
     """Return whether every window of ``width`` rounds is bursty; a shorter history is one window."""
     starts = range(max(1, len(history) - width + 1))
-    return all(is_bursty(history[start : start + width], burst, most) for start in starts)
+    return all(is_bursty(history[start : start + width], burst, max_late) for start in starts)
 
 
 class SRSGC(WindowedScheme):
@@ -72,9 +72,9 @@ class SRSGC(WindowedScheme):
         if why := super().why_unsupported(n):
             return why
         if (self.window - 1) % self.burst:
-            fitting = self.window + self.burst - (self.window - 1) % self.burst
+            divisible = self.window + self.burst - (self.window - 1) % self.burst
             return (
-                f"burst = {self.burst} does not divide window − 1 = {self.window - 1}; give window = {fitting}, "
+                f"burst = {self.burst} does not divide window − 1 = {self.window - 1}; use window = {divisible}, "
                 "or burst = 1"
             )
         return precision_problem(n, self.stragglers, self._spare)

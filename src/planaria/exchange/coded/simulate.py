@@ -37,7 +37,7 @@ class FinishTimes:
         """The median finish time."""
         return float(np.median(self.seconds))
 
-    def at(self, round: int, loads: Seconds) -> Seconds:
+    def finish_times(self, round: int, loads: Seconds) -> Seconds:
         """Return finish times of a round with these loads [n]; rounds past the last wrap around.
 
         A slow round multiplies the time of more load; as published, it adds the same seconds to any load.
@@ -125,7 +125,7 @@ def replay(
             history.append(frozenset())
             continue
         loads = np.full(n, scheme.load(n)) if published else each * np.array(counts)
-        finish = profile.at(start + now, loads)
+        finish = profile.finish_times(start + now, loads)
         if profile.task_s:
             finish = finish + profile.task_s * np.maximum(np.array(counts) - 1, 0)
         patience = slow if published or scheme.delay() else 1.0
@@ -159,5 +159,5 @@ def uncoded_seconds(profile: FinishTimes, jobs: int, count: int) -> list[float]:
     This is all-reduce once per step; short delays of different workers do not add up.
     """
     loads = np.full(profile.workers, 1 / profile.workers)
-    sums = (sum(profile.at(k * jobs + now, loads) for now in range(jobs)) for k in range(count))
+    sums = (sum(profile.finish_times(k * jobs + now, loads) for now in range(jobs)) for k in range(count))
     return [float(np.max(worker_sums)) for worker_sums in sums]

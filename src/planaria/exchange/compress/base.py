@@ -58,7 +58,7 @@ class Compressor(Choice, ABC):
 
     def reached(self, vector: Tensor, draw: int = 0) -> float:
         """Return a δ that holds for ``vector``: the guaranteed or the measured one; 0 if it adds error."""
-        return self.delta(len(vector)) if self.guaranteed else max(0.0, measured_delta(self, vector, draw))
+        return self.delta(len(vector)) if self.guaranteed else max(0.0, measure_delta(self, vector, draw))
 
     @abstractmethod
     def count(self, message: Tensor) -> int:
@@ -75,7 +75,7 @@ class Compressor(Choice, ABC):
         """Return why a message of the right size and dtype for ``count`` numbers is invalid; empty if it is valid."""
 
 
-def measured_delta(compressor: Compressor, vector: Tensor, draw: int = 0) -> float:
+def measure_delta(compressor: Compressor, vector: Tensor, draw: int = 0) -> float:
     """Return 1 − ‖C(v) − v‖²/‖v‖² of one vector; 1 for zeros. Independent of the number of threads."""
     sent = compressor.decode(compressor.encode(vector, draw), len(vector), draw)
     size = squared_norm(vector)

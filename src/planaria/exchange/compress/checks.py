@@ -10,13 +10,13 @@ from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.compress.compression import Compression
 from planaria.exchange.compress.sparse import ChunkedTopK
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.models.families import stage_parameters
 
 
 def compression_in(config: ExchangeConfig) -> Compression | None:
     """Return the lossy compression of messages; None if there is none."""
-    rule = exchange(config) if config.has_several_replicas else None
+    rule = make_exchange(config) if config.has_several_replicas else None
     return None if not isinstance(rule, AggregatingExchange) or rule.compression.exact else rule.compression
 
 
@@ -27,8 +27,8 @@ def require_messages(config: RunConfig) -> None:
         return
     if config.routing.mixed:
         raise UserError(
-            "routing.mixed = true beside compressed messages (exchange.compress, or bits): error feedback is per "
-            "replica, and mixed routes pass the samples of others; leave one of them out"
+            "routing.mixed = true cannot be combined with compressed messages (exchange.compress, or bits): error "
+            "feedback belongs to one replica, and mixed routes pass the samples of others; remove one of them"
         )
     if not isinstance(compression.compressor, ChunkedTopK):
         return
@@ -37,10 +37,10 @@ def require_messages(config: RunConfig) -> None:
         count = stage_parameters(config.model, config.pipeline.stages, stage)
         if keep * count < 1.0 - 1e-9:
             digits = 2 + math.floor(math.log10(count))
-            least = math.ceil(10**digits / count) / 10**digits
+            minimum = math.ceil(10**digits / count) / 10**digits
             raise UserError(
                 f"exchange.compress.keep = {keep:g}: keeps less than one of the {count:,} numbers of stage "
-                f"{stage}; give {least:g} or more"
+                f"{stage}; set it to {minimum:g} or more"
             )
 
 

@@ -56,7 +56,7 @@ class ArrayReader:
         if message.dtype != torch.uint8 or message.shape != (size,):
             raise ValueError(f"{count} numbers are {size} bytes, not {message.dtype} {list(message.shape)}")
         if decode_count(message) != count:
-            raise ValueError(f"a message of {decode_count(message)} numbers in place of one of {count}")
+            raise ValueError(f"a message of {decode_count(message)} numbers, not {count}")
         self._message, self._at = message, COUNT_BYTES
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -84,7 +84,7 @@ def pack_bits(numbers: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(rows: Tensor, count: int, bits: int) -> Tensor:
-    """Invert :func:`pack_bits`, given its rows: int64 [n, count]."""
+    """Return the numbers that :func:`pack_bits` packed into these rows: int64 [n, count]."""
     narrow = np.unpackbits(rows.numpy(), axis=1, count=count * bits).reshape(len(rows), count, bits)
     wide = np.pad(narrow, ((0, 0), (0, 0), (16 - bits, 0)))
     return torch.from_numpy(np.packbits(wide, axis=2).view(">u2").squeeze(2).astype(np.int64))

@@ -140,13 +140,13 @@ class Compression:
             return 1.0
         return self.feedback.scale(outer, member)
 
-    def learned(self, outer: StageOuterState, sent: Mapping[int, Weights]) -> StageOuterState:
-        """Return ``outer`` with what the differences that members have ``sent`` reveal about their smoothness."""
+    def with_measurements(self, outer: StageOuterState, sent: Mapping[int, Weights]) -> StageOuterState:
+        """Return ``outer`` with smoothness measured from the differences that members have ``sent``."""
         measuring = self._carries_vectors(outer) and not self.exact and self.feedback.measuring(outer)
         return self.feedback.measure(outer, sent) if measuring else outer
 
-    def reached(self, outer: StageOuterState, joined: Weights) -> tuple[Weights, Mapping[str, Weights]]:
-        """Return the value with which members continue, given the aggregate ``joined``, and the new shared parts."""
+    def result(self, outer: StageOuterState, joined: Weights) -> tuple[Weights, Mapping[str, Weights]]:
+        """Return the value with which members continue, after the aggregate ``joined``, and the new shared parts."""
         if self.exact:
             return joined, {}
         if not self._carries_vectors(outer):
@@ -198,18 +198,18 @@ def _norm(vector: Weights, other: Weights | None = None) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(tensor)) for tensor in each))
 
 
-def compression_from(setting: str | Mapping[str, Any]) -> Compression:
+def make_compression(setting: str | Mapping[str, Any]) -> Compression:
     """Return the compression that ``exchange.compress`` configures.
 
-    :raises UserError: naming unknown names or incompatible settings.
+    :raises UserError: for an unknown name or incompatible settings.
     """
     options = _parse_short_form(setting) if isinstance(setting, str) else dict(setting)
     kind, name = options.pop("kind", None), options.pop("feedback", "ef14")
     if not isinstance(kind, str) or not isinstance(name, str):
-        raise UserError(f"exchange.compress = {setting!r}: give kind, a name: {', '.join(COMPRESSORS.names)}")
+        raise UserError(f"exchange.compress = {setting!r}: set kind to one of {', '.join(COMPRESSORS.names)}")
     declared = {option for chosen in (COMPRESSORS.find(kind), FEEDBACKS.find(name)) for option in chosen.model_fields}
     if unknown := next((option for option in options if option not in declared), None):
-        fix = nearest(unknown, declared) if declared else "there are none; leave it out"
+        fix = nearest(unknown, declared) if declared else "there are none; remove it"
         raise UserError(f"exchange.compress.{unknown}: no option of {kind!r} or {name!r}; {fix}")
     compression = Compression(
         COMPRESSORS.make(kind, COMPRESSORS.declared([kind], options)),
@@ -225,7 +225,7 @@ def _parse_short_form(setting: str) -> dict[str, Any]:
     match = _SHORT.fullmatch(setting)
     if match is None:
         raise UserError(
-            f"exchange.compress = {setting!r}: write FEEDBACK:COMPRESSOR, such as 'econtrol:top1%', 'ef21:rand5%', "
+            f"exchange.compress = {setting!r}: use FEEDBACK:COMPRESSOR, such as 'econtrol:top1%', 'ef21:rand5%', "
             "'ef14:4bits' or 'sign', or a table with kind"
         )
     feedback = {"feedback": match["feedback"]} if match["feedback"] else {}
@@ -237,5 +237,5 @@ def _parse_short_form(setting: str) -> dict[str, Any]:
     try:
         keep = float(match["keep"]) / 100
     except ValueError:
-        raise UserError(f"exchange.compress = {setting!r}: {match['keep']!r} is no number of per cent") from None
+        raise UserError(f"exchange.compress = {setting!r}: {match['keep']!r} is not a percentage") from None
     return {"kind": _KINDS[match["kind"]], "keep": keep, **feedback}

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from planaria.control.facts.events import MessageCompressed
 from planaria.control.log.run_record import RunRecord
 from planaria.report import page
-from planaria.report.phrases import counted
+from planaria.report.phrases import format_count
 from planaria.report.theme import BLUE, GREY, ORANGE, RED, add_curve, figure, integer_x_axis, stroke, symbol
 
 ROWS = 30
@@ -23,7 +23,10 @@ WHY = {
     "rebuilt": "a node of the stage was rebuilt without its estimate",
     "replicas": "the number of replicas changed",
 }
-HEAD = ["stage", "{}s", "δ, median", "least", "most", "δ stated", "of dense bytes, a {}", "whole run", "sent in full"]
+HEAD = [
+    "stage", "{}s", "δ, median", "minimum", "maximum", "δ guaranteed",
+    "of dense bytes, a {}", "whole run", "sent in full",
+]  # fmt: skip
 
 
 @dataclass
@@ -89,11 +92,11 @@ def section(record: RunRecord) -> Iterator[str]:
     if any(messages.lossy_messages(stage) for stage in messages.reported):
         parts += [page.subheading("Contraction"), page.chart(contraction_figure(messages, when), "contraction")]
     parts += [page.subheading("Norms"), page.chart(norms_figure(messages, when), "compression")]
-    parts.append(page.note("Over all stages, after each message. A cross: some stage was sent in full."))
+    parts.append(page.paragraph("Over all stages, after each message. A cross: some stage was sent in full."))
     if full := messages.full:
         rows = [[str(round), ", ".join(map(str, stages)), WHY[why]] for (round, why), stages in full.items()]
         more = f" The first {ROWS} of {len(rows)}." if len(rows) > ROWS else ""
-        parts += [page.subheading("Sent in full"), page.note(f"To initialize estimates.{more}")]
+        parts += [page.subheading("Sent in full"), page.paragraph(f"To initialize estimates.{more}")]
         parts.append(page.table("sent-in-full", [when, "stages", "why"], rows[:ROWS], 3))
     yield page.section(
         "Compression",
@@ -114,7 +117,7 @@ def summary_lines(record: RunRecord) -> Iterator[str]:
     if full := messages.full:
         rounds = {round for round, _ in full}
         whys = "; ".join(WHY[why] for why in dict.fromkeys(why for _, why in full))
-        line += f"; {counted(len(rounds), _x_axis(record))} in full: {whys}"
+        line += f"; {format_count(len(rounds), _x_axis(record))} in full: {whys}"
     yield line
 
 
@@ -128,17 +131,17 @@ def _rows(record: RunRecord, messages: MessageTotals) -> Iterator[list[str]]:
         deltas = [1.0 - fact.relative_error for fact in shortened]
         each = [f"{of(deltas):.4f}" if shortened else "–" for of in (median, min, max)]
         steady = f"{share(shortened):.2%}" if shortened else "–"
-        stated = _guaranteed_delta(record, shortened[0].dense_bytes // 4) if shortened else "–"
+        guaranteed = _guaranteed_delta(record, shortened[0].dense_bytes // 4) if shortened else "–"
         whole = f"{share(facts.values()):.2%}"
-        yield [str(stage), str(len(facts)), *each, stated, steady, whole, str(len(facts) - len(shortened))]
+        yield [str(stage), str(len(facts)), *each, guaranteed, steady, whole, str(len(facts) - len(shortened))]
 
 
 def _guaranteed_delta(record: RunRecord, count: int) -> str:
     """Return the δ that the compressor guarantees for ``count`` numbers, or "none"."""
     from planaria.exchange.aggregate import AggregatingExchange
-    from planaria.exchange.registry import exchange  # compressors import torch
+    from planaria.exchange.registry import make_exchange  # compressors import torch
 
-    rule = exchange(record.config.exchange)
+    rule = make_exchange(record.config.exchange)
     assert isinstance(rule, AggregatingExchange), "only averaging compresses"
     compressor = rule.compression.compressor
     return f"{compressor.delta(count):.4f}" if compressor.guaranteed else "none"

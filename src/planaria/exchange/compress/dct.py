@@ -17,17 +17,17 @@ from planaria.exchange.compress import chunks
 from planaria.exchange.compress.chunks import FixedCountChunks
 from planaria.exchange.compress.sparse import largest_indices, require_inside, why_invalid_indices
 
-PLACE_BITS = 6
-CHUNK = 1 << PLACE_BITS
+INDEX_BITS = 6
+CHUNK = 1 << INDEX_BITS
 _TYPES = {16: torch.bfloat16, 32: torch.float32}
 _LARGEST = torch.finfo(torch.float32).max
 
 
 class DCT(FixedCountChunks):
-    """The k coefficients of largest magnitude of each chunk, each as a place of 6 bits and a bfloat16 or fp32 value.
+    """The k coefficients of largest magnitude of each chunk, each as an index of 6 bits and a bfloat16 or fp32 value.
 
-    A shorter last chunk uses a basis of its length. A message has 8 + Σ n (⌈6k/8⌉ + k · bits/8) bytes: the places of
-    all chunks of one length, then their values.
+    A shorter last chunk uses a basis of its length. A message has 8 + Σ n (⌈6k/8⌉ + k · bits/8) bytes: the indices
+    of all chunks of one length, then their values.
     """
 
     chunk: ClassVar[int] = CHUNK
@@ -44,29 +44,30 @@ class DCT(FixedCountChunks):
     @model_validator(mode="after")
     def _check_seed(self) -> Self:
         if self.seed and self.basis != "random":
-            raise ValueError(f"seed = {self.seed}: basis = {self.basis!r} draws nothing; leave seed out")
+            raise ValueError(f"seed = {self.seed}: basis = {self.basis!r} has no random draw; remove seed")
         return self
 
     def chunk_bytes(self, size: int) -> int:
-        return chunks.packed_bytes(self.kept(size), PLACE_BITS) + self.kept(size) * self.bits // 8
+        return chunks.packed_bytes(self.kept(size), INDEX_BITS) + self.kept(size) * self.bits // 8
 
     def _encode_rows(self, rows: Tensor, draw: int) -> list[Tensor]:
         # einsum does not call BLAS, whose last bits depend on the number of threads
         vectors = basis(self.basis, rows.shape[1], self.seed).numpy()
         coefficients = torch.from_numpy(np.einsum("nd,kd->nk", rows.double().numpy(), vectors))
-        places = largest_indices(coefficients, self.kept(rows.shape[1]))
-        values, most = coefficients.gather(1, places), torch.finfo(_TYPES[self.bits]).max
-        finite = torch.where(values.isfinite(), values.clamp(-most, most), values)
-        return [chunks.pack_bits(places, PLACE_BITS), chunks.as_bytes(finite.to(_TYPES[self.bits]))]
+        indices = largest_indices(coefficients, self.kept(rows.shape[1]))
+        values = coefficients.gather(1, indices)
+        largest = torch.finfo(_TYPES[self.bits]).max
+        finite = torch.where(values.isfinite(), values.clamp(-largest, largest), values)
+        return [chunks.pack_bits(indices, INDEX_BITS), chunks.as_bytes(finite.to(_TYPES[self.bits]))]
 
     def _decode(self, reader: chunks.ArrayReader, rows: Tensor, draw: int) -> None:
-        places, numbers = self._read(reader, *rows.shape)
-        require_inside(places, rows)
+        indices, numbers = self._read(reader, *rows.shape)
+        require_inside(indices, rows)
         vectors = basis(self.basis, rows.shape[1], self.seed)
         total = torch.zeros(rows.shape, dtype=torch.float64)
         # elementwise: the same bits on every machine
-        for place, column in zip(places.T, numbers.T, strict=True):
-            total += column.unsqueeze(1) * vectors[place]
+        for index, column in zip(indices.T, numbers.T, strict=True):
+            total += column.unsqueeze(1) * vectors[index]
         rows.copy_(total.clamp_(-_LARGEST, _LARGEST))
 
     def delta(self, count: int) -> float:
@@ -74,14 +75,16 @@ class DCT(FixedCountChunks):
         return min((self.kept(size) / size for _, size in chunks.chunk_sizes(count, CHUNK)), default=1.0)
 
     def _why_invalid(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
-        places, numbers = self._read(reader, n, size)
-        return why_invalid_indices(places, size) or ("" if all_finite(numbers) else "not all of its numbers are finite")
+        indices, numbers = self._read(reader, n, size)
+        if why := why_invalid_indices(indices, size):
+            return why
+        return "" if all_finite(numbers) else "not all of its numbers are finite"
 
     def _read(self, reader: chunks.ArrayReader, n: int, size: int) -> tuple[Tensor, Tensor]:
-        """Return places [n, k] and values [n, k], fp64, of the next ``n`` chunks of ``size`` numbers."""
+        """Return indices [n, k] and values [n, k], fp64, of the next ``n`` chunks of ``size`` numbers."""
         k = self.kept(size)
-        packed = reader.take((n, chunks.packed_bytes(k, PLACE_BITS)), torch.uint8)
-        return chunks.unpack_bits(packed, k, PLACE_BITS), reader.take((n, k), _TYPES[self.bits]).double()
+        packed = reader.take((n, chunks.packed_bytes(k, INDEX_BITS)), torch.uint8)
+        return chunks.unpack_bits(packed, k, INDEX_BITS), reader.take((n, k), _TYPES[self.bits]).double()
 
 
 @cache

@@ -105,7 +105,7 @@ class EF21W(EF21):
     def why_members_unsupported(self, members: int) -> str:
         if self.smoothness == "auto" or len(self.smoothness) == members:
             return ""
-        return f"smoothness has {len(self.smoothness)} values for exchange.replicas = {members}; give one for each"
+        return f"smoothness has {len(self.smoothness)} values for exchange.replicas = {members}; set one for each"
 
     def measuring(self, outer: StageOuterState) -> bool:
         return self.smoothness == "auto" and outer.measured < self.warmup
@@ -179,7 +179,7 @@ class EControl(Estimates):
             return ""
         return (
             f"eta = {self.eta:g} is above the compressor's delta = {delta:.3g}, where errors may grow without bound; "
-            'lower it, take "auto", or set force = true'
+            'lower it, use "auto", or set force = true'
         )
 
 

@@ -61,7 +61,7 @@ class Feedback(Choice, ABC):
         return sent, kept
 
     def result(self, outer: StageOuterState, joined: Weights) -> tuple[Weights, dict[str, Weights]]:
-        """Return the value with which members continue, given the aggregate ``joined`` of messages, and the new shared
+        """Return the value with which members continue, after the aggregate ``joined`` of messages, and the new shared
         parts."""
         return joined, {}
 

@@ -24,22 +24,22 @@ def largest_indices(chunk: Tensor, k: int) -> Tensor:
     return torch.topk(chunk.abs(), k, dim=1, sorted=False).indices.sort(dim=1).values
 
 
-def why_invalid_indices(places: Tensor, size: int) -> str:
+def why_invalid_indices(indices: Tensor, size: int) -> str:
     """Return why these indices [n, k] in rows of ``size`` numbers are invalid; empty if they are valid."""
-    ascending = int(places.max()) < size and not bool((places.diff(dim=1) <= 0).any())
-    return "" if ascending else "its places are not ascending, or beyond their chunk"
+    ascending = int(indices.max()) < size and not bool((indices.diff(dim=1) <= 0).any())
+    return "" if ascending else "its indices are not ascending, or are outside their chunk"
 
 
-def require_inside(places: Tensor, rows: Tensor) -> None:
+def require_inside(indices: Tensor, rows: Tensor) -> None:
     """Raise ValueError if one of these indices [n, k] is outside its row of ``rows`` [n, numbers]."""
-    if int(places.max()) >= rows.shape[1]:
+    if int(indices.max()) >= rows.shape[1]:
         raise ValueError("an index is outside its chunk")
 
 
 class ChunkedTopK(Chunked, ABC):
     """Sends the same number of values from each chunk of 65,536, so that a message's size is known in advance."""
 
-    place_bytes: ClassVar[int]
+    index_bytes: ClassVar[int]
     """bytes of an index"""
 
     keep: Annotated[float, Field(gt=0, le=1)] = 0.01
@@ -52,7 +52,7 @@ class ChunkedTopK(Chunked, ABC):
         return max(1, math.ceil(self.keep * size - 1e-9))
 
     def chunk_bytes(self, size: int) -> int:
-        return chunks.SCALE_BYTES + self.kept(size) * (self.place_bytes + self.bits // 8)
+        return chunks.SCALE_BYTES + self.kept(size) * (self.index_bytes + self.bits // 8)
 
     def delta(self, count: int) -> float:
         """Return the minimum over chunks of k/d."""
@@ -86,7 +86,7 @@ class ChunkedTopK(Chunked, ABC):
 class TopK(ChunkedTopK):
     """The k largest numbers by magnitude; 16-bit indices, ascending within a chunk."""
 
-    place_bytes: ClassVar[int] = 2
+    index_bytes: ClassVar[int] = 2
 
     def _encode_rows(self, rows: Tensor, draw: int) -> list[Tensor]:
         indices = largest_indices(rows, self.kept(rows.shape[1]))
@@ -108,7 +108,7 @@ class TopK(ChunkedTopK):
 class RandK(ChunkedTopK):
     """Indices derived from the round's number: equal at all members of a round and in all full chunks."""
 
-    place_bytes: ClassVar[int] = 0
+    index_bytes: ClassVar[int] = 0
 
     def _encode_rows(self, rows: Tensor, draw: int) -> list[Tensor]:
         return self._scale_values(rows[:, self._draw_indices(rows.shape[1], draw)])

@@ -13,8 +13,9 @@ from planaria.exchange.compress import chunks
 from planaria.exchange.compress.chunks import FixedCountChunks
 from planaria.exchange.compress.sparse import largest_indices, require_inside, why_invalid_indices
 
-PLACE_BITS, CODE_BITS = 12, 2
-CHUNK = 1 << PLACE_BITS
+INDEX_BITS = 12
+CODE_BITS = 2
+CHUNK = 1 << INDEX_BITS
 _LARGEST = torch.finfo(torch.bfloat16).max
 _BIN_EDGES_IN_SIGMA = (-2.25, -0.75, 0.75)
 """edges between the bins of ``released``, in standard deviations from the mean: four of width 6σ/4, the third about
@@ -30,7 +31,7 @@ class TopK2(FixedCountChunks):
     - ``released``: of bins between mean − 2.25σ, mean − 0.75σ and mean + 0.75σ, as in the code released with
       arXiv 2603.08163. There mean and σ are those of a tensor; messages have no tensors, so here they are a chunk's.
 
-    A message has 8 + Σ n (⌈12k/8⌉ + ⌈2k/8⌉ + 2L) bytes with L = 2 or 4 levels: the places of all chunks of one length,
+    A message has 8 + Σ n (⌈12k/8⌉ + ⌈2k/8⌉ + 2L) bytes with L = 2 or 4 levels: the indices of all chunks of one length,
     then their codes, then their levels.
     """
 
@@ -42,24 +43,24 @@ class TopK2(FixedCountChunks):
     """levels of the 2-bit values"""
 
     def chunk_bytes(self, size: int) -> int:
-        packed = (chunks.packed_bytes(self.kept(size), bits) for bits in (PLACE_BITS, CODE_BITS))
+        packed = (chunks.packed_bytes(self.kept(size), bits) for bits in (INDEX_BITS, CODE_BITS))
         return sum(packed) + 2 * self._level_count
 
     def _encode_rows(self, rows: Tensor, draw: int) -> list[Tensor]:
-        places = largest_indices(rows, self.kept(rows.shape[1]))
-        values = rows.gather(1, places).double()
+        indices = largest_indices(rows, self.kept(rows.shape[1]))
+        values = rows.gather(1, indices).double()
         codes, levels = _symmetric_levels(values) if self.levels == "symmetric" else _released_levels(values)
         finite = torch.where(levels.isfinite(), levels.clamp(-_LARGEST, _LARGEST), levels)
         return [
-            chunks.pack_bits(places, PLACE_BITS),
+            chunks.pack_bits(indices, INDEX_BITS),
             chunks.pack_bits(codes, CODE_BITS),
             chunks.as_bytes(finite.bfloat16()),
         ]
 
     def _decode(self, reader: chunks.ArrayReader, rows: Tensor, draw: int) -> None:
-        places, codes, levels = self._read(reader, *rows.shape)
-        require_inside(places, rows)
-        rows.scatter_(1, places, levels.gather(1, codes))
+        indices, codes, levels = self._read(reader, *rows.shape)
+        require_inside(indices, rows)
+        rows.scatter_(1, indices, levels.gather(1, codes))
 
     @property
     def guaranteed(self) -> bool:
@@ -67,7 +68,8 @@ class TopK2(FixedCountChunks):
         return self.levels == "symmetric"
 
     def delta(self, count: int) -> float:
-        """Return the minimum over chunks of min(k/d, 1/k); normal variables give more, with either kind of levels.
+        """Return the minimum over chunks of min(k/d, 1/k); δ is larger for normal variables, with either kind of
+        levels.
 
         Write the k largest magnitudes as t + a_i, where t is the smallest, with the mean t + ā. The message keeps at
         least k(t + ā)², and ‖v‖² at most d·t² + 2tkā + Σa_i², where Σa_i² ≤ k²ā². [derived here]
@@ -80,18 +82,18 @@ class TopK2(FixedCountChunks):
         return 2 if self.levels == "symmetric" else 4
 
     def _why_invalid(self, reader: chunks.ArrayReader, n: int, size: int) -> str:
-        places, _, levels = self._read(reader, n, size)
-        return why_invalid_indices(places, size) or ("" if all_finite(levels) else "not all of its numbers are finite")
+        indices, _, levels = self._read(reader, n, size)
+        return why_invalid_indices(indices, size) or ("" if all_finite(levels) else "not all of its numbers are finite")
 
     def _read(self, reader: chunks.ArrayReader, n: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return indices [n, k], codes [n, k] and levels [n, 4] of the next ``n`` chunks of ``size`` numbers."""
         k = self.kept(size)
-        places, codes = (
+        indices, codes = (
             chunks.unpack_bits(reader.take((n, chunks.packed_bytes(k, bits)), torch.uint8), k, bits)
-            for bits in (PLACE_BITS, CODE_BITS)
+            for bits in (INDEX_BITS, CODE_BITS)
         )
         levels = reader.take((n, self._level_count), torch.bfloat16).float()
-        return places, codes, torch.cat([-levels.flip(1), levels], 1) if self.levels == "symmetric" else levels
+        return indices, codes, torch.cat([-levels.flip(1), levels], 1) if self.levels == "symmetric" else levels
 
 
 def _symmetric_levels(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +107,7 @@ def _released_levels(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return codes [n, k] and levels [n, 4] of the four bins."""
     mean, sigma = values.mean(dim=1, keepdim=True), values.std(dim=1, keepdim=True, correction=0)
     codes = sum(
-        ((values > mean + border * sigma).long() for border in _BIN_EDGES_IN_SIGMA), torch.zeros(1, dtype=torch.long)
+        ((values > mean + edge * sigma).long() for edge in _BIN_EDGES_IN_SIGMA), torch.zeros(1, dtype=torch.long)
     )
     return codes, _code_means(values, codes, 4)
 

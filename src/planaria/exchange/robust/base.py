@@ -21,7 +21,7 @@ from planaria.config.registry import Choice
 
 
 class RobustRule(Choice, ABC):
-    """A robust rule; its fields are its options. Pure: equal vectors in the same order give the same value."""
+    """A robust rule; its fields are its options. Pure: equal vectors in the same order have the same value."""
 
     former: ClassVar[Mapping[str, str]] = {"liars": "byzantine"}
     former_members: ClassVar[Mapping[str, str]] = {"least": "min_members"}
@@ -68,5 +68,5 @@ def squared_distances(gram: Tensor) -> Tensor:
 
 def nearest_members(gram: Tensor, count: int) -> Tensor:
     """Return for each member the ``count`` nearest members, itself first: [n, count]."""
-    apart = squared_distances(gram).fill_diagonal_(-1.0)
-    return torch.sort(apart, dim=1, stable=True).indices[:, :count]
+    distances = squared_distances(gram).fill_diagonal_(-1.0)
+    return torch.sort(distances, dim=1, stable=True).indices[:, :count]

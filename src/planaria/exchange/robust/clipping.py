@@ -32,7 +32,7 @@ class CenteredClipping(GramRule):
     is_iterative: ClassVar[bool] = True
 
     rounds: Positive | Literal["auto"] = "auto"
-    """steps per round of the exchange. auto: with a given τ one, which bounds a Byzantine member's influence per round;
+    """steps per round of the exchange. auto: with a fixed τ one, which bounds a Byzantine member's influence per round;
     with an automatic τ until a step is shorter than 1e-4 τ, at most 1,000"""
     tau: Literal["auto"] | Annotated[float, Field(gt=0)] = "auto"
     """τ; auto: the median of the distances ‖x_j − v‖, the smallest of this round's steps so far"""
@@ -43,12 +43,12 @@ class CenteredClipping(GramRule):
         tau = math.inf if self.tau == "auto" else self.tau
         converge = self.rounds == "auto" and self.tau == "auto"
         for _ in range(ROUNDS if converge else 1 if self.rounds == "auto" else self.rounds):
-            # With y_j = x_j − v and v + Σ c_k y_k in place of v: ‖y_j − Σ c_k y_k‖² = K_jj − 2(Kc)_j + cᵀKc
+            # With y_j = x_j − v and v + Σ c_k y_k instead of v: ‖y_j − Σ c_k y_k‖² = K_jj − 2(Kc)_j + cᵀKc
             inner = k @ c
-            apart = np.sqrt(np.maximum(k.diagonal() - 2 * inner + c @ inner, 0.0))
+            distances = np.sqrt(np.maximum(k.diagonal() - 2 * inner + c @ inner, 0.0))
             if self.tau == "auto":
-                tau = min(tau, float(np.sort(apart)[(len(apart) - 1) // 2]))
-            pull = np.divide(tau, apart, out=np.ones_like(apart), where=apart > tau) / len(apart)
+                tau = min(tau, float(np.sort(distances)[(len(distances) - 1) // 2]))
+            pull = np.divide(tau, distances, out=np.ones_like(distances), where=distances > tau) / len(distances)
             step = pull - pull.sum() * c
             c += step
             if converge and math.sqrt(max(step @ k @ step, 0.0)) <= TOLERANCE * tau:

@@ -1,7 +1,7 @@
 """Combine several vectors by a robust rule, chunk by chunk.
 
-Mixing may first replace each vector by a mean of some, by a matrix M [m, n]. The same inner products also give the
-coefficients of other rules.
+Mixing may first replace each vector by a mean of some, by a matrix M [m, n]. The same inner products also determine
+the coefficients of other rules.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from planaria.exchange.robust.products import (
 
 Mix = Literal["none", "nnm", "bucketing"]
 BUCKET = 2
-"""s: vectors in a bucket; f Byzantine members spoil at most f buckets, of s times fewer"""
+"""s: vectors in a bucket; f Byzantine members affect at most f buckets, of s times fewer"""
 
 
-LONG = 128 * 1024
-"""numbers of each vector passed to compiled code at once, so that the result is still cached when it is stored"""
-_LITTLE = 0.5
+COMPILED_CHUNK = 128 * 1024
+"""numbers of each vector per call of compiled code, so that the result is still cached when it is stored"""
+_SUSPECT_SHARE = 0.5
 """a member is a suspect below this share of its weight in a mean"""
 
 
@@ -59,17 +59,17 @@ def combine(
     """
     if isinstance(rule, CoordinateRule) and mix == "none":
         _require_members(rule, len(vectors))
-        return RobustValue(_combine_chunks(vectors, rule.combine, LONG if COMPILED else CHUNK))
-    onward = isinstance(rule, GramRule) and rule.is_iterative
-    if onward and last is None:
+        return RobustValue(_combine_chunks(vectors, rule.combine, COMPILED_CHUNK if COMPILED else CHUNK))
+    iterative = isinstance(rule, GramRule) and rule.is_iterative
+    if iterative and last is None:
         last = zeros_like_vector(vectors[0])
-    gram = products(vectors, last if onward else None, isinstance(rule, GramRule) and rule.origin)
+    gram = products(vectors, last if iterative else None, isinstance(rule, GramRule) and rule.origin)
     if isinstance(rule, CoordinateRule):
         combined, matrix = rule.combine, _mixing_matrix(rule, gram, mix, draw)
         return RobustValue(_combine_chunks(vectors, lambda rows: combined(multiply_rows(matrix, rows))))
     assert isinstance(rule, GramRule)
-    c = coefficients(rule, gram, mix, draw, onward)
-    return RobustValue(weighted_sum(vectors, c, last if onward else None), c, gram)
+    c = coefficients(rule, gram, mix, draw, iterative)
+    return RobustValue(weighted_sum(vectors, c, last if iterative else None), c, gram)
 
 
 def weighted_sum(vectors: Sequence[Vector], c: Tensor, last: Vector | None) -> Tensor:
@@ -98,7 +98,7 @@ def _mixing_matrix(rule: RobustRule, gram: Tensor, mix: Mix, draw: int) -> Tenso
 
 
 def mixing_matrix(mix: Mix, gram: Tensor, byzantine: int, draw: int) -> Tensor:
-    """Return M for inner products K [n, n]: row i gives the members whose mean replaces the i-th vector.
+    """Return M for inner products K [n, n]: row i averages the members whose mean replaces the i-th vector.
 
     nnm: its n − f nearest (arXiv 2302.01772). bucketing: random buckets of two (arXiv 2006.09365), derived from
     ``draw``; the last may be smaller.
@@ -138,13 +138,13 @@ def _combine_chunks(vectors: Sequence[Vector], combined: Callable[[list[Tensor]]
 def _require_members(rule: RobustRule, count: int) -> None:
     if count < rule.min_members():
         raise ValueError(
-            f"{count} vectors are too few for {rule.byzantine} Byzantine ones: give at least {rule.min_members()}"
+            f"{count} vectors are too few for {rule.byzantine} Byzantine ones; at least {rule.min_members()} are needed"
         )
 
 
 def low_weight_members(coefficients: Sequence[float], byzantine: int) -> list[int]:
     """Return the members, by index, with less than half of their weight in a mean: at most ``byzantine``, in order."""
-    little = [index for index, weight in enumerate(coefficients) if weight < _LITTLE / len(coefficients)]
+    little = [index for index, weight in enumerate(coefficients) if weight < _SUSPECT_SHARE / len(coefficients)]
     return sorted(sorted(little, key=lambda index: (coefficients[index], index))[:byzantine])
 
 
@@ -153,7 +153,7 @@ def rival_coefficients(
 ) -> dict[str, Tensor]:
     """Return c [n] of each of ``rules`` except the run's ``own``, from G of a round with ``mix`` and ``draw``.
 
-    Leaves out rules without coefficients from G: coordinate rules; iterative rules, if the run's is not, and rules
+    Excludes rules without coefficients from G: coordinate rules; iterative rules, if the run's is not, and rules
     about the origin, if the run's is iterative, as G is about its last value; rules for which there are too few
     members.
     """

@@ -16,12 +16,12 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch import Tensor
 
-from planaria.common.compiled import COMPILED, compiled
+from planaria.common.compiled import COMPILED, compile_function
 from planaria.exchange.robust.base import CoordinateRule
 from planaria.exchange.robust.products import NotFinite
 
 Numbers = NDArray[Any]
-_TOGETHER = 512
+_BLOCK = 512
 """coordinates processed together, so that all members' values stay in the first-level cache"""
 
 
@@ -80,7 +80,7 @@ def _compiled_trimmed_mean(rows: Sequence[Tensor], trim: int) -> Tensor:
     return means
 
 
-@compiled
+@compile_function
 def mean_of_middle(memory: Numbers, starts: Numbers, comparisons: Numbers, trim: int, share: Any, out: Numbers) -> bool:
     """Set ``out`` [d] to the means of the middle values of the vectors that start at ``starts`` [n] of ``memory``.
 
@@ -91,10 +91,10 @@ def mean_of_middle(memory: Numbers, starts: Numbers, comparisons: Numbers, trim:
     :param share: count of middle values, in their dtype.
     :return: whether all numbers are finite.
     """
-    buffer = np.zeros((len(starts), _TOGETHER), memory.dtype)
+    buffer = np.zeros((len(starts), _BLOCK), memory.dtype)
     invalid = False
-    for begin in range(0, len(out), _TOGETHER):
-        size = min(_TOGETHER, len(out) - begin)
+    for begin in range(0, len(out), _BLOCK):
+        size = min(_BLOCK, len(out) - begin)
         for member in range(len(starts)):
             row, first = buffer[member], starts[member] + begin
             source = memory[first : first + size]
@@ -103,7 +103,7 @@ def mean_of_middle(memory: Numbers, starts: Numbers, comparisons: Numbers, trim:
                 invalid |= row[k] - row[k] != 0
         for index in range(len(comparisons)):
             lower, upper = buffer[comparisons[index, 0]], buffer[comparisons[index, 1]]
-            for k in range(_TOGETHER):  # a fixed count and both results: cheaper than testing what is needed
+            for k in range(_BLOCK):  # a fixed count and both results: cheaper than testing what is needed
                 low, high = lower[k], upper[k]
                 lower[k] = low if low < high else high
                 upper[k] = high if low < high else low

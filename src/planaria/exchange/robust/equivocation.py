@@ -3,11 +3,11 @@
 Each member reports the digest of the update it sent and of each it received. Among honest members they agree. Let at
 most f members be Byzantine:
 
-- If more than f members received something else than the sender reports, the sender is Byzantine: only Byzantine
-  members contradict an honest one.
-- If fewer did, each pair of the sender and a contradicting member contains a Byzantine one, and both are left out. That
-  leaves n − 2 members with at most f − 1 Byzantine, which a rule that tolerates f of n also tolerates: its least number
-  of members falls by two with each Byzantine one less.
+- If more than f members received an update other than the one that the sender reports, the sender is Byzantine: only
+  Byzantine members contradict an honest one.
+- If fewer did, each pair of the sender and a contradicting member contains a Byzantine one, and both are excluded. That
+  leaves n − 2 members with at most f − 1 Byzantine, which a rule that tolerates f of n also tolerates: its minimum
+  number of members falls by two with each Byzantine member less.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Exclusions(NamedTuple):
         reasons = dict.fromkeys(self.invalid, "its updates were invalid too often")
         reasons |= dict.fromkeys(self.byzantine, "it sent different updates to different members")
         for sender, accuser in self.disputes:
-            reasons[sender] = f"replica {accuser} received another update from it"
-            reasons[accuser] = f"it reports another update from replica {sender} than that one"
+            reasons[sender] = f"replica {accuser} received a different update from it"
+            reasons[accuser] = f"it reports a different update from replica {sender} than it was sent"
         return dict(sorted(reasons.items()))
 
 

@@ -1,4 +1,4 @@
-"""Updates in a round: their weight over all stages of a replica, and which replicas are left out as Byzantine. Pure."""
+"""Updates in a round: their weight over all stages of a replica, and the replicas excluded as Byzantine. Pure."""
 
 from __future__ import annotations
 

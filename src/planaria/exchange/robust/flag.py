@@ -10,7 +10,7 @@ from torch import Tensor
 from planaria.config.bounds import Natural, Positive
 from planaria.exchange.robust.base import GramRule
 
-_APART = 1e-7
+_MIN_OUTSIDE = 1e-7
 
 
 class Flag(GramRule):
@@ -27,7 +27,7 @@ class Flag(GramRule):
     origin: ClassVar[bool] = True
 
     rounds: Positive = 5
-    """rounds of reweighting; the released code has one, which gives the principal components of unit vectors"""
+    """rounds of reweighting; the released code has one, which yields the principal components of unit vectors"""
     dimensions: Natural = 0
     """m, dimension of the subspace; 0: ⌈(n + 1)/2⌉, as released"""
 
@@ -42,5 +42,5 @@ class Flag(GramRule):
             kept = w * (eigenvectors[:, lost:] @ (eigenvectors[:, lost:].T @ (1.0 / w)))
             if step + 1 < self.rounds:
                 outside = eigenvectors[:, :lost].square() @ eigenvalues[:lost].clamp(min=0.0) / w.square()
-                w = (outside + _APART) ** -0.25
+                w = (outside + _MIN_OUTSIDE) ** -0.25
         return torch.where(norms > 0, norms.median() / n * kept / safe, torch.zeros_like(norms))

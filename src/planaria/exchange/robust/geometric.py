@@ -35,8 +35,8 @@ class GeometricMedian(GramRule):
     """Weiszfeld steps; auto: until F is provably within 1e-6 of its minimum, at most 1,000"""
 
     def coefficients(self, gram: Tensor) -> Tensor:
-        k, apart = gram.numpy(), squared_distances(gram).sqrt().numpy()
-        n, smallest = len(k), _SMALLEST * float(apart.mean())
+        k, distances = gram.numpy(), squared_distances(gram).sqrt().numpy()
+        n, smallest = len(k), _SMALLEST * float(distances.mean())
         auto = self.rounds == "auto"
         w = np.full(n, 1.0 / n)
         for number in range(ROUNDS if self.rounds == "auto" else self.rounds):
@@ -50,7 +50,7 @@ class GeometricMedian(GramRule):
             slope = pull.sum() * math.sqrt(max(step @ k @ step, 0.0))  # ‖∇F(z)‖
             if auto and _is_close_enough(slope, n):
                 break
-            if auto and number == 0 and (median := _minimising_member(k, apart, smallest)) is not None:
+            if auto and number == 0 and (median := _minimising_member(k, distances, smallest)) is not None:
                 return torch.eye(n, dtype=gram.dtype)[median]
             w += step
         return torch.from_numpy(w)
@@ -64,14 +64,14 @@ def _is_close_enough(slope: float, n: int) -> bool:
     return 2.0 * slope / n <= TOLERANCE
 
 
-def _minimising_member(gram: Matrix, apart: Matrix, smallest: float) -> int | None:
+def _minimising_member(gram: Matrix, distances: Matrix, smallest: float) -> int | None:
     """Return the member that minimises F, or None.
 
     Kuhn's condition: x_k does if the sum of unit vectors from the other members to it is no longer than the number of
     members at x_k. The excess is the length of the shortest subgradient.
     """
-    same = apart <= smallest
-    pull = np.where(same, 0.0, 1.0 / np.maximum(apart, smallest))
+    same = distances <= smallest
+    pull = np.where(same, 0.0, 1.0 / np.maximum(distances, smallest))
     away = np.diag(pull.sum(axis=1)) - pull
     slopes = np.sqrt(np.maximum(((away @ gram) * away).sum(axis=1), 0.0)) - same.sum(axis=1)
     best = int(slopes.argmin())

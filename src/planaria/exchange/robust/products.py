@@ -94,12 +94,12 @@ def products(vectors: Sequence[Vector], about: Vector | None = None, origin: boo
 
 def _distinguishes(gram: Tensor, vectors: Sequence[Vector]) -> bool:
     """Return whether these inner products separate vectors by more than rounding, unless they are equal."""
-    sizes, apart = gram.diagonal(), squared_distances(gram)
-    near = apart < _NEAR * (sizes.unsqueeze(0) + sizes.unsqueeze(1))
+    sizes, distances = gram.diagonal(), squared_distances(gram)
+    near = distances < _NEAR * (sizes.unsqueeze(0) + sizes.unsqueeze(1))
     pairs = [(int(i), int(j)) for i, j in near.nonzero() if i < j]
     first_of = {j: i for i, j in reversed(pairs)}
     return all_finite(gram) and all(
-        float(apart[i, j]) == 0.0 and (first_of[j] != i or _are_equal(vectors[i], vectors[j])) for i, j in pairs
+        float(distances[i, j]) == 0.0 and (first_of[j] != i or _are_equal(vectors[i], vectors[j])) for i, j in pairs
     )
 
 
@@ -135,8 +135,8 @@ def shortening_factors(gram: Tensor) -> Tensor:
     norms = (
         inner_products(gram, torch.ones(len(gram) - 1, dtype=gram.dtype), origin=True).diagonal().clamp(min=0.0).sqrt()
     )
-    most = BOUND * float(norms.median())
-    return torch.where(norms > most, most / norms, torch.ones_like(norms))
+    limit = BOUND * float(norms.median())
+    return torch.where(norms > limit, limit / norms, torch.ones_like(norms))
 
 
 def inner_products(gram: Tensor, shorter: Tensor, origin: bool) -> Tensor:

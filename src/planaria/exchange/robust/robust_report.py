@@ -11,22 +11,23 @@ import plotly.graph_objects as go
 from planaria.control.facts.events import UpdateRejected, UpdatesWeighted
 from planaria.control.log.run_record import RunRecord
 from planaria.report import page
-from planaria.report.phrases import counted
+from planaria.report.phrases import format_count
 from planaria.report.theme import BLUE, MUTED, PAPER, RED, figure, integer_x_axis
 
 COLUMNS = 240
 """maximum columns of the heat map; more rounds share one"""
 ROWS = 30
 """maximum rows of a table"""
-OWN, MEAN = "this run's", "mean"
+OWN = "this run's"
+MEAN = "mean"
 """names that differ from those of all rules with coefficients"""
 BY_OTHERS = (
     "Rounds in which an update counted less than half of its share in a mean (at most f updates per round), with the "
-    "mean coefficient that each rule would have given it, from the same inner products with default options. Median "
-    "and trimmed mean work per coordinate and have no coefficients; clipping depends on its own last value."
+    "mean coefficient that each rule would have assigned to it, from the same inner products with default options. "
+    "Median and trimmed mean work per coordinate and have no coefficients; clipping depends on its own last value."
 )
 
-Place = tuple[int, int]
+StageOfReplica = tuple[int, int]
 """replica, stage; -1 for all stages"""
 
 
@@ -62,17 +63,17 @@ class TrustHistory:
     """rounds per column"""
     whole: bool = False
     """whether updates are weighed over all stages of a replica"""
-    coefficients: dict[Place, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(dict))
+    coefficients: dict[StageOfReplica, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(dict))
     """place → column → [sum of coefficients, count]"""
-    refused: dict[tuple[int, int, str], RejectionCounts] = field(default_factory=lambda: defaultdict(RejectionCounts))
+    rejected: dict[tuple[int, int, str], RejectionCounts] = field(default_factory=lambda: defaultdict(RejectionCounts))
     """(replica, stage, reason)"""
-    little: dict[Place, LowWeightRounds] = field(default_factory=lambda: defaultdict(LowWeightRounds))
+    little: dict[StageOfReplica, LowWeightRounds] = field(default_factory=lambda: defaultdict(LowWeightRounds))
 
-    def position(self, replica: int, stage: int) -> Place:
+    def position(self, replica: int, stage: int) -> StageOfReplica:
         """Return the row of a replica's stage."""
         return replica, -1 if self.whole else stage
 
-    def mean(self, location: Place, column: int) -> float | None:
+    def mean(self, location: StageOfReplica, column: int) -> float | None:
         total, count = self.coefficients.get(location, {}).get(column, (0.0, 0))
         return total / count if count else None
 
@@ -99,14 +100,14 @@ def _fold_trust(record: RunRecord) -> TrustHistory:
                 cell[1] += 1
             _compare(fact, history)
         elif isinstance(fact, UpdateRejected):
-            refusals = history.refused[fact.replica, fact.stage, fact.reason]
-            refusals.rounds.add(fact.round)
-            refusals.nodes.add(fact.node)
+            rejections = history.rejected[fact.replica, fact.stage, fact.reason]
+            rejections.rounds.add(fact.round)
+            rejections.nodes.add(fact.node)
     return history
 
 
 def _compare(fact: UpdatesWeighted, trust: TrustHistory) -> None:
-    """Add the coefficients that other rules would have given in a round."""
+    """Add the coefficients that other rules would have assigned in a round."""
     suspects = {replica for of in fact.rivals.values() for replica in of}
     for replica in suspects:
         low_weights = trust.little[trust.position(replica, fact.stage)]
@@ -122,7 +123,7 @@ def section(record: RunRecord) -> Iterator[str]:
     if record.config.exchange.replicas == 1:
         return
     trust = trust_of(record)
-    if not trust.coefficients and not trust.refused:
+    if not trust.coefficients and not trust.rejected:
         return
     text, parts = "Weights of each replica's updates, and rejected updates.", []
     if trust.coefficients:
@@ -136,14 +137,14 @@ def section(record: RunRecord) -> Iterator[str]:
     if trust.little:
         parts += [
             page.subheading("By other rules"),
-            page.note(BY_OTHERS),
+            page.paragraph(BY_OTHERS),
             page.table("by-other-rules", *_rival_table(trust), numbers_from=2),
         ]
-    if trust.refused:
+    if trust.rejected:
         head = ["replica", "stage", "reason", "rounds", "first", "last", "rejected by"]
         rows = sorted(_rows(trust), key=lambda row: (-int(row[3]), row))
         more = f" The {ROWS} most frequent of {len(rows)}." if len(rows) > ROWS else ""
-        parts += [page.subheading("Rejected"), page.note(f"Invalid updates.{more}")]
+        parts += [page.subheading("Rejected"), page.paragraph(f"Invalid updates.{more}")]
         parts.append(page.table("refused", head, rows[:ROWS], numbers_from=3))
     yield page.section("TrustHistory", text.strip(), *parts)
 
@@ -159,20 +160,20 @@ def _rival_table(trust: TrustHistory) -> tuple[list[str], list[list[str]]]:
 
 
 def _rows(trust: TrustHistory) -> Iterator[list[str]]:
-    for (replica, stage, reason), refusals in trust.refused.items():
+    for (replica, stage, reason), rejections in trust.rejected.items():
         location = str(stage) if stage >= 0 else "–"
-        rounds, nodes = refusals.rounds, len(refusals.nodes)
-        rejected_by = f"{counted(nodes, 'node')}"
+        rounds, nodes = rejections.rounds, len(rejections.nodes)
+        rejected_by = f"{format_count(nodes, 'node')}"
         yield [str(replica), location, reason, str(len(rounds)), str(min(rounds)), str(max(rounds)), rejected_by]
 
 
 def trust_figure(trust: TrustHistory) -> go.Figure:
     """Draw coefficients as a heat map: rows are stages of replicas (or whole replicas), columns are rounds."""
-    refused: dict[Place, set[int]] = defaultdict(set)
-    for (replica, stage, _), refusals in trust.refused.items():
-        refused[trust.position(replica, stage)] |= {round // trust.width for round in refusals.rounds}
-    positions = sorted({*trust.coefficients, *refused})
-    columns = sorted({column for of in (*trust.coefficients.values(), *refused.values()) for column in of})
+    rejected: dict[StageOfReplica, set[int]] = defaultdict(set)
+    for (replica, stage, _), rejections in trust.rejected.items():
+        rejected[trust.position(replica, stage)] |= {round // trust.width for round in rejections.rounds}
+    positions = sorted({*trust.coefficients, *rejected})
+    columns = sorted({column for of in (*trust.coefficients.values(), *rejected.values()) for column in of})
     names = [f"replica {replica}" + (f" · stage {stage}" if stage >= 0 else "") for replica, stage in positions]
     rounds = [column * trust.width for column in columns]
     means = [[trust.mean(index, column) for column in columns] for index in positions]
@@ -191,7 +192,7 @@ def trust_figure(trust: TrustHistory) -> go.Figure:
         hovertemplate="%{y}, round %{x}: %{z:.3g}<extra></extra>",
     )
     fig.add_heatmap(
-        z=[[1 if column in refused[index] else None for column in columns] for index in positions],
+        z=[[1 if column in rejected[index] else None for column in columns] for index in positions],
         zmax=1,
         colorscale=[[0, RED], [1, RED]],
         showscale=False,

@@ -70,8 +70,8 @@ class RobustAggregator:
     """weights of the members over all stages, if ``scope`` is ``"replica"``"""
 
     def min_members(self) -> int:
-        """Return the fewest members with which the rule tolerates its Byzantine ones; a bucket with one counts as
-        Byzantine."""
+        """Return the minimum number of members with which the rule tolerates its Byzantine ones; a bucket with one
+        counts as Byzantine."""
         return self.rule.min_members() if self.mix != "bucketing" else BUCKET * (self.rule.min_members() - 1) + 1
 
     @property
@@ -80,13 +80,13 @@ class RobustAggregator:
         return isinstance(self.rule, GramRule) and self.rule.is_iterative
 
     def after_rejecting(
-        self, refused: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None
+        self, rejected: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None
     ) -> RobustAggregator:
-        """Return the rule after ``refused`` updates were rejected; these count as Byzantine.
+        """Return the rule after ``rejected`` updates were rejected; these count as Byzantine.
 
         ``on_weights`` and ``known_weights`` as in :meth:`~planaria.exchange.base.Exchange.after_rejecting`.
         """
-        rule = self.rule.model_copy(update={"byzantine": max(0, self.rule.byzantine - refused)})
+        rule = self.rule.model_copy(update={"byzantine": max(0, self.rule.byzantine - rejected)})
         return replace(self, rule=rule, on_weights=on_weights, known_weights=known_weights)
 
     def aggregate(self, decoded: Mapping[int, Weights], draw: int, last: Weights | None = None) -> dict[str, Tensor]:
@@ -99,8 +99,8 @@ class RobustAggregator:
         """
         if len(decoded) < self.min_members():
             raise TooManyByzantine(
-                f"{len(decoded)} members are too few to tolerate {self.rule.byzantine} Byzantine ones: "
-                f"{self.min_members()} or more"
+                f"{len(decoded)} members are too few to tolerate {self.rule.byzantine} Byzantine ones; "
+                f"{self.min_members()} or more are needed"
             )
         like = next(iter(decoded.values()))
         if not like:  # an empty fragment
@@ -118,8 +118,8 @@ class RobustAggregator:
         return weight_message.unflatten(combined.value, like)
 
     def _of_whole_replicas(self, vectors: list[list[Tensor]], members: list[int], last: list[Tensor] | None) -> Tensor:
-        """Return the value with the weights found over all stages."""
-        assert self.known_weights is not None, "whole replicas have no weights yet"
+        """Return the value with the weights computed over all stages."""
+        assert self.known_weights is not None, "the weights of whole replicas are not known"
         c = torch.tensor([self.known_weights.coefficients[member] for member in members], dtype=torch.float64)
         if self.is_iterative and last is None:
             last = zeros_like_vector(vectors[0])
@@ -149,27 +149,27 @@ class RobustAggregator:
         return UpdateWeights(dict(zip(members, weights, strict=True)), by_rivals)
 
 
-def robust_of(setting: str | Mapping[str, Any], members: int) -> RobustAggregator:
+def make_robust_aggregator(setting: str | Mapping[str, Any], members: int) -> RobustAggregator:
     """Return the rule that ``exchange.robust`` configures for ``members``.
 
-    :raises UserError: naming unknown names or incompatible settings.
+    :raises UserError: for an unknown name or incompatible settings.
     """
     options = _parse_short_form(setting) if isinstance(setting, str) else dict(setting)
     rule, mix = options.pop("rule", None), options.pop("mix", "none")
     strikes, scope = options.pop("strikes", STRIKES), options.pop("scope", "stage")
     if not isinstance(rule, str):
-        raise UserError(f"exchange.robust = {setting!r}: give rule, a name: {', '.join(RULES.names)}")
+        raise UserError(f"exchange.robust = {setting!r}: set rule to one of {', '.join(RULES.names)}")
     if mix not in get_args(Mix):
         raise UserError(f"exchange.robust.mix = {mix!r}: no such choice; {nearest(str(mix), get_args(Mix))}")
     if type(strikes) is not int or strikes < 0:
-        raise UserError(f"exchange.robust.strikes = {strikes!r}: give a number of steps, 0 or more (0: never)")
+        raise UserError(f"exchange.robust.strikes = {strikes!r}: use 0 or more steps (0: never)")
     if scope not in get_args(Scope):
         raise UserError(f"exchange.robust.scope = {scope!r}: no such choice; {nearest(str(scope), get_args(Scope))}")
     aggregator = RobustAggregator(RULES.make(rule, options), mix, strikes=strikes, scope=scope)
     if scope == "replica" and isinstance(aggregator.rule, CoordinateRule):
         raise UserError(
             f"exchange.robust.scope = 'replica': {rule!r} treats each coordinate separately, so stages cannot be "
-            "weighted together; leave scope out, or use a rule that compares distances, such as 'multikrum'"
+            "weighted together; remove scope, or use a rule that compares distances, such as 'multikrum'"
         )
     if members < aggregator.min_members():
         raise UserError(

@@ -35,10 +35,10 @@ class MemberRejections:
         return replace(self._merge_newest(byzantine), round=round, now=frozenset(by))
 
     def strikes(self, byzantine: int) -> int:
-        """Return the minimum number of rounds with an invalid update, given at most ``byzantine`` Byzantine members."""
+        """Return the minimum number of rounds with an invalid update, with at most ``byzantine`` Byzantine members."""
         closed = self._merge_newest(byzantine)
-        most = sorted(closed.by.values(), reverse=True)
-        return closed.proved + (most[byzantine] if len(most) > byzantine else 0)
+        counts = sorted(closed.by.values(), reverse=True)
+        return closed.proved + (counts[byzantine] if len(counts) > byzantine else 0)
 
     def without(self, member: int) -> MemberRejections:
         """Return the state without rejections by ``member``."""
@@ -55,7 +55,7 @@ class MemberRejections:
 
 Finding = tuple[int, ...]
 """one replica that equivocates, or two in dispute, of which at least one is Byzantine"""
-Refused = Mapping[int, Collection[int]]
+RejectedUpdates = Mapping[int, Collection[int]]
 """replica → replicas whose updates its nodes rejected in a step or round"""
 _NEVER = MemberRejections()
 
@@ -68,7 +68,7 @@ class Suspicion:
     """finding → steps in which it was made; all-reduced replicas only"""
     now: frozenset[Finding] = frozenset()
     """those in the current step"""
-    refusals: Mapping[int, MemberRejections] = field(default_factory=lambda: MappingProxyType({}))
+    rejections: Mapping[int, MemberRejections] = field(default_factory=lambda: MappingProxyType({}))
     """replica → rejections of its updates"""
 
     def with_findings(self, current: Iterable[Finding]) -> Suspicion:
@@ -76,39 +76,40 @@ class Suspicion:
         new = {finding: self.findings.get(finding, 0) + 1 for finding in current}
         return replace(self, findings=MappingProxyType({**self.findings, **new}), now=self.now | new.keys())
 
-    def end_round(self, round: int, refused: Refused, rule: Exchange) -> Suspicion:
+    def end_round(self, round: int, rejected: RejectedUpdates, rule: Exchange) -> Suspicion:
         """Return the state after these members ended a round or a step.
 
         Members in dispute gain no rejections: all others reject them, and one may be honest.
         """
-        if not self.now and not refused:
+        if not self.now and not rejected:
             return self
         excluded = self.exclusions(rule)
         disputed = excluded.left_out.keys() - {*excluded.byzantine, *excluded.invalid}
-        refusals = dict(self.refusals)
-        for sender in sorted({other for rejected in refused.values() for other in rejected} - disputed):
-            by = [member for member, rejected in refused.items() if sender in rejected]
-            refusals[sender] = refusals.get(sender, _NEVER).with_rejections(round, by, byzantine_bound(rule))
-        return replace(self, now=frozenset(), refusals=MappingProxyType(refusals))
+        rejections = dict(self.rejections)
+        for sender in sorted({other for senders in rejected.values() for other in senders} - disputed):
+            by = [member for member, senders in rejected.items() if sender in senders]
+            rejections[sender] = rejections.get(sender, _NEVER).with_rejections(round, by, byzantine_bound(rule))
+        return replace(self, now=frozenset(), rejections=MappingProxyType(rejections))
 
     def strikes(self, member: int, rule: Exchange) -> int:
-        """Return the steps or rounds in which ``member``'s update was provably invalid or not the same to all."""
-        return self.refusals.get(member, _NEVER).strikes(byzantine_bound(rule))
+        """Return the steps or rounds in which ``member``'s update was provably invalid or not the same for all
+        members."""
+        return self.rejections.get(member, _NEVER).strikes(byzantine_bound(rule))
 
     def without_reports_about(self, member: int) -> Suspicion:
         """Return the state without reports by and about ``member``, which another machine replaces."""
         kept = {finding: steps for finding, steps in self.findings.items() if member not in finding}
-        refusals = {other: rejections.without(member) for other, rejections in self.refusals.items() if other != member}
+        rejections = {other: each.without(member) for other, each in self.rejections.items() if other != member}
         now = frozenset(finding for finding in self.now if member not in finding)
-        return Suspicion(MappingProxyType(kept), now, MappingProxyType(refusals))
+        return Suspicion(MappingProxyType(kept), now, MappingProxyType(rejections))
 
     def exclusions(self, rule: Exchange) -> Exclusions:
         """Return the members excluded from the current step: those caught in it, and those caught in ``rule.strikes``
         earlier steps (0: never)."""
-        least = rule.strikes
-        current = {finding for finding, steps in self.findings.items() if 0 < least <= steps} | self.now
+        limit = rule.strikes
+        current = {finding for finding, steps in self.findings.items() if 0 < limit <= steps} | self.now
         proved = {member for finding in current if len(finding) == 1 for member in finding}
-        invalid = {member for member in self.refusals if 0 < least <= self.strikes(member, rule)} - proved
+        invalid = {member for member in self.rejections if 0 < limit <= self.strikes(member, rule)} - proved
         pairs = sorted(finding for finding in current if len(finding) == 2 and not (proved | invalid) & {*finding})
         return Exclusions(tuple(sorted(proved)), tuple((sender, by) for sender, by in pairs), tuple(sorted(invalid)))
 

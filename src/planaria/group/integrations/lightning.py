@@ -17,7 +17,7 @@ class GroupCallback(Callback):  # type: ignore[misc]
     """
 
     def __init__(self, group: Group, **exchange: Any) -> None:
-        """``exchange``: arguments of :meth:`planaria.Group.wrap`."""
+        """:param exchange: arguments of :meth:`planaria.Group.wrap`."""
         self._group, self._exchange = group, exchange
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

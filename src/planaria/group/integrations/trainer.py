@@ -36,7 +36,7 @@ class GroupCallback(TrainerCallback):
     """
 
     def __init__(self, group: Group, trainer: Trainer, **exchange: Any) -> None:
-        """``exchange``: arguments of :meth:`planaria.Group.wrap`."""
+        """:param exchange: arguments of :meth:`planaria.Group.wrap`."""
         self._group, self._exchange = group, exchange
         self._original, self._trainer = trainer.get_train_dataloader, trainer
         trainer.get_train_dataloader = self._shard  # type: ignore[method-assign]

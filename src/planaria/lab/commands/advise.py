@@ -1,6 +1,6 @@
 """``planaria advise``: the recovery strategy that suits a recipe, and its uncertainty.
 
-With ``--delays RUN``: the gradient code that suits replicas as late as those of that run.
+With ``--delays RUN``: the gradient code that suits replicas with the delays of that run.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from planaria.config.schema import RunConfig
 from planaria.control.log.logs import read_run
 from planaria.exchange.coded.choose import SchemeChoice, choose
 from planaria.exchange.coded.coded_report import MIN_ROUNDS, profile_of
-from planaria.exchange.coded.coding import coding_of
+from planaria.exchange.coded.coding import make_coding
 from planaria.exchange.coded.simulate import FinishTimes
 from planaria.lab.commands.advise_compress import advise_compress
 from planaria.lab.commands.advise_wire import advise_wire
 from planaria.lab.compare.advice import BreakEven, StrategyAdvice, require_costs, unknown_strategies
 from planaria.lab.compare.advice import advise as weigh_all
 from planaria.lab.compare.experience import Experience
-from planaria.report.phrases import counted
+from planaria.report.phrases import format_count
 from planaria.report.tables import Table, show
-from planaria.runtime.engine.config_checks import check
+from planaria.runtime.preparation.config_checks import check
 
 UNITS = {"hours": 1.0, "minutes": 60.0, "seconds": 3600.0}
 """units of a prediction → number per hour"""
@@ -43,12 +43,13 @@ def advise(
 ) -> int:
     """Print the strategies for the failures of a recipe's [network], fastest first; return the exit code.
 
-    ``delays``: print gradient codes for replicas as late as those of the run in this folder. ``compress``: print
-    compression schemes for gradients on the machines of [network]. ``wire``: print codecs between stages on its links.
+    :param delays: print gradient codes for replicas with the delays of the run in this folder
+    :param compress: print compression schemes for gradients on the machines of [network]
+    :param wire: print codecs between stages on the links of [network]
     """
-    given = [name for name, on in (("--compress", compress), ("--delays", delays), ("--wire", wire)) if on]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)}: are separate questions; give one of them")
+    modes = [name for name, on in (("--compress", compress), ("--delays", delays), ("--wire", wire)) if on]
+    if len(modes) > 1:
+        raise UserError(f"{' and '.join(modes)}: are separate questions; pass one of them")
     config = recipe.load(path, flags, "train")
     check(config)
     if delays is not None:
@@ -60,7 +61,7 @@ def advise(
     _require_costs(config, path)
     known = experience()
     advice = weigh_all(config, known)
-    unit = _unit(advice.candidates[0].prediction.hours.mean)
+    unit = _largest_unit(advice.candidates[0].prediction.hours.mean)
     _show(config, advice, unit)
     for line in _conclusions(config, advice, known, unit):
         print(line)
@@ -76,12 +77,12 @@ def _require_costs(config: RunConfig, path: Path) -> None:
         )
 
 
-def _unit(hours: float) -> str:
-    """Return the largest unit of which ``hours`` are at least two."""
+def _largest_unit(hours: float) -> str:
+    """Return the largest unit in which ``hours`` is at least 2."""
     return next((unit for unit, each in UNITS.items() if hours * each >= 2.0), "seconds")
 
 
-def _in_unit(unit: str, *hours: float) -> str:
+def _format_in_unit(unit: str, *hours: float) -> str:
     """Format with four significant digits and no exponent."""
     amounts = [each * UNITS[unit] for each in hours]
     return " … ".join(f"{amount:.0f}" if amount >= 1000 else f"{amount:#.4g}" for amount in amounts)
@@ -93,11 +94,13 @@ def _show(config: RunConfig, advice: StrategyAdvice, unit: str) -> None:
     rows = []
     for strategy in advice.candidates:
         hours = strategy.prediction.hours
-        spread = "calculated" if strategy.prediction.certain else _in_unit(unit, hours.low, hours.high)
-        interval = "–" if strategy.prediction.interval is None else counted(strategy.prediction.interval, "step")
+        spread = "calculated" if strategy.prediction.certain else _format_in_unit(unit, hours.low, hours.high)
+        interval = "–" if strategy.prediction.interval is None else format_count(strategy.prediction.interval, "step")
         costs = [spread, interval, f"{strategy.step_bytes / 1e6:.1f}", f"{100 * strategy.memory:.0f} %"]
-        rows.append([strategy.prediction.name, strategy.chain, strategy.routing, _in_unit(unit, hours.mean), *costs])
-    title = f"{config.name}: {counted(config.train.steps, 'step')}, failures at {rate}"
+        rows.append(
+            [strategy.prediction.name, strategy.chain, strategy.routing, _format_in_unit(unit, hours.mean), *costs]
+        )
+    title = f"{config.name}: {format_count(config.train.steps, 'step')}, failures at {rate}"
     show([Table(title, head, rows, numbers_from=3)])
 
 
@@ -106,14 +109,14 @@ def _conclusions(config: RunConfig, advice: StrategyAdvice, known: Experience, u
     command = f"--recovery.strategy {best.chain.replace(' ', '')!s} --routing.kind {best.routing}"
     if best.background != config.checkpoint.background:
         command += f" --checkpoint.background {str(best.background).lower()}"
-    hours, doubts = _in_unit(unit, best.prediction.hours.mean), unknown_strategies(config, known)
+    hours, unknown = _format_in_unit(unit, best.prediction.hours.mean), unknown_strategies(config, known)
     lines = [f"advice        {best.prediction.name}: {hours} {unit} ({command})"]
     if advice.rivals:
         lines.append(
             f"confidence    low: {', '.join(advice.rivals)} may be equally good, within the spread of the comparisons"
         )
     else:
-        of = "every other that is known" if doubts else "every other"
+        of = "every other known strategy" if unknown else "every other strategy"
         lines.append(f"confidence    its worst case is better than the best case of {of}")
     within = CLOSE * best.prediction.hours.mean
     if close := [
@@ -121,9 +124,9 @@ def _conclusions(config: RunConfig, advice: StrategyAdvice, known: Experience, u
     ]:
         lines.append(f"equivalent    {'; '.join(close)}: within {CLOSE - 1:.0%} of it")
     lines += [f"break-even    {_break_even(config, point)}" for point in advice.break_evens]
-    for name, strategy in doubts.items():
-        would = f"; at the same cost {_in_unit(unit, strategy.hours.mean)} {unit}" if strategy.hours else ""
-        lines.append(f"unknown       {name}: {strategy.why}{would}")
+    for name, strategy in unknown.items():
+        same_cost = f"; at the same cost {_format_in_unit(unit, strategy.hours.mean)} {unit}" if strategy.hours else ""
+        lines.append(f"unknown       {name}: {strategy.why}{same_cost}")
     lines.append(
         f"based on      {'; '.join(known.observed)}; {unit} count training to the recipe's last step at equal loss"
     )
@@ -151,12 +154,12 @@ class BestWindow(NamedTuple):
 def advise_coded(config: RunConfig, folder: Path) -> int:
     """Print step times with the delays of the run in ``folder``, and the best code; return the exit code.
 
-    :raises UserError: when that run has too few rounds, or another number of replicas.
+    :raises UserError: if that run has too few rounds, or not the recipe's number of replicas.
     """
-    profile, jobs = _delays_of(config, folder)
-    windows = windows_of(config, profile, jobs)
+    profile, jobs = _read_delays(config, folder)
+    windows = best_windows(config, profile, jobs)
     plain = next(w for w in windows if w.jobs == 1).chosen
-    none_s = next(offer.seconds for offer in plain.candidates if offer.name == "none")
+    none_s = next(candidate.seconds for candidate in plain.candidates if candidate.name == "none")
     head = [
         "scheme",
         "jobs a step",
@@ -181,24 +184,24 @@ def advise_coded(config: RunConfig, folder: Path) -> int:
     return 0
 
 
-def _delays_of(config: RunConfig, folder: Path) -> tuple[FinishTimes, int]:
+def _read_delays(config: RunConfig, folder: Path) -> tuple[FinishTimes, int]:
     """Return a run's delays and the jobs of its steps."""
     record = read_run(folder)
-    coding, profile = coding_of(record.config.exchange), profile_of(record)
+    coding, profile = make_coding(record.config.exchange), profile_of(record)
     if coding is None or profile is None:
         raise UserError(
-            f"{folder} has fewer than {MIN_ROUNDS} rounds in which every replica had as much to do; train with "
-            f"exchange.coded = 'none' for {MIN_ROUNDS} steps or more, and give that run's folder"
+            f"{folder} has fewer than {MIN_ROUNDS} rounds in which all replicas had equal work; train with "
+            f"exchange.coded = 'none' for {MIN_ROUNDS} steps or more, and use that run's folder"
         )
     if profile.workers != config.exchange.replicas:
         raise UserError(
             f"{folder} has {profile.workers} replicas, and the recipe exchange.replicas = {config.exchange.replicas}; "
-            "measure as many as will train"
+            "use a run with that number of replicas"
         )
     return profile, coding.jobs
 
 
-def windows_of(config: RunConfig, profile: FinishTimes, jobs: int) -> list[BestWindow]:
+def best_windows(config: RunConfig, profile: FinishTimes, jobs: int) -> list[BestWindow]:
     """Return the best scheme for each number of jobs that divides the recipe's steps, the fastest first.
 
     ``profile`` is of steps of ``jobs`` jobs. For other numbers, rounds are combined or divided, since the data of a job
@@ -222,6 +225,6 @@ def _coded_conclusions(windows: list[BestWindow], none_s: float, plain: SchemeCh
         return
     options = ", ".join(f"{name} = {option}" for name, option in best.chosen.best.scheme.model_dump().items())
     scheme = f'{{ scheme = "{best.chosen.best.name}", {options}, jobs = {best.jobs} }}'
-    yield f"advice        exchange.coded = {scheme}: {best.step_s / none_s:.2f} of what uncoded steps take"
+    yield f"advice        exchange.coded = {scheme}: {best.step_s / none_s:.2f} of the time of uncoded steps"
     sends = best.chosen.best.vectors * best.jobs
-    yield f"its price     every replica sends {sends} gradients a step instead of 1, and keeps as many of each other"
+    yield f"its cost      each replica sends {sends} gradients per step, not 1, and keeps {sends} of each other one"

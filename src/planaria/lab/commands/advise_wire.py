@@ -16,18 +16,18 @@ from planaria.report.tables import Table, show
 from planaria.runtime.prediction.copy_costs import state_bytes
 from planaria.runtime.prediction.simulate import simulate
 from planaria.runtime.prediction.traffic import one_replica
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 
 WIRES = ("fp32", "bf16", "8/8", "6/5", "6/4", "5/4", "4/4")
-"""codecs to weigh, the largest messages first; the recipe's own is added"""
+"""codecs to compare, the largest messages first; the recipe's own is added"""
 REFERENCE = "bf16"
-LARGEST = 8
-"""largest factor on the recipe's microbatch size: activations in memory grow with it"""
+MAX_SIZE_FACTOR = 8
+"""maximum factor on the recipe's microbatch size; activations in memory grow with it"""
 
 
 @dataclass(frozen=True)
 class WireChoice:
-    """A codec with its best microbatch size among those that keep a step's samples."""
+    """A codec with its best microbatch size that divides a step's samples."""
 
     wire: str
     sent_bytes: int
@@ -53,10 +53,10 @@ class WireAdvice:
 
 
 def weigh_wires(config: RunConfig) -> WireAdvice:
-    """Weigh codecs on the links and at the speeds that ``network`` states."""
+    """Compare codecs on the links and at the speeds of ``network``."""
     alone = one_replica(config)
     own = [] if alone.pipeline.wire in WIRES else [alone.pipeline.wire]
-    each = [_best(alone, wire) for wire in (*WIRES, *own)]
+    each = [_best_choice(alone, wire) for wire in (*WIRES, *own)]
     passes = Costs(alone.network)
     work = sum(
         passes.compute(kind, stage, 1) for kind in ("forward", "backward") for stage in range(alone.pipeline.stages + 1)
@@ -64,8 +64,8 @@ def weigh_wires(config: RunConfig) -> WireAdvice:
     return WireAdvice(each, work * alone.pipeline.microbatches)
 
 
-def _best(config: RunConfig, wire: str | Options) -> WireChoice:
-    steps_by_size = {size: _step(_resized(config, wire, size)) for size in _sizes(config)}
+def _best_choice(config: RunConfig, wire: str | Options) -> WireChoice:
+    steps_by_size = {size: _simulate_step(_with_wire(config, wire, size)) for size in _sizes(config)}
     best = min(steps_by_size, key=lambda size: (steps_by_size[size][0], size))
     step_s, sent = steps_by_size[best]
     return WireChoice(str(wire), sent, step_s, best, steps_by_size[config.pipeline.microbatch_size][0])
@@ -76,13 +76,13 @@ def _sizes(config: RunConfig) -> list[int]:
     own, samples = config.pipeline.microbatch_size, config.pipeline.samples
     return [
         size
-        for size in range(1, min(samples, LARGEST * own) + 1)
+        for size in range(1, min(samples, MAX_SIZE_FACTOR * own) + 1)
         if samples % size == 0 and (own % size == 0 or size % own == 0)
     ]
 
 
-def _resized(config: RunConfig, wire: str | Options, size: int) -> RunConfig:
-    """Return the recipe with another codec and microbatch size; passes take as long per sample."""
+def _with_wire(config: RunConfig, wire: str | Options, size: int) -> RunConfig:
+    """Return the recipe with another codec and microbatch size; the time of passes per sample is unchanged."""
     pipeline, network = config.pipeline, config.network
     factor = size / pipeline.microbatch_size
     resized = pipeline.model_copy(
@@ -92,7 +92,7 @@ def _resized(config: RunConfig, wire: str | Options, size: int) -> RunConfig:
     return config.model_copy(update={"pipeline": resized, "network": network.model_copy(update=scaled)})
 
 
-def _step(config: RunConfig) -> tuple[float, int]:
+def _simulate_step(config: RunConfig) -> tuple[float, int]:
     """Return the seconds of a step and the bytes that all workers send in it."""
     plan = ResolvedRun(config).training(0)
     simulated = simulate(plan, Costs(config.network), message_bytes(config.model, config.pipeline))
@@ -108,11 +108,11 @@ CLOSE = 1.01
 def advise_wire(config: RunConfig, path: Path) -> int:
     """Print the step of each codec, and conclusions; return the exit code.
 
-    :raises UserError: when [network] lacks prices, or the recipe has a schedule.
+    :raises UserError: if [network] lacks costs, or the recipe has a schedule.
     """
     require_costs(config.network, path, "forward_s", "backward_s", "bandwidth")
     if config.routing.schedule or config.network.topology:
-        raise UserError(f"{path}: routing.schedule, network.topology: --wire is for equal links; leave them out")
+        raise UserError(f"{path}: routing.schedule, network.topology: --wire is for equal links; remove them")
     advice = weigh_wires(config)
     rows = [_row(choice, advice.reference) for choice in advice.choices]
     network = config.network

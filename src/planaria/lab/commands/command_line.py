@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from planaria.cli.flags import DryRun, Quiet, command, flag, recipe_argument, refuse, run_argument, run_option, switch
+from planaria.cli.flags import (
+    DryRun,
+    Quiet,
+    command,
+    flag,
+    recipe_argument,
+    reject_flags,
+    run_argument,
+    run_option,
+    switch,
+)
 from planaria.cli.settings import Settings
 from planaria.common.errors import UserError
 
@@ -20,7 +30,7 @@ if TYPE_CHECKING:
     from planaria.lab.commands.merge import MergeOptions
     from planaria.lab.compare.run_comparison import ComparisonRequest
 
-DELAYS = "choose a gradient code for replicas as late as those of this run (its folder)"
+DELAYS = "choose a gradient code for replicas with the delays of this run (its folder)"
 ADD = "the expert to add: for an ensemble, a run or an exported model with its tokenizer"
 MERGE = (
     "make one model of the experts: a dense one, as the weighted sum of what each learned (sum), by TIES (ties) or "
@@ -29,10 +39,10 @@ MERGE = (
 TEXT = "with --add to a merged model: text of its domain, from which routers are made"
 TO = "with --merge, or for a merged model: folder to write the model to"
 LAMBDA = "sum, ties, dare: weight of each expert (default .3, ties .4); dume: of the ridge penalty (default .01)"
-SAFE = "with --merge: the parent of all experts, if the run does not name it"
+SAFE = "with --merge: the parent of all experts, if the run does not record it"
 COMPARED = " with a [compare] or [drill] table, or any with --arms"
 REPAIR = "of a drill: also repair a poisoned peer of each attacked arm by all strategies (drill.repair)"
-How = Literal["sum", "ties", "dare", "average", "dume"]
+MergeMethod = Literal["sum", "ties", "dare", "average", "dume"]
 
 
 class Compared(Settings):
@@ -45,11 +55,11 @@ class Compared(Settings):
 
     def section(self, param: Any, ctx: Any) -> str | None:
         title, name = super().section(param, ctx), self.keys.get(param.name, "")
-        drills = title == "Common settings" and not _is_of(name, super().roots()[0])
+        drills = title == "Common settings" and not _belongs_to(name, super().roots()[0])
         return "Common settings of a drill" if drills else title
 
 
-def _is_of(setting: str, root: type[Section]) -> bool:
+def _belongs_to(setting: str, root: type[Section]) -> bool:
     return setting.partition(".")[0] in root.model_fields
 
 
@@ -63,7 +73,7 @@ def _compare(
         float | None, flag("P", "instead of the recipe's compare.trace.adjacent_probability")
     ] = None,
     failure_domain: Annotated[
-        str | None, flag("DOMAIN", "what one failure takes: stage, adjacent, machine or region")
+        str | None, flag("DOMAIN", "stages that one failure takes: stage, adjacent, machine or region")
     ] = None,
     steps: Annotated[int | None, flag("N", "short for --train.steps")] = None,
     dry_run: Annotated[bool, switch("--dry-run", "print what would run, and about how long; run nothing")] = False,
@@ -77,7 +87,7 @@ def _compare(
     from planaria.config.recipe import read
     from planaria.config.schema import RunConfig
 
-    numbers = _seeds(seeds)
+    numbers = _parse_seeds(seeds)
     if kinds_of(read(recipe)) == ["drill"]:
         others = {
             "arms": arms,
@@ -86,15 +96,15 @@ def _compare(
             "steps": steps,
             "to": to,
         }
-        refuse(others | {"dry-run": dry_run or None}, f"compares strategies, and {recipe} is a drill; leave it out")
+        reject_flags(others | {"dry-run": dry_run or None}, f"compares strategies, and {recipe} is a drill; remove it")
         return _drill(recipe, settings, numbers, repair, quiet)
-    refuse({"repair": repair or None}, f"is for a drill, and {recipe} has no [drill] table; leave it out")
-    _require_of(RunConfig, settings, f"is a setting of a swarm, and {recipe} has no [drill] table; leave it out")
+    reject_flags({"repair": repair or None}, f"is for a drill, and {recipe} has no [drill] table; remove it")
+    _require_settings_of(RunConfig, settings, f"is a setting of a swarm, and {recipe} has no [drill] table; remove it")
     from planaria.faults.failure_groups import failure_domain_of
     from planaria.lab.compare.api import trace_overrides
     from planaria.lab.compare.run_comparison import ComparisonRequest
     from planaria.lab.dry_run import dry_run as estimate
-    from planaria.runtime.api.configuration import merge_settings
+    from planaria.runtime.api.configure import merge_settings
     from planaria.runtime.fleet.spawner import fork_server
 
     fork_server(())  # races run in new processes
@@ -127,22 +137,22 @@ def _drill(recipe: Path, settings: Mapping[str, str], seeds: list[int] | None, r
     from planaria.swarm.commands.drill import drill
     from planaria.swarm.config.swarm_config import SwarmConfig
 
-    _require_of(SwarmConfig, settings, f"is not a setting of a swarm, and {recipe} is a drill; leave it out")
-    laid = ({} if seeds is None else {"seeds": seeds}) | ({"repair": True} if repair else {})
-    return drill(recipe, settings, quiet, laid)
+    _require_settings_of(SwarmConfig, settings, f"is not a setting of a swarm, and {recipe} is a drill; remove it")
+    overrides = ({} if seeds is None else {"seeds": seeds}) | ({"repair": True} if repair else {})
+    return drill(recipe, settings, quiet, overrides)
 
 
-def _require_of(root: type[Section], settings: Mapping[str, str], why: str) -> None:
-    """Raise UserError for a setting of another kind of recipe."""
-    refuse({name: text for name, text in settings.items() if not _is_of(name, root)}, why)
+def _require_settings_of(root: type[Section], settings: Mapping[str, str], why: str) -> None:
+    """Raise UserError for a setting that belongs to a different kind of recipe."""
+    reject_flags({name: text for name, text in settings.items() if not _belongs_to(name, root)}, why)
 
 
-def _seeds(text: str | None) -> list[int] | None:
+def _parse_seeds(text: str | None) -> list[int] | None:
     if text is None:
         return None
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and len(word) < 16 for word in words):
-        raise UserError(f"--seeds {text}: give whole numbers with commas between them, as in --seeds 1,2,3")
+        raise UserError(f"--seeds {text}: use whole numbers separated by commas, as in --seeds 1,2,3")
     return [int(word) for word in words]
 
 
@@ -200,7 +210,7 @@ def _edit(
     domain: Annotated[str | None, flag("NAME", "with --add: its domain, for reports")] = None,
     text: Annotated[str | None, flag("SOURCE", TEXT)] = None,
     remove: Annotated[str | None, flag("NAME", "the expert to remove")] = None,
-    how: Annotated[How | None, Option("--merge", help=MERGE)] = None,
+    how: Annotated[MergeMethod | None, Option("--merge", help=MERGE)] = None,
     to: Annotated[Path | None, flag("FOLDER", TO)] = None,
     scale: Annotated[float | None, flag("L", LAMBDA, "--lambda")] = None,
     safe: Annotated[str | None, flag("MODEL", SAFE)] = None,
@@ -213,36 +223,36 @@ def _edit(
     """Add an expert to an ensemble or a merged model, remove one, or merge an ensemble into one model."""
     actions = [name for name, given in {"--add": add, "--remove": remove, "--merge": how}.items() if given is not None]
     if len(actions) > 1:
-        raise UserError(f"{' and '.join(actions)}: give one of them; change the result with the second")
+        raise UserError(f"{' and '.join(actions)}: pass one of them; then change the result with the other")
     if add is None:
-        refuse({"as": called, "domain": domain, "text": text}, "requires --add MODEL")
+        reject_flags({"as": called, "domain": domain, "text": text}, "requires --add MODEL")
     routers = {"top-k": top_k, "temperature": temperature, "samples": samples, "no-bias": no_bias or None}
     options = {"lambda": scale, "seed": seed, **routers}
     if how is None:
-        refuse({"safe": safe, **options}, "requires --merge HOW")
+        reject_flags({"safe": safe, **options}, "requires --merge HOW")
     elif to is None:
-        raise UserError(f"--merge {how}: give --to FOLDER, the folder to write the model to")
+        raise UserError(f"--merge {how}: pass --to FOLDER, the folder to write the model to")
     else:
-        return _merged(run, to, how, safe, options)
+        return _merge_experts(run, to, how, safe, options)
     if add is not None:
-        return _added(run, to, add, called or Path(add).resolve().name, domain or "", text)
+        return _add_expert(run, to, add, called or Path(add).resolve().name, domain or "", text)
     if remove is not None:
-        return _removed(run, to, remove)
-    raise UserError(f"experts edit {run}: give --add MODEL, --remove NAME or --merge HOW")
+        return _remove_expert(run, to, remove)
+    raise UserError(f"experts edit {run}: pass --add MODEL, --remove NAME or --merge HOW")
 
 
-def _added(run: Path, to: Path | None, model: str, name: str, domain: str, text: str | None) -> int:
+def _add_expert(run: Path, to: Path | None, model: str, name: str, domain: str, text: str | None) -> int:
     from planaria.lab.commands import ensemble, merge
 
     folder = _folder(run, to, text)
     if folder is None:
         return ensemble.add_expert(run, Path(model), name, domain)
     if text is None:
-        raise UserError(f"--add {model}: no text to make routers from; give --text SOURCE")
+        raise UserError(f"--add {model}: no text to make routers from; pass --text SOURCE")
     return merge.add_expert(run, folder, model, name, domain, text)
 
 
-def _removed(run: Path, to: Path | None, name: str) -> int:
+def _remove_expert(run: Path, to: Path | None, name: str) -> int:
     from planaria.lab.commands import ensemble, merge
 
     folder = _folder(run, to)
@@ -254,41 +264,41 @@ def _folder(run: Path, to: Path | None, text: str | None = None) -> Path | None:
     from planaria.models.huggingface import is_exported
 
     if not is_exported(run):
-        refuse({"to": to, "text": text}, f"is for a merged model, and {run} is an ensemble, changed in place")
+        reject_flags({"to": to, "text": text}, f"is for a merged model, and {run} is an ensemble, changed in place")
         return None
     if to is None:
-        raise UserError(f"{run} is a merged model, which is not changed in place; give --to FOLDER for the result")
+        raise UserError(f"{run} is a merged model, which is not changed in place; pass --to FOLDER for the result")
     return to
 
 
-def _merged(run: Path, to: Path, how: How, safe: str | None, given: Mapping[str, Any]) -> int:
+def _merge_experts(run: Path, to: Path, how: MergeMethod, safe: str | None, given: Mapping[str, Any]) -> int:
     """Merge an ensemble's experts into one model, with the ``given`` flags (None: not given)."""
     from planaria.lab.commands import merge
     from planaria.models.huggingface import is_exported
 
     if how != "dare":
-        refuse({"seed": given["seed"]}, "is for --merge dare")
+        reject_flags({"seed": given["seed"]}, "is for --merge dare")
     if how != "dume":
         routers = {name: option for name, option in given.items() if name not in ("lambda", "seed")}
-        refuse(routers, "is about routers, which only --merge dume makes")
+        reject_flags(routers, "is about routers, which only --merge dume makes")
     if how == "average":
-        refuse({"lambda": given["lambda"]}, "does not apply to an average; leave it out")
+        reject_flags({"lambda": given["lambda"]}, "does not apply to an average; remove it")
     if is_exported(run):
-        raise UserError(f"{run} is one model already; --merge is for an ensemble of `planaria experts train`")
+        raise UserError(f"{run} is already one model; --merge is for an ensemble of `planaria experts train`")
     if how == "average" or how == "dume":
-        return merge.merge(run, to, _wanted(how, given), safe)
+        return merge.merge(run, to, _merge_options(how, given), safe)
     return merge.fuse(run, to, how, given["lambda"], safe, given["seed"] or 0)
 
 
-def _wanted(by: Literal["average", "dume"], given: Mapping[str, Any]) -> MergeOptions:
+def _merge_options(by: Literal["average", "dume"], given: Mapping[str, Any]) -> MergeOptions:
     """Return the options of a merged model; raise UserError if they are invalid."""
-    from planaria.config.bounds import COLDEST
+    from planaria.config.bounds import MIN_TEMPERATURE
     from planaria.lab.commands.merge import MergeOptions
     from planaria.lab.experts.fused import Routers
     from planaria.lab.experts.ridge import RIDGE
     from planaria.lab.experts.text_prior import SAMPLES
 
-    least = {"top-k": 0, "temperature": COLDEST, "samples": 1, "lambda": 0}
+    least = {"top-k": 0, "temperature": MIN_TEMPERATURE, "samples": 1, "lambda": 0}
     chosen = {name: given[name] for name in least if given[name] is not None}
     for name, number in chosen.items():
         if not least[name] <= number < float("inf"):

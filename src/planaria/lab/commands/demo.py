@@ -22,12 +22,12 @@ from planaria.lab.report import for_paper
 from planaria.report import page, theme
 from planaria.report.tables import Table, show
 from planaria.report.verdict import Verdict
-from planaria.runtime.api.configuration import configure
+from planaria.runtime.api.configure import configure
 from planaria.runtime.api.run import Run
 from planaria.runtime.api.training import train
-from planaria.runtime.engine.config_checks import check, read_faults
-from planaria.runtime.engine.process_engine import preload_for
+from planaria.runtime.engine.run_fleet import preload_for
 from planaria.runtime.fleet.spawner import fork_server
+from planaria.runtime.preparation.config_checks import check, read_faults
 
 
 class Demo(NamedTuple):
@@ -47,10 +47,10 @@ DEMOS = {
         },
     )
 }
-SMOOTHED = 4
+SMOOTHING_STEPS = 4
 """steps in a mean of the training loss"""
-HEAD = ("arm", "s/step", "MB/step", "loss", "validation", "s in all", "s to the first arm's loss", "recovery, s")
-AXES = ("seconds of training", f"training loss, mean of {SMOOTHED} steps")
+HEAD = ("arm", "s/step", "MB/step", "loss", "validation", "total s", "s to the first arm's loss", "recovery, s")
+AXES = ("seconds of training", f"training loss, mean of {SMOOTHING_STEPS} steps")
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,15 @@ class Outcome:
 
     @property
     def smoothed(self) -> list[float]:
-        """Return the mean of each step's loss and those before it, :data:`SMOOTHED` in all."""
-        return [fmean(self.losses[max(0, end - SMOOTHED) : end]) for end in range(1, len(self.losses) + 1)]
+        """Moving average of the loss over :data:`SMOOTHING_STEPS` steps."""
+        return [fmean(self.losses[max(0, end - SMOOTHING_STEPS) : end]) for end in range(1, len(self.losses) + 1)]
 
     def seconds_to(self, loss: float) -> float | None:
         """Return the seconds until the smoothed loss is at most ``loss``; None if it never is."""
         return next((t for t, own in zip(self.times, self.smoothed, strict=True) if own <= loss), None)
 
 
-def measured(arm: str, run: Run) -> Outcome:
+def measure_outcome(arm: str, run: Run) -> Outcome:
     """Return the measurements of a finished run."""
     record = run.record
     start = next(t for t, fact in record.history if isinstance(fact, RunStep) and fact.mode == "train")
@@ -111,10 +111,10 @@ def demo(name: str, settings: Mapping[str, str], to: Path | None, quiet: bool) -
     :raises UserError: for an unknown name, an invalid setting, or a chart that cannot be drawn.
     """
     if name not in DEMOS:
-        raise UserError(f"{name}: no such demo; {nearest(name, DEMOS)}")
+        raise UserError(f"{name}: unknown demo; {nearest(name, DEMOS)}")
     recipe, arms = DEMOS[name]
     if fixed := sorted(settings.keys() & arms[next(iter(arms))].keys() - {"chaos.trace"}):
-        raise UserError(f"--{fixed[0]} {settings[fixed[0]]}: differs between the arms of {name}; leave it out")
+        raise UserError(f"--{fixed[0]} {settings[fixed[0]]}: differs between the arms of {name}; remove it")
     if to is not None:
         _require_drawable(to)
     path, common = find(recipe), dict[str, object](settings)
@@ -128,7 +128,7 @@ def demo(name: str, settings: Mapping[str, str], to: Path | None, quiet: bool) -
     outcomes = []
     for number, (arm, config) in enumerate(configs.items(), 1):
         print(f"{number}/{len(arms)}  {arm}: {config.train.steps} steps", flush=True)
-        outcomes.append(measured(arm, train(config, progress=not quiet)))
+        outcomes.append(measure_outcome(arm, train(config, progress=not quiet)))
     table = Table(f"{name}: {AXES[1].partition(',')[0]} and seconds", HEAD, list(rows(outcomes)))
     show([table])
     if to is not None:
@@ -181,20 +181,20 @@ def body(name: str, outcomes: Sequence[Outcome], table: Table) -> Iterator[str]:
     yield page.heading(name, Verdict(True, "finished", summary, numbers, cost), "Real processes, emulated links.")
     yield page.section("Loss over time", "From the first training step.", page.chart(loss_figure(outcomes), "loss"))
     yield page.section("Arms", "Medians of steps; payload over all edges.", table.html("arms"))
-    yield page.footer(f"Written by planaria lab demo {name}; demo.json beside this page has every number.")
+    yield page.footer(f"Written by planaria lab demo {name}; demo.json next to this page has every number.")
 
 
 def _require_drawable(to: Path) -> None:
     """:raises UserError: if the chart cannot be drawn in the format of this file."""
     if to.suffix[1:] not in for_paper.FORMATS:
-        raise UserError(f"--to {to}: give a file that ends with .{' or .'.join(for_paper.FORMATS)}")
+        raise UserError(f"--to {to}: use a file name that ends with .{' or .'.join(for_paper.FORMATS)}")
     if find_spec("matplotlib") is None:
         raise missing_package(f"--to {to}", "matplotlib", "figures")
 
 
 def _draw(outcomes: Sequence[Outcome], to: Path) -> None:
     """Draw the chart with matplotlib."""
-    figure, axes = for_paper.empty_figure(for_paper.HIGH)
+    figure, axes = for_paper.empty_figure(for_paper.HEIGHT)
     for own, colour in zip(outcomes, theme.SERIES, strict=False):
         axes.plot(own.times, own.smoothed, color=colour, linewidth=1.4, marker=".", label=for_paper.plain_text(own.arm))
     axes.set_xlim(left=0)
@@ -202,6 +202,6 @@ def _draw(outcomes: Sequence[Outcome], to: Path) -> None:
     axes.set_ylabel(AXES[1])
     axes.legend(fontsize=8, frameon=False)
     try:
-        atomic.write_bytes(to, for_paper.encoded(figure, to.suffix[1:]))
+        atomic.write_bytes(to, for_paper.encode(figure, to.suffix[1:]))
     except OSError as error:
-        raise UserError(f"--to {to}: cannot be written ({error.strerror}); give another file") from None
+        raise UserError(f"--to {to}: cannot be written ({error.strerror}); use another file") from None

@@ -18,13 +18,13 @@ from planaria.config.names import require_name
 from planaria.config.schema import DataConfig
 from planaria.data.shards import tokenise_corpus
 from planaria.lab.experts import fused, manifest
-from planaria.lab.experts.domains import HELD_OUT, TEST, with_text
+from planaria.lab.experts.domains import HELD_OUT, TEST, domains_with_text
 from planaria.lab.experts.embedding import Embedding
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.experts_results import DomainScore
 from planaria.lab.experts.log_probabilities import domain_samples, token_logps, windows
 from planaria.lab.experts.manifest import ADDED, TOKENIZER, EnsembleManifest, Expert
-from planaria.lab.experts.merge import shares
+from planaria.lab.experts.merge import count_shares
 from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE
 from planaria.lab.experts.scoring import fit_weights, score
 from planaria.lab.report.worst_report import sentences, tables
@@ -33,8 +33,8 @@ from planaria.report.observe.bars import CountProgress
 from planaria.report.tables import Table, show
 from planaria.runtime.api.completer import Completer, note_context
 from planaria.runtime.api.import_export import export_run
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.weight_sources import open_model
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.weight_sources import open_model
 
 MAX_WINDOWS = 500
 
@@ -65,14 +65,14 @@ def evaluate(folder: Path, text: str | None) -> int:
         return 0
     tests = sorted((folder / TEST).glob("*.jsonl"))
     if not tests:
-        raise UserError(f"{folder / TEST} has no test texts; name a text with --text FILE")
+        raise UserError(f"{folder / TEST} has no test texts; pass --text FILE")
     _print_domains(ensemble, folder, tests)
     return 0
 
 
 def _print_text(ensemble: Ensemble, folder: Path, text: str) -> None:
     """Print a row for the ensemble and one for each expert."""
-    logps, scored = _measured(ensemble, folder, text)
+    logps, scored = _score_text(ensemble, folder, text)
     members = zip(ensemble.manifest.members, logps, scored.speaking, strict=True)
     rows = [
         ["ensemble", "", f"{scored.perplexity:.3f}", ""],
@@ -86,15 +86,15 @@ def _print_domains(ensemble: Ensemble, folder: Path, tests: Sequence[Path]) -> N
     """Print a row for each test text of the ensemble."""
     rows, names = [], [member.name for member in ensemble.manifest.members]
     for file in tests:
-        logps, scored = _measured(ensemble, folder, str(file))
-        best, most = int(logps.mean((1, 2)).argmax()), max(range(len(names)), key=scored.speaking.__getitem__)
+        logps, scored = _score_text(ensemble, folder, str(file))
+        best, largest = int(logps.mean((1, 2)).argmax()), max(range(len(names)), key=scored.speaking.__getitem__)
         cells = [f"{scored.perplexity:.3f}", names[best], f"{math.exp(scored.best):.3f}"]
-        rows.append([file.stem, *cells, names[most], f"{scored.speaking[most]:.1%}"])
+        rows.append([file.stem, *cells, names[largest], f"{scored.speaking[largest]:.1%}"])
     title = f"perplexity on test texts of {folder}: at most {MAX_WINDOWS} samples of each"
     show([Table(title, ["domain", "ensemble", "best expert", "of it alone", "largest weight", "share"], rows)])
 
 
-def _measured(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, DomainScore]:
+def _score_text(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, DomainScore]:
     """Return the experts' ln p of a text [E, N, T], and the ensemble's score."""
     source_config = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
     samples = windows(
@@ -102,7 +102,7 @@ def _measured(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, Do
     )
     readings = len(samples) * len(ensemble.manifest.members)
     with CountProgress(f"experts read {source}", "samples", readings) as progress:
-        logps = ensemble.logps(samples, on_read=progress.done)
+        logps = ensemble.logps(samples, on_read=progress.advance)
     return logps, score(logps, ensemble.log_prior(samples), ensemble.manifest.mixture)
 
 
@@ -112,12 +112,12 @@ def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
     :raises UserError: when its name is taken, or it is incompatible with the ensemble.
     """
     require_name(name, "--as")
-    with _changing(folder) as kept:
-        if any(member.name == name for member in kept.members):
-            raise UserError(f"{folder} has an expert {name!r} already; choose another name with --as")
-        parameters = _require_compatible(folder, kept, source, domain)
-        path = _copied(source, folder / ADDED, name)
-        beliefs = torch.tensor([member.belief for member in kept.members], dtype=torch.float64)
+    with _edit_manifest(folder) as ensemble_manifest:
+        if any(member.name == name for member in ensemble_manifest.members):
+            raise UserError(f"{folder} already has an expert {name!r}; choose another name with --as")
+        parameters = _require_compatible(folder, ensemble_manifest, source, domain)
+        path = _copy_model(source, folder / ADDED, name)
+        beliefs = torch.tensor([member.belief for member in ensemble_manifest.members], dtype=torch.float64)
         member = Expert(
             name=name,
             domain=domain,
@@ -126,20 +126,20 @@ def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
             parameters=parameters,
             belief=float(beliefs.logsumexp(0)) - math.log(len(beliefs)),
         )
-        manifest.write(folder, kept.model_copy(update={"members": [*kept.members, member]}))
-    print(f"{name} was added to {folder}, with {len(kept.members)} others")
+        manifest.write(folder, ensemble_manifest.model_copy(update={"members": [*ensemble_manifest.members, member]}))
+    print(f"{name} was added to {folder}, with {len(ensemble_manifest.members)} others")
     return 0
 
 
 @contextmanager
-def _changing(folder: Path) -> Iterator[EnsembleManifest]:
+def _edit_manifest(folder: Path) -> Iterator[EnsembleManifest]:
     """Lock the ensemble, and yield its manifest."""
     manifest.read(folder)  # report an invalid manifest before a lock is made
-    with run_folders.locked_for_training(folder):
+    with run_folders.lock_for_training(folder):
         yield manifest.read(folder)
 
 
-def _copied(source: Path, folder: Path, name: str) -> Path:
+def _copy_model(source: Path, folder: Path, name: str) -> Path:
     """Copy the model of a run, or an exported one, to ``folder``, as ``name`` or, if taken, ``name-2`` and so on."""
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     path = next(folder / free for free in names if not (folder / free).exists())
@@ -154,25 +154,27 @@ def _copied(source: Path, folder: Path, name: str) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _require_compatible(folder: Path, kept: EnsembleManifest, source: Path, domain: str) -> int:
+def _require_compatible(folder: Path, ensemble_manifest: EnsembleManifest, source: Path, domain: str) -> int:
     """Return the parameters of a model for the ensemble; raise UserError if it is incompatible."""
     model, tokenizer = open_model(source)
-    if model.config.vocab != kept.vocab:
+    if model.config.vocab != ensemble_manifest.vocab:
         raise UserError(
-            f"{source}: a vocabulary of {model.config.vocab} ids, the ensemble's has {kept.vocab}; experts of one "
-            "ensemble need the same vocabulary"
+            f"{source}: its vocabulary has {model.config.vocab} ids, the ensemble's {ensemble_manifest.vocab}; experts "
+            "of one ensemble need the same vocabulary"
         )
     if tokenizer.to_json() != Ensemble(folder).tokenizer.to_json():
         raise UserError(
             f"{source}: its tokenizer is not the ensemble's; train it with data.tokenizer = {folder / TOKENIZER}"
         )
-    if model.config.context < kept.context:
-        raise UserError(f"{source}: reads {model.config.context} tokens at once, the ensemble {kept.context}")
-    prior, names = kept.mixture.prior, [domain]
+    if model.config.context < ensemble_manifest.context:
+        raise UserError(
+            f"{source}: its context is {model.config.context} tokens, the ensemble's {ensemble_manifest.context}"
+        )
+    prior, names = ensemble_manifest.mixture.prior, [domain]
     if prior == "clusters":
         names = list(Embedding.open(folder).centres)
-    elif kept.mixture.is_fitted_on_parent:
-        names = [*with_text(folder), *kept.mixes]
+    elif ensemble_manifest.mixture.is_fitted_on_parent:
+        names = [*domains_with_text(folder), *ensemble_manifest.mixes]
     if domain not in names:
         raise UserError(f"--domain {domain!r}: prior = {prior!r} needs a known domain; {nearest(domain, names)}")
     return sum(parameter.numel() for parameter in model.global_state().values())
@@ -183,13 +185,13 @@ def remove_expert(folder: Path, name: str) -> int:
 
     :raises UserError: when there is none of that name, or it is the last.
     """
-    with _changing(folder) as kept:
-        member = kept.member(name)
-        if len(kept.members) == 1:
+    with _edit_manifest(folder) as ensemble_manifest:
+        member = ensemble_manifest.member(name)
+        if len(ensemble_manifest.members) == 1:
             raise UserError(f"{folder}: {name!r} is its only expert; an ensemble needs one")
-        left = [expert for expert in kept.members if expert != member]
-        removed = kept.removed if member.added else [*kept.removed, name]
-        manifest.write(folder, kept.model_copy(update={"members": left, "removed": removed}))
+        left = [expert for expert in ensemble_manifest.members if expert != member]
+        removed = ensemble_manifest.removed if member.added else [*ensemble_manifest.removed, name]
+        manifest.write(folder, ensemble_manifest.model_copy(update={"members": left, "removed": removed}))
     print(f"{name} was removed from {folder}; its files stay in {folder / member.model}")
     return 0
 
@@ -204,15 +206,17 @@ def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance
     context = ensemble.manifest.context
     first = (ensemble.manifest.mixture.prefix or context) if tokens is None else tokens
     if tokens is not None and not 1 <= tokens <= context:
-        raise UserError(f"--tokens {tokens}: texts have {context} tokens here; give 1 to {context}")
+        raise UserError(f"--tokens {tokens}: texts have {context} tokens here; use 1 to {context}")
     if tolerance is not None and not 0 < tolerance < 1:
         raise UserError(f"--tolerance {tolerance:g} must be above 0 and below 1")
     experts = [member.name for member in ensemble.manifest.members]
     if len(experts) < 2:
-        raise UserError(f"{folder} has only one expert, so no weights; add another with `planaria experts edit`")
+        raise UserError(
+            f"{folder} has only one expert, so there are no weights; add another with `planaria experts edit`"
+        )
     if floor is not None and not 0 < floor < 1 / len(experts):
         raise UserError(f"--floor {floor:g} must be above 0 and below 1/{len(experts)}, so that weights can differ")
-    held_out, test = _read(ensemble, folder, HELD_OUT), _read(ensemble, folder, TEST)
+    held_out, test = _read_texts(ensemble, folder, HELD_OUT), _read_texts(ensemble, folder, TEST)
     fitted = fit_weights(
         experts, held_out, test, ensemble.manifest.mixture, first, floor or FLOOR, tolerance or TOLERANCE
     )
@@ -222,13 +226,13 @@ def weigh_worst(folder: Path, tokens: int | None, floor: float | None, tolerance
     return 0
 
 
-def _read(ensemble: Ensemble, folder: Path, split: str) -> dict[str, Tensor]:
+def _read_texts(ensemble: Ensemble, folder: Path, split: str) -> dict[str, Tensor]:
     """Return domain → the experts' ln p of its held-out or test text [E, N, T]; only domains with text here."""
     files = sorted((folder / HELD_OUT).glob("*.jsonl"))
     if not files:
         raise UserError(
-            f"{folder / HELD_OUT} has no domains' texts, on which weights are fitted; restore them, or run the recipe "
-            "again under another --name"
+            f"{folder / HELD_OUT} has no texts of domains, on which weights are fitted; restore them, or run the "
+            "recipe again with another --name"
         )
     known = ensemble.manifest
     return {
@@ -243,26 +247,29 @@ def evaluate_model(folder: Path, text: str | None) -> int:
     :raises UserError: when there is no such text, or it is shorter than one sample.
     """
     torch.set_num_threads(1)
-    model, made = Completer(folder), fused.read(folder)
+    model, merge_record = Completer(folder), fused.read(folder)
     routing = model.llama.routing if model.llama is not None else None
-    names = [] if made is None or routing is None else [expert.name for expert in made.parts]
+    names = [] if merge_record is None or routing is None else [expert.name for expert in merge_record.parts]
     if routing is not None and len(names) != routing.experts:
         names = [f"block {number}" for number in range(routing.experts)]
-    rows = [[name, *_cells(folder, model, source, names)] for name, source in _test_sources(folder, made, text).items()]
+    rows = [
+        [name, *_cells(folder, model, source, names)]
+        for name, source in _test_sources(folder, merge_record, text).items()
+    ]
     head = ["text", "perplexity"] + (["passes most", "of all passes"] if names else [])
     show([Table(f"perplexity of {folder}: at most {MAX_WINDOWS} samples of each text", head, rows)])
     return 0
 
 
-def _test_sources(folder: Path, made: fused.Fused | None, text: str | None) -> dict[str, str]:
+def _test_sources(folder: Path, merge_record: fused.Fused | None, text: str | None) -> dict[str, str]:
     """Return texts by name."""
     if text is not None:
         return {text: text}
-    if made is None or not made.run:
-        raise UserError(f"{folder}: knows no test texts; name a text with --text FILE")
-    tests = sorted((Path(made.run) / TEST).glob("*.jsonl"))
+    if merge_record is None or not merge_record.run:
+        raise UserError(f"{folder}: has no test texts; pass --text FILE")
+    tests = sorted((Path(merge_record.run) / TEST).glob("*.jsonl"))
     if not tests:
-        raise UserError(f"{Path(made.run) / TEST} has no test texts; name one with --text FILE")
+        raise UserError(f"{Path(merge_record.run) / TEST} has no test texts; pass --text FILE")
     return {file.stem: str(file) for file in tests}
 
 
@@ -272,10 +279,10 @@ def _cells(folder: Path, model: Completer, source: str, names: list[str]) -> lis
     samples = windows(tokenise_corpus(source_config, model.vocab), "train", model.context, MAX_WINDOWS)
     with (
         CountProgress(f"the model reads {source}", "samples", len(samples)) as progress,
-        shares(model.llama) if names and model.llama is not None else nullcontext(torch.ones(1)) as passed,
+        count_shares(model.llama) if names and model.llama is not None else nullcontext(torch.ones(1)) as passed,
     ):
-        perplexity = math.exp(-float(token_logps(model.logits, samples, progress.done).mean()))
+        perplexity = math.exp(-float(token_logps(model.logits, samples, progress.advance).mean()))
     if not names:
         return [f"{perplexity:.3f}"]
-    most = int(passed.argmax())
-    return [f"{perplexity:.3f}", names[most], f"{float(passed[most] / passed.sum()):.1%}"]
+    largest = int(passed.argmax())
+    return [f"{perplexity:.3f}", names[largest], f"{float(passed[largest] / passed.sum()):.1%}"]

@@ -18,12 +18,12 @@ from planaria.config.schema import DataConfig, RunConfig
 from planaria.data.tokenizer import load_tokenizer
 from planaria.lab.experts import manifest
 from planaria.lab.experts.budget import ExpertPlan, is_generalist
-from planaria.lab.experts.campaign import Campaign, require_even
+from planaria.lab.experts.campaign import Campaign, require_equal_costs
 from planaria.lab.experts.domains import RULE, TRAINED, write_domains
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.ensemble import domain_weights_over_text as weights_over_text
 from planaria.lab.experts.experts_results import FittedWeights, Results, SeedResult
-from planaria.lab.experts.experts_spec import ExpertsSpec, expanded, expert_shapes, load
+from planaria.lab.experts.experts_spec import ExpertsSpec, expand_clusters, expert_shapes, load
 from planaria.lab.experts.lineage import numbered_name
 from planaria.lab.experts.log_probabilities import DomainTexts
 from planaria.lab.experts.manifest import EnsembleManifest, Expert
@@ -33,9 +33,9 @@ from planaria.lab.report.experts_report import show_results, write_experts_repor
 from planaria.lab.trials.result_cache import CachedResult, identity, make_folder
 from planaria.models.llama_stages import parameter_count
 from planaria.report.observe.bars import JobsProgress
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.config_checks import check, read_faults
-from planaria.runtime.engine.prepare import with_absolute_paths
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.config_checks import check, read_faults
+from planaria.runtime.preparation.prepare import with_absolute_paths
 
 RESULTS = "results.json"
 
@@ -47,25 +47,25 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     _require_supported(path, spec, base)
     base = with_absolute_paths(base, path)  # each model's recipe is in another folder
     read_faults(check(base))
-    require_even(expanded(spec), base)
+    require_equal_costs(expand_clusters(spec), base)
     if dry_run:
         print(recipe.dump(base, experts=spec), end="")
         return 0
-    spec, folder = expanded(spec), _folder(spec, base)
-    with run_folders.locked_for_training(folder):
+    spec, folder = expand_clusters(spec), _open_folder(spec, base)
+    with run_folders.lock_for_training(folder):
         before = manifest.read(folder) if (folder / manifest.FILE).exists() else None
         with JobsProgress(quiet) as progress:
-            texts = _texts(folder, spec, base, progress.note)
+            texts = _prepare_texts(folder, spec, base, progress.print_note)
             runs = [run for seed in spec.seeds for run in Campaign(spec, base, folder, seed, texts, progress).run()]
-        made = _ensemble(folder, spec, base, runs[0])
-        manifest.write(folder, made if before is None else made.changed_like(before))
+        ensemble = _make_manifest(folder, spec, base, runs[0])
+        manifest.write(folder, ensemble if before is None else ensemble.with_changes_of(before))
         results = Results(
             name=base.name,
             trained=list(spec.domains),
             untrained=list(spec.untrained),
             runs=runs,
             speech=weights_over_text(Ensemble(folder), texts),
-            worst=_worst(folder, made, texts, list(spec.domains)),
+            worst=_fit_worst(folder, ensemble, texts, list(spec.domains)),
         )
         atomic.write_text(folder / RESULTS, results.model_dump_json(indent=1))
     show_results(results)
@@ -73,7 +73,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     print(f"ensemble      {folder / manifest.FILE}")
     for arm in results.generalists:
         (job,) = runs[0].arms[arm].experts
-        print(f"{arm:13} {folder / _trained(job, runs[0])}")
+        print(f"{arm:13} {folder / _expert_path(job, runs[0])}")
     return 0
 
 
@@ -81,20 +81,20 @@ def _require_supported(path: Path, spec: ExpertsSpec, base: RunConfig) -> None:
     if base.engine == "simulate":
         raise UserError("engine = 'simulate': a simulation trains no models; use 'inline' or 'fleet'")
     if base.data.mixture:
-        raise UserError(f"{path}: data.mixture: each expert reads its own domain; leave it out")
+        raise UserError(f"{path}: data.mixture: each expert reads its own domain; remove it")
     if base.data.max_chars is not None:
-        raise UserError(f"{path}: data.max_chars: would cut some domains off; give experts.most, which is for each")
+        raise UserError(f"{path}: data.max_chars: would omit some domains; set experts.most, which limits each domain")
     if base.data.document_mask:
-        raise UserError(f"{path}: data.document_mask: an ensemble reads samples without masks; leave it out")
+        raise UserError(f"{path}: data.document_mask: an ensemble reads samples without masks; remove it")
     if base.checkpoint.store is not None:
-        fix = "leave it out, and copy the run's folder"
+        fix = "remove it, and copy the run's folder"
         raise UserError(f"{path}: checkpoint.store supports single runs, not the texts and results of experts; {fix}")
     if spec.schedule_steps and base.optim.schedule == "constant":
         raise UserError(
-            f"{path}: experts.schedule_steps: optim.schedule = 'constant' has no end; give 'cosine' or 'wsd'"
+            f"{path}: experts.schedule_steps: optim.schedule = 'constant' has no end; use 'cosine' or 'wsd'"
         )
     if base.train.schedule_steps:
-        raise UserError(f"{path}: train.schedule_steps: parents and probes have their own; give experts.schedule_steps")
+        raise UserError(f"{path}: train.schedule_steps: parents and probes have their own; set experts.schedule_steps")
 
 
 class _Inputs(Record):
@@ -106,33 +106,33 @@ class _Inputs(Record):
     """rule by which documents were split"""
 
 
-def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
+def _open_folder(spec: ExpertsSpec, base: RunConfig) -> Path:
     """Return the run's folder, new or from an earlier run of the same recipe.
 
-    Models stay valid across versions of planaria and are expensive, so nothing is deleted here.
+    Models stay valid across versions of planaria and are expensive, so this deletes nothing.
     """
     folder = Path(base.out) / base.name
-    how = {"workers", "patience_s", "retries"}  # do not influence the results
+    excluded = {"workers", "patience_s", "retries"}  # do not influence the results
     inputs = _Inputs(
-        experts=spec.model_dump(mode="json", exclude=how),
+        experts=spec.model_dump(mode="json", exclude=excluded),
         run=base.model_dump(mode="json", exclude={"out"}),
         split=RULE,
     )
-    kept = CachedResult(folder / "experts-recipe.json", _Inputs, identity(inputs.model_dump()))
+    cached = CachedResult(folder / "experts-recipe.json", _Inputs, identity(inputs.model_dump()))
     if not folder.exists():
         make_folder(folder)
-        kept.write(inputs)
-    before, difference = kept.read(versions=False)
+        cached.write(inputs)
+    before, difference = cached.read(versions=False)
     if before is None:
         reason = difference or "it is not an experts run"
         raise UserError(f"{folder}: exists, but {reason}; choose another name with --name, or remove it")
     return folder
 
 
-def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, notify: Callable[[str], None]) -> DomainTexts:
+def _prepare_texts(folder: Path, spec: ExpertsSpec, base: RunConfig, notify: Callable[[str], None]) -> DomainTexts:
     """Copy the domains' text, make the experts' common tokenizer, and cut test and held-out samples.
 
-    :raises UserError: when a text is invalid; a folder just made for them is removed.
+    :raises UserError: if a text is invalid; a folder created for them is removed.
     """
     tokenizer = folder / "tokenizer.json"
     known = tokenizer.is_file()
@@ -148,44 +148,46 @@ def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, notify: Callable[[s
         raise
 
 
-def _worst(folder: Path, made: EnsembleManifest, texts: DomainTexts, domains: Sequence[str]) -> FittedWeights | None:
+def _fit_worst(
+    folder: Path, ensemble: EnsembleManifest, texts: DomainTexts, domains: Sequence[str]
+) -> FittedWeights | None:
     """Return the weights for the worst domain of the experts trained here; None for a single one, or too many."""
-    if not 2 <= len(made.members) < 1 / FLOOR:
+    if not 2 <= len(ensemble.members) < 1 / FLOOR:
         return None
-    read = [texts.read(folder / member.model) for member in made.members]
+    read = [texts.read(folder / member.model) for member in ensemble.members]
     return fit_weights(
-        [member.name for member in made.members],
+        [member.name for member in ensemble.members],
         {name: torch.stack([probabilities.held_out[name] for probabilities in read]).double() for name in domains},
         {name: torch.stack([probabilities.test[name] for probabilities in read]).double() for name in domains},
-        made.mixture,
-        made.mixture.prefix or made.context,
+        ensemble.mixture,
+        ensemble.mixture.prefix or ensemble.context,
     )
 
 
-def _trained(job: ExpertPlan, run: SeedResult) -> str:
+def _expert_path(job: ExpertPlan, run: SeedResult) -> str:
     """Return the path of an expert's model within the run's folder."""
     return f"seed-{run.seed}/experts/{numbered_name(job.name, run.line)}/model"
 
 
-def _branched_off(job: ExpertPlan, spec: ExpertsSpec, run: SeedResult) -> str:
+def _origin_path(job: ExpertPlan, spec: ExpertsSpec, run: SeedResult) -> str:
     """Return the path of the model that an expert branched off: a parent, or the expert before it."""
     if before := spec.after[job.domain]:
-        return _trained(job.model_copy(update={"domain": before}), run)
-    return _parent(run, job.size)
+        return _expert_path(job.model_copy(update={"domain": before}), run)
+    return _parent_path(run, job.size)
 
 
-def _parent(run: SeedResult, size: str) -> str:
+def _parent_path(run: SeedResult, size: str) -> str:
     """Return the path of the parent of a size within the run's folder."""
     return f"seed-{run.seed}/seeds/{run.parents[size]}/model"
 
 
-def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, run: SeedResult) -> EnsembleManifest:
+def _make_manifest(folder: Path, spec: ExpertsSpec, base: RunConfig, run: SeedResult) -> EnsembleManifest:
     """Return the arm of experts that does best on held-out text as an ensemble."""
     ensembles = [scored for arm, scored in run.arms.items() if not is_generalist(arm)]
     best, shapes = min(ensembles, key=lambda arm: arm.held_out), expert_shapes(base.model, spec)
     members = []
     for job, belief in zip(best.experts, best.belief, strict=True):
-        model = _trained(job, run)
+        model = _expert_path(job, run)
         members.append(
             Expert(
                 name=job.name,
@@ -193,7 +195,7 @@ def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, run: SeedResult)
                 model=model,
                 sha256=manifest.digest(folder / model / manifest.WEIGHTS),
                 parameters=parameter_count(shapes[job.size]),
-                parent=_branched_off(job, spec, run),
+                parent=_origin_path(job, spec, run),
                 belief=belief,
             )
         )
@@ -203,6 +205,6 @@ def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, run: SeedResult)
         context=base.model.context,
         mixture=spec.mixture,
         members=members,
-        parent=_parent(run, spec.middle),
+        parent=_parent_path(run, spec.middle),
         mixes={name: domain.of for name, domain in spec.domains.items() if domain.of},
     )

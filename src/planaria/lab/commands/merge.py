@@ -21,20 +21,20 @@ from planaria.config.schema import DataConfig
 from planaria.data.shards import tokenise_corpus
 from planaria.lab.experts import fused, manifest
 from planaria.lab.experts import merge as merging
-from planaria.lab.experts.domains import TRAINED, with_text
+from planaria.lab.experts.domains import TRAINED, domains_with_text
 from planaria.lab.experts.fused import FILE, SCALES, Fused, How, Routers, SourceModel
-from planaria.lab.experts.log_probabilities import domain_samples, kept_sums, windows
+from planaria.lab.experts.log_probabilities import domain_samples, read_sums, windows
 from planaria.lab.experts.manifest import TOKENIZER, EnsembleManifest
 from planaria.models import task_vectors
 from planaria.models.llama_stages import Llama
-from planaria.runtime.engine.weight_sources import open_model
-from planaria.swarm.commands.realign import require_free, write
+from planaria.runtime.preparation.weight_sources import open_model
+from planaria.swarm.commands.realign import require_free, write_model
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy, usage_of
-from planaria.swarm.repair.training import take, weights_of
+from planaria.swarm.repair.repair_training import set_weights, weights_of
 
-UNRELATED = 1.0
-"""mean change over mean weight from which a model does not count as a child of a parent"""
+MAX_RELATIVE_CHANGE = 1.0
+"""mean change over mean weight at which a model no longer counts as a child of a parent"""
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,15 @@ def gather(run: Path, to: Path, safe: str | None) -> MergeSources:
     if len({member.parameters for member in known.members}) > 1:
         sizes = ", ".join(f"{member.name} {member.parameters:,}" for member in known.members)
         raise UserError(
-            f"{run}: experts of unequal size ({sizes} parameters) cannot become one model; train them equal"
+            f"{run}: experts of unequal size ({sizes} parameters) cannot become one model; train experts of equal size"
         )
     location = safe or str(_parent(run, known))
     parent = open_llama(location)
     experts = [open_llama(str(manifest.expert_folder(run, member))) for member in known.members]
     for member, expert in zip(known.members, experts, strict=True):
         require_child(parent, expert, f"expert {member.name!r}", location)
-    origin = part_of("parent", "", Path(location), parent)
-    parts = [part_of(m.name, m.domain, run / m.model, e) for m, e in zip(known.members, experts, strict=True)]
+    origin = describe_source("parent", "", Path(location), parent)
+    parts = [describe_source(m.name, m.domain, run / m.model, e) for m, e in zip(known.members, experts, strict=True)]
     return MergeSources(run, known, parent, experts, origin, parts)
 
 
@@ -77,19 +77,19 @@ def fuse(run: Path, to: Path, by: How, scale: float | None, safe: str | None, se
 
     :raises UserError: as :func:`gather`.
     """
-    gathered = gather(run, to, safe)
+    sources = gather(run, to, safe)
     weight = SCALES[by] if scale is None else scale
-    add_up(gathered, to, Fused(by=by, scale=weight, seed=seed, parent=gathered.origin, parts=gathered.parts))
+    write_sum(sources, to, Fused(by=by, scale=weight, seed=seed, parent=sources.origin, parts=sources.parts))
     return 0
 
 
-def add_up(sources: MergeSources, to: Path, record: Fused) -> None:
+def write_sum(sources: MergeSources, to: Path, record: Fused) -> None:
     """Write the parent plus each expert's contribution as one model."""
     parent = weights_of(sources.parent)
     added = fused.contributions(record, parent, [weights_of(expert) for expert in sources.experts])
     whole = sources.parent.clone()
-    take(whole, task_vectors.add_contributions(parent, added))
-    write(to, whole, {FILE: record.model_dump_json(indent=1).encode()})
+    set_weights(whole, task_vectors.add_contributions(parent, added))
+    write_model(to, whole, {FILE: record.model_dump_json(indent=1).encode()})
     print(f"{to}: {len(sources.experts)} experts in one model of {sources.known.members[0].parameters:,} parameters, "
           f"by {record.by}, λ = {record.scale:g}; `planaria eval {to}` measures its loss")  # fmt: skip
 
@@ -101,7 +101,7 @@ def open_llama(path: str) -> LlamaPolicy:
     """
     policy = open_policy(path)
     if not isinstance(policy, LlamaPolicy):
-        raise UserError(f"{path} is not a LLaMA like planaria's; only experts of one can become one model")
+        raise UserError(f"{path} is not a LLaMA of planaria; only experts of a LLaMA can become one model")
     return policy
 
 
@@ -109,14 +109,14 @@ def require_child(parent: Policy, expert: Policy, label: str, location: str) -> 
     """:raises UserError: when the model ``label`` has a shape or weights unrelated to the parent at ``location``."""
     ours, theirs = weights_of(parent), weights_of(expert)
     task_vectors.require_alike(ours, theirs, label)
-    if (moved := task_vectors.relative_distance(task_vectors.task_vector(theirs, ours), ours)) >= UNRELATED:
+    if (change := task_vectors.relative_distance(task_vectors.task_vector(theirs, ours), ours)) >= MAX_RELATIVE_CHANGE:
         raise UserError(
-            f"{label}: its weights are {moved:.0%} of their size away from those of {location}; that is not its "
+            f"{label}: its weights are {change:.0%} of their size away from those of {location}; that is not its "
             "parent, and only experts of one parent can become one model"
         )
 
 
-def part_of(name: str, domain: str, path: Path, policy: Policy) -> SourceModel:
+def describe_source(name: str, domain: str, path: Path, policy: Policy) -> SourceModel:
     """Describe a source model."""
     return SourceModel(
         name=name, domain=domain, path=str(path.absolute()), sha256=task_vectors.digest(weights_of(policy))
@@ -129,7 +129,7 @@ def _parent(run: Path, known: EnsembleManifest) -> Path:
     if len(parents) > 1 and "" not in parents:
         parents = {known.parent}
     if "" in parents:
-        raise UserError(f"{run}: its experts do not say which one model they branched off; give it with --safe MODEL")
+        raise UserError(f"{run}: the parent of its experts is unknown; pass --safe MODEL")
     return run / parents.pop()
 
 
@@ -147,24 +147,24 @@ class MergeOptions:
     """dume: whether routers have biases"""
 
 
-def merge(run: Path, to: Path, wanted: MergeOptions, safe: str | None) -> int:
+def merge(run: Path, to: Path, options: MergeOptions, safe: str | None) -> int:
     """Merge the experts of the ensemble in ``run``; return the exit code.
 
     :raises UserError: before anything is computed, when they cannot be merged, or an expert's domain has no text.
     """
     torch.set_num_threads(1)
-    gathered = gather(run, to, safe)
-    if wanted.by == "average":
-        scale = 1 / len(gathered.parts)
-        parts = gathered.parts
-        add_up(gathered, to, Fused(by="average", scale=scale, parent=gathered.origin, parts=parts, run=_run_path(run)))
+    sources = gather(run, to, safe)
+    if options.by == "average":
+        scale = 1 / len(sources.parts)
+        parts = sources.parts
+        write_sum(sources, to, Fused(by="average", scale=scale, parent=sources.origin, parts=parts, run=_run_path(run)))
         return 0
-    texts = _texts(gathered, wanted.routers.samples)
-    experts = [_llama(policy) for policy in gathered.experts]
-    model = merging.merged(experts, wanted.routers.of(len(experts)), wanted.bias)
-    sums = {part.name: merging.domain_sums(model, n, texts[part.domain]) for n, part in enumerate(gathered.parts)}
-    record = Fused(by="dume", parent=gathered.origin, parts=gathered.parts, run=_run_path(run), routers=wanted.routers)
-    _finish(to, model, gathered.experts[0], record, sums)
+    texts = _router_texts(sources, options.routers.samples)
+    experts = [_llama(policy) for policy in sources.experts]
+    model = merging.merge_experts(experts, options.routers.of(len(experts)), options.bias)
+    sums = {part.name: merging.domain_sums(model, n, texts[part.domain]) for n, part in enumerate(sources.parts)}
+    record = Fused(by="dume", parent=sources.origin, parts=sources.parts, run=_run_path(run), routers=options.routers)
+    _write_merged(to, model, sources.experts[0], record, sums)
     return 0
 
 
@@ -178,23 +178,23 @@ def add_expert(folder: Path, to: Path, expert: str, name: str, domain: str, text
     torch.set_num_threads(1)
     require_free(to)
     require_name(name, "--as")
-    opened = _Opened.of(folder)
-    if any(part.name == name for part in opened.record.parts):
-        raise UserError(f"{folder} has an expert {name!r} already; choose another name with --as")
-    policy, origin = open_llama(expert), opened.record.parent.path
+    merged = _MergedModel.of(folder)
+    if any(part.name == name for part in merged.record.parts):
+        raise UserError(f"{folder} already has an expert {name!r}; choose another name with --as")
+    policy, origin = open_llama(expert), merged.record.parent.path
     if not Path(origin).exists():
         raise UserError(f"{folder / FILE}: the parent is missing at {origin}; restore it")
-    if policy.tokenizer_fingerprint != opened.policy.tokenizer_fingerprint:
-        raise UserError(f"{expert}: its tokenizer differs from that of {folder}; give an expert of the same parent")
+    if policy.tokenizer_fingerprint != merged.policy.tokenizer_fingerprint:
+        raise UserError(f"{expert}: its tokenizer differs from that of {folder}; use an expert of the same parent")
     require_child(open_llama(origin), policy, f"expert {name!r}", origin)
     data_config = DataConfig(source=text, tokenizer=str(folder / TOKENIZER), validation=0.0)
-    model, routers, config = opened.model, opened.routers, opened.model.config
+    model, routers, config = merged.model, merged.routers, merged.model.config
     samples = windows(tokenise_corpus(data_config, config.vocab), "train", config.context, routers.samples)[:, :-1]
-    number = len(opened.record.parts)
+    number = len(merged.record.parts)
     wider = merging.with_block(model, _llama(policy), routers.of(number + 1))
-    sums = {**opened.sums, name: merging.domain_sums(wider, number, samples)}
-    parts = [*opened.record.parts, part_of(name, domain, Path(expert), policy)]
-    _finish(to, wider, opened.policy, opened.record.model_copy(update={"parts": parts}), sums)
+    sums = {**merged.sums, name: merging.domain_sums(wider, number, samples)}
+    parts = [*merged.record.parts, describe_source(name, domain, Path(expert), policy)]
+    _write_merged(to, wider, merged.policy, merged.record.model_copy(update={"parts": parts}), sums)
     return 0
 
 
@@ -205,21 +205,21 @@ def remove_expert(folder: Path, to: Path, name: str) -> int:
     """
     torch.set_num_threads(1)
     require_free(to)
-    opened = _Opened.of(folder)
-    names = [part.name for part in opened.record.parts]
+    merged = _MergedModel.of(folder)
+    names = [part.name for part in merged.record.parts]
     if name not in names:
         raise UserError(f"{folder} has no expert {name!r}; {nearest(name, names)}")
     if len(names) == 1:
         raise UserError(f"{folder}: {name!r} is its only expert; a model needs one")
-    parts = [part for part in opened.record.parts if part.name != name]
-    fewer = merging.without_block(opened.model, names.index(name), opened.routers.of(len(parts)))
-    sums = {part.name: opened.sums[part.name] for part in parts}
-    _finish(to, fewer, opened.policy, opened.record.model_copy(update={"parts": parts}), sums)
+    parts = [part for part in merged.record.parts if part.name != name]
+    fewer = merging.without_block(merged.model, names.index(name), merged.routers.of(len(parts)))
+    sums = {part.name: merged.sums[part.name] for part in parts}
+    _write_merged(to, fewer, merged.policy, merged.record.model_copy(update={"parts": parts}), sums)
     return 0
 
 
 @dataclass(frozen=True)
-class _Opened:
+class _MergedModel:
     """A merged model with its record."""
 
     model: Llama
@@ -229,7 +229,7 @@ class _Opened:
     sums: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, folder: Path) -> _Opened:
+    def of(cls, folder: Path) -> _MergedModel:
         """:raises UserError: when there is none, or it is damaged."""
         record = fused.read(folder)
         if record is None or record.routers is None:
@@ -237,7 +237,7 @@ class _Opened:
         model, tokenizer = open_model(folder)
         names, size = [part.name for part in record.parts], model.config.dim + 1
         if model.routing is None or model.routing.experts != len(names):
-            raise UserError(f"{folder / FILE}: names {len(names)} experts, the model has others; merge again")
+            raise UserError(f"{folder / FILE}: lists {len(names)} experts, which are not the model's; merge again")
         policy = LlamaPolicy(model, tokenizer)
         policy.usage = usage_of(folder, model.config.context)
         return cls(
@@ -248,16 +248,16 @@ class _Opened:
 
 def _sums(file: Path, names: Sequence[str], shape: tuple[int, ...]) -> dict[str, Tensor]:
     fix = "restore it, or merge again"
-    sums, _ = kept_sums(file, shape, fix)
+    sums, _ = read_sums(file, shape, fix)
     for name in names:
         if name not in sums:
             raise UserError(f"{file} has no sums of expert {name!r}; {fix}")
     return sums
 
 
-def _texts(sources: MergeSources, samples: int) -> dict[str, Tensor]:
+def _router_texts(sources: MergeSources, samples: int) -> dict[str, Tensor]:
     """Return domain → samples [n, T] from which its router is computed."""
-    known, domains = sources.known, with_text(sources.run)
+    known, domains = sources.known, domains_with_text(sources.run)
     for member in known.members:
         if lacking := [domain for domain in known.parts(member.domain) if domain not in domains]:
             raise UserError(
@@ -271,7 +271,7 @@ def _texts(sources: MergeSources, samples: int) -> dict[str, Tensor]:
     }
 
 
-def _finish(to: Path, model: Llama, like: LlamaPolicy, record: Fused, sums: Mapping[str, Tensor]) -> None:
+def _write_merged(to: Path, model: Llama, like: LlamaPolicy, record: Fused, sums: Mapping[str, Tensor]) -> None:
     """Set the model's routers, and write it with everything needed to change it.
 
     Tokenizer and usage are those of ``like``.
@@ -283,7 +283,7 @@ def _finish(to: Path, model: Llama, like: LlamaPolicy, record: Fused, sums: Mapp
     extra = {FILE: record.model_dump_json(indent=1).encode(), SUMS: packed}
     policy = LlamaPolicy(model, like.tokenizer)
     policy.usage = like.usage
-    write(to, policy, extra)
+    write_model(to, policy, extra)
     count = sum(tensor.numel() for tensor in model.global_state().values())
     tokens = sum(float(own[0, -1, -1]) for own in ordered)
     print(f"{to}: {len(record.parts)} experts in one model of {count:,} parameters, {model.routing.top_k} of "

@@ -16,17 +16,17 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import NetworkConfig, RunConfig
 from planaria.faults.trace_generation import per_step_probability
-from planaria.lab.compare.clock import ArmClock, clock_of
+from planaria.lab.compare.clock import ArmClock, arm_clock
 from planaria.lab.compare.experience import Curve, Experience, Range, SwappedSteps, strategy_of
 from planaria.models.families import parameters
-from planaria.recovery import RECOVERIES, names, recovery, with_strategy
+from planaria.recovery import RECOVERIES, make_chain, strategy_names, with_strategy
 from planaria.recovery.checkpoint import best_interval, rollback_mean
 from planaria.runtime.prediction.copy_costs import step_bytes_and_memory
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 
 BREAK_EVEN_SEARCH_FACTOR = 100.0
 """break-evens are searched within this factor of the recipe's own number, both ways"""
-_HALVINGS = 20
+BISECTION_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class StrategyAdvice:
 
 
 def require_costs(network: NetworkConfig, path: Path, *needed: str) -> None:
-    """Raise UserError, naming the recipe, if [network] lacks one of the costs that advice needs."""
+    """Raise UserError if [network] lacks one of the costs that advice needs."""
     if missing := [f"network.{name}" for name in needed if not getattr(network, name)]:
         raise UserError(f"{path}: advice needs {', '.join(missing)}; set each in [network] or as a flag")
 
@@ -83,7 +83,7 @@ def weigh_strategies(config: RunConfig, experience: Experience) -> list[Strategy
     """
     predictions = []
     for name, variant in candidates(config).items():
-        expected = _expected(name, variant, experience)
+        expected = _predict_or_explain(name, variant, experience)
         if isinstance(expected, Prediction):
             costs, in_background = step_bytes_and_memory(ResolvedRun(variant)), variant.checkpoint.background
             predictions.append(
@@ -94,12 +94,14 @@ def weigh_strategies(config: RunConfig, experience: Experience) -> list[Strategy
 
 def unknown_strategies(config: RunConfig, experience: Experience) -> dict[str, UncoveredStrategy]:
     """Return the strategies that cannot be weighed."""
-    expectations = {name: _expected(name, variant, experience) for name, variant in candidates(config).items()}
+    expectations = {
+        name: _predict_or_explain(name, variant, experience) for name, variant in candidates(config).items()
+    }
     return {name: expected for name, expected in expectations.items() if isinstance(expected, UncoveredStrategy)}
 
 
-def _expected(name: str, variant: RunConfig, experience: Experience) -> Prediction | UncoveredStrategy:
-    clock = clock_of(variant)
+def _predict_or_explain(name: str, variant: RunConfig, experience: Experience) -> Prediction | UncoveredStrategy:
+    clock = arm_clock(variant)
     rate = per_step_probability(variant.network.hourly_failure_probability, clock.step_s)
     failures = FailureRate(rate, frozenset(range(variant.pipeline.stages + 1)))
     if why := why_not_covered(variant, failures, experience):
@@ -166,13 +168,13 @@ def _break_evens(config: RunConfig, experience: Experience, best: str, label: st
 
 
 def first_change(winner: Callable[[float], str], best: str, near: float, far: float) -> float | None:
-    """Return about the nearest number from ``near``, where ``best`` wins, to ``far`` at which it loses, if any."""
+    """Return about the number closest to ``near`` at which ``best`` no longer wins; None if it wins up to ``far``."""
     steps: list[float] = [near * math.exp(math.log(far / near) * i / 8) for i in range(9)]
     beyond = next((i for i, number in enumerate(steps) if winner(number) != best), None)
     if not beyond:
         return None
     inside, outside = steps[beyond - 1], steps[beyond]
-    for _ in range(_HALVINGS):
+    for _ in range(BISECTION_STEPS):
         middle = math.sqrt(inside * outside)
         inside, outside = (inside, middle) if winner(middle) != best else (middle, outside)
     return outside
@@ -205,12 +207,12 @@ class Prediction:
 def why_not_covered(config: RunConfig, failures: FailureRate, experience: Experience) -> str:
     """Return why experience does not cover a recipe's strategy; empty if it does, or if none is needed."""
     if config.routing.kind not in ("full", "swapped"):
-        return "the steps that its routes cost were not measured"
-    chain = recovery(config.recovery, config.pipeline.stages).strategies
+        return "the extra steps of its routes were not measured"
+    chain = make_chain(config.recovery, config.pipeline.stages).strategies
     for name, strategy in chain.items():
         if not strategy.exact and strategy_of(name, strategy) not in experience.curves:
-            return "not measured yet"
-    used = _used(config, _stage_recoveries(config, failures.affected_stages), failures.rate, experience)
+            return "not measured"
+    used = _curves_used(config, _stage_recoveries(config, failures.affected_stages), failures.rate, experience)
     return next((why for curve, strategy_rate in used if (why := curve.why_rate_not_covered(strategy_rate))), "")
 
 
@@ -220,7 +222,9 @@ def why_size_not_covered(config: RunConfig, failures: FailureRate, experience: E
     Call it only if :func:`why_not_covered` is empty.
     """
     recoveries = _stage_recoveries(config, failures.affected_stages)
-    used: list[Curve | SwappedSteps] = [curve for curve, _ in _used(config, recoveries, failures.rate, experience)]
+    used: list[Curve | SwappedSteps] = [
+        curve for curve, _ in _curves_used(config, recoveries, failures.rate, experience)
+    ]
     if config.routing.kind == "swapped":
         used.append(experience.swapped)
     return next((why for source in used if (why := source.why_size_not_covered(size))), "")
@@ -232,7 +236,6 @@ def predict(
     clock: ArmClock,
     failures: FailureRate,
     experience: Experience,
-    interval: int | None = None,
 ) -> Prediction:
     """Predict the hours of ``config.train.steps`` useful steps if stages fail one at a time.
 
@@ -244,17 +247,18 @@ def predict(
     - seconds = ticks · step + saves · save + failures · (half a step again + replacement + state).
 
     A stage also rolls back if it is lost while its copy, restarted after another failure, is incomplete.
-    ``interval`` is f; by default the best one for these numbers, and at least the checkpoints' delay.
+    f is the best interval for these numbers, and at least the checkpoints' delay.
     """
     recoveries = _stage_recoveries(config, failures.affected_stages)
-    rolled = [stage for stage, stage_recovery in recoveries.items() if stage_recovery.by is None]
-    rebuilt = [stage_recovery for stage_recovery in recoveries.values() if stage_recovery.by is not None]
-    unready = sum(1.0 - (1.0 - failures.rate) ** stage_recovery.unready for stage_recovery in rebuilt)
-    chance = 1.0 - (1.0 - failures.rate) ** (len(rolled) + unready)
-    if chance and interval is None:
-        interval = max(1, round(best_interval(clock.save_s, clock.step_s / chance) / clock.step_s))
-    interval = interval and max(interval, clock.behind)
-    used = _used(config, recoveries, failures.rate, experience)
+    rolling_back = [stage for stage, stage_recovery in recoveries.items() if stage_recovery.by is None]
+    rebuilding = [stage_recovery for stage_recovery in recoveries.values() if stage_recovery.by is not None]
+    unready = sum(1.0 - (1.0 - failures.rate) ** stage_recovery.unready for stage_recovery in rebuilding)
+    chance = 1.0 - (1.0 - failures.rate) ** (len(rolling_back) + unready)
+    interval = None
+    if chance:
+        best = round(best_interval(clock.save_s, clock.step_s / chance) / clock.step_s)
+        interval = max(1, best, clock.behind)
+    used = _curves_used(config, recoveries, failures.rate, experience)
     hours = {}
     for side in ("mean", "low", "high"):
         swap = getattr(experience.swapped, side) if config.routing.kind == "swapped" else 1.0
@@ -265,12 +269,12 @@ def predict(
             ticks *= rollback_mean(interval, chance, behind=clock.behind)
             saves = ticks / interval
         failures_per_stage = ticks * failures.rate
-        moved = clock.load_s * len(rolled) + clock.donated_s * len(rebuilt)
+        moved = clock.load_s * len(rolling_back) + clock.donated_s * len(rebuilding)
         restart_s = clock.mean_repeated_steps * clock.step_s + clock.replacement_s
         downtime_s = failures_per_stage * (len(recoveries) * restart_s + moved)
         hours[side] = (ticks * clock.step_s + saves * clock.save_s + downtime_s) / 3600
     certain = not used and config.routing.kind != "swapped"
-    return Prediction(name, Range(**hours), interval if chance else None, certain)
+    return Prediction(name, Range(**hours), interval, certain)
 
 
 class _StageRecovery(NamedTuple):
@@ -282,46 +286,48 @@ class _StageRecovery(NamedTuple):
     """steps after another failure during which it would roll back anyway"""
 
 
-def _used(
+def _curves_used(
     config: RunConfig, recoveries: Mapping[int, _StageRecovery], rate: float, experience: Experience
 ) -> list[tuple[Curve, float]]:
     """Return the curves that predict a recipe's strategy, each with the failures per step that it repairs."""
-    chain = recovery(config.recovery, config.pipeline.stages).strategies
+    chain = make_chain(config.recovery, config.pipeline.stages).strategies
     by = [stage_recovery.by for stage_recovery in recoveries.values() if stage_recovery.by is not None]
-    rebuilt = Counter(strategy_of(name, chain[name]) for name in by)
+    rebuilding = Counter(strategy_of(name, chain[name]) for name in by)
     curves = experience.curves
-    return [(curves[strategy], count * rate) for strategy, count in rebuilt.items() if strategy in curves]
+    return [(curves[strategy], count * rate) for strategy, count in rebuilding.items() if strategy in curves]
 
 
 def _stage_recoveries(config: RunConfig, stages: Collection[int]) -> dict[int, _StageRecovery]:
-    chain = recovery(config.recovery, config.pipeline.stages)
+    chain = make_chain(config.recovery, config.pipeline.stages)
 
-    def rebuilt(stage: int, age: int) -> str | None:
+    def rebuilding(stage: int, age: int) -> str | None:
         plan = chain.plan(frozenset({stage}), dict.fromkeys(range(config.pipeline.stages + 1), age))
         return None if plan.rollback or plan.reason else plan.rebuilt[stage][0]
 
     recoveries = {}
     for stage in stages:
-        by = rebuilt(stage, COMPLETE_COPY_AGE)
-        youngest = next(age for age in range(COMPLETE_COPY_AGE + 1) if rebuilt(stage, age) == by)
+        by = rebuilding(stage, COMPLETE_COPY_AGE)
+        youngest = next(age for age in range(COMPLETE_COPY_AGE + 1) if rebuilding(stage, age) == by)
         recoveries[stage] = _StageRecovery(by, youngest)
     return recoveries
 
 
 def candidates(config: RunConfig) -> Mapping[str, RunConfig]:
     """Return the strategies to weigh, each a change of ``config``; the recipe's own first strategy is among them."""
-    variants = {"checkpoint": _changed(config, "checkpoint", {})}
+    variants = {"checkpoint": _with_strategy(config, "checkpoint", {})}
     for strategy in RECOVERIES.names:
         for suffix, options in RECOVERIES.find(strategy).advised_variants.items():
-            variants[strategy + suffix] = _changed(config, f"{strategy}, checkpoint", options)
+            variants[strategy + suffix] = _with_strategy(config, f"{strategy}, checkpoint", options)
     plain = variants["checkpoint"]
     for name, in_background in (("checkpoint", False), ("checkpoint, in the background", True)):
         checkpoint = plain.checkpoint.model_copy(update={"background": in_background})
         variants[name] = plain.model_copy(update={"checkpoint": checkpoint})
-    own = recovery(config.recovery, config.pipeline.stages)
+    own = make_chain(config.recovery, config.pipeline.stages)
     # A control is not a strategy to choose.
-    if (first := _first(config)) not in map(_first, variants.values()) and not own.control_strategy:
-        listed = names(config.recovery)[0] in {names(variant.recovery)[0] for variant in variants.values()}
+    if (first := _first_strategy(config)) not in map(_first_strategy, variants.values()) and not own.control_strategy:
+        listed = strategy_names(config.recovery)[0] in {
+            strategy_names(variant.recovery)[0] for variant in variants.values()
+        }
         variants[first if listed else config.recovery.strategy] = config
     return {
         name: variant
@@ -330,19 +336,19 @@ def candidates(config: RunConfig) -> Mapping[str, RunConfig]:
     }
 
 
-def _first(config: RunConfig) -> str:
+def _first_strategy(config: RunConfig) -> str:
     """Return the name in experience of the first strategy of a recipe's chain."""
     return next(
-        strategy_of(*strategy) for strategy in recovery(config.recovery, config.pipeline.stages).strategies.items()
+        strategy_of(*strategy) for strategy in make_chain(config.recovery, config.pipeline.stages).strategies.items()
     )
 
 
-def _changed(config: RunConfig, chain: str, changes: Mapping[str, Any]) -> RunConfig:
+def _with_strategy(config: RunConfig, chain: str, changes: Mapping[str, Any]) -> RunConfig:
     """Return the recipe with this chain, in the routing that it requires."""
     section = with_strategy(config.recovery, chain)
     section = section.model_copy(update={"options": Options({**section.options, **changes})})
     needed = [
-        strategy.requirements.routing for strategy in recovery(section, config.pipeline.stages).strategies.values()
+        strategy.requirements.routing for strategy in make_chain(section, config.pipeline.stages).strategies.values()
     ]
     routing = config.routing.model_copy(update={"kind": max(needed) or "full"})
     return config.model_copy(update={"routing": routing, "recovery": section})

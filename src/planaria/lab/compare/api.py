@@ -8,7 +8,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from planaria.config.consent import allowing
+from planaria.config.consent import permit_code
 from planaria.config.shipped import find
 from planaria.faults.failure_groups import FailureDomain
 from planaria.lab.compare.race_results import ComparisonResults
@@ -17,8 +17,8 @@ from planaria.lab.report.comparison import body
 from planaria.lab.report.comparison_table import latex, numbers
 from planaria.lab.report.for_paper import write_for_paper
 from planaria.report import page
-from planaria.runtime.api.configuration import Settings, merge_settings
-from planaria.runtime.api.run import Table, figure_of, tabulated
+from planaria.runtime.api.configure import Settings, merge_settings
+from planaria.runtime.api.run import Table, figure_of, to_table
 
 
 def compare(
@@ -59,7 +59,7 @@ def compare(
         arms,
         trace_overrides(adjacent_probability, failure_domain),
     )
-    with allowing(allow_code):
+    with permit_code(allow_code):
         return ComparisonResult(*run_remaining_races(requested, not progress, notify))
 
 
@@ -100,11 +100,11 @@ class ComparisonResult:
         for five seeds or more; ``traffic`` and ``memory`` of copies, as shares; ``missed`` seeds; ``control``: whether
         the arm is one. A pandas data frame if pandas is installed, otherwise a list of dicts.
         """
-        return tabulated(numbers(self.results))
+        return to_table(numbers(self.results))
 
     def runs(self) -> Table:
         """Return one row per run, by arm and seed: ``arm``, ``seed``, and every number measured."""
-        return tabulated([{"arm": arm.name} | run.model_dump() for arm in self.results.ranked() for run in arm.runs])
+        return to_table([{"arm": arm.name} | run.model_dump() for arm in self.results.ranked() for run in arm.runs])
 
     def to_latex(self) -> str:
         """Return the terminal's table, mean [least … most], as LaTeX (requires ``booktabs``)."""

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.lab.compare.race import ArmCourse, LossEvent
 from planaria.models.families import stage_parameters
 from planaria.models.llama_stages import parameter_count
 from planaria.pipeline.network.costs import FP32_BYTES, Costs, message_bytes
-from planaria.recovery import recovery
+from planaria.recovery import make_chain
 from planaria.recovery.base import Copy, CopyCost
 from planaria.runtime.prediction.copy_costs import costs_of_copies, state_bytes
 from planaria.runtime.prediction.simulate import SimulatedStep, simulate
 from planaria.runtime.prediction.traffic import exchange_costs, link_bytes, one_replica
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ArmClock:
     """the state of one block stage over one link: approximately what a donor sends"""
     replacement_s: float
     bandwidth: float
-    """bytes per second of a link; infinite if the recipe gives none"""
+    """bytes per second of a link; infinite if the recipe sets none"""
     write_s: float = 0.0
     """the upload of a copy while training continues"""
     workers: int = 1
@@ -64,7 +64,7 @@ class ArmClock:
         return ticks * self.step_s + saves * self.save_s + lost
 
 
-def clock_of(config: RunConfig) -> ArmClock:
+def arm_clock(config: RunConfig) -> ArmClock:
     """Return the clock of a recipe, from its [network] and its recovery strategies' stated costs.
 
     :raises UserError: when background uploads take time and steps take none.
@@ -85,14 +85,14 @@ def clock_of(config: RunConfig) -> ArmClock:
     pause, upload = (copied, moved) if config.checkpoint.background else (moved, 0.0)
     donated = FP32_BYTES * stage_parameters(config.model, pipeline.stages, 1) / bandwidth
     step = busy + max(sent, default=0.0) / bandwidth + waiting_s(config)
-    step = max(step, _fullest(copies, plain) / bandwidth) + _copying(config, copied)
+    step = max(step, _busiest_link_bytes(copies, plain) / bandwidth) + _snapshot_pause_s(config, copied)
     if upload and not step:
         raise UserError(
-            "checkpoint.background: the delay of an upload in steps needs the steps' seconds; give "
+            "checkpoint.background: the delay of an upload in steps needs the steps' seconds; set "
             "network.forward_s and network.backward_s"
         )
     workers = config.exchange.replicas * (pipeline.stages + 1)
-    repeated_steps = 0.0 if recovery(config.recovery, pipeline.stages).control_strategy else 0.5
+    repeated_steps = 0.0 if make_chain(config.recovery, pipeline.stages).control_strategy else 0.5
     return ArmClock(step, pause, moved, donated, network.replacement_s, bandwidth, upload, workers, repeated_steps)
 
 
@@ -107,20 +107,20 @@ def traffic_per_weight_byte(config: RunConfig) -> float:
     return exchanged_bytes(config) / (replicas * FP32_BYTES * parameter_count(config.model))
 
 
-def _fullest(copies: Sequence[tuple[Copy, CopyCost]], step: SimulatedStep) -> float:
+def _busiest_link_bytes(copies: Sequence[tuple[Copy, CopyCost]], step: SimulatedStep) -> float:
     """Return the bytes per step of the busiest link direction that carries copies while workers compute."""
-    carried = {(source, copy.host) for copy, cost in copies if cost.in_background for source in copy.sources}
-    return max((_carried(link, copies) + step.sent_bytes.get(link, 0) for link in carried), default=0.0)
+    links = {(source, copy.host) for copy, cost in copies if cost.in_background for source in copy.sources}
+    return max((_copy_bytes(link, copies) + step.sent_bytes.get(link, 0) for link in links), default=0.0)
 
 
-def _carried(link: tuple[int, int], copies: Sequence[tuple[Copy, CopyCost]]) -> float:
-    carried = ((copy, cost) for copy, cost in copies if cost.in_background and copy.host == link[1] != link[0])
-    return sum(cost.step_bytes for copy, cost in carried if link[0] in copy.sources)
+def _copy_bytes(link: tuple[int, int], copies: Sequence[tuple[Copy, CopyCost]]) -> float:
+    links = ((copy, cost) for copy, cost in copies if cost.in_background and copy.host == link[1] != link[0])
+    return sum(cost.step_bytes for copy, cost in links if link[0] in copy.sources)
 
 
-def _copying(config: RunConfig, copied: float) -> float:
+def _snapshot_pause_s(config: RunConfig, copied: float) -> float:
     """Return the seconds per step that training waits for a snapshot; copying all state takes ``copied``."""
-    retaining = recovery(config.recovery, config.pipeline.stages).retaining
+    retaining = make_chain(config.recovery, config.pipeline.stages).retaining
     return 0.0 if retaining is None or retaining[1].in_step else copied / retaining[1].every
 
 
@@ -129,7 +129,7 @@ def waiting_s(config: RunConfig) -> float:
 
     All stages exchange at the same time. Stragglers are not included.
     """
-    every, costs = exchange(config.exchange).interval, exchange_costs(config)
+    every, costs = make_exchange(config.exchange).interval, exchange_costs(config)
     if every is None or not costs:
         return 0.0
     network, longest = config.network, max(cost.critical for cost in costs)
@@ -139,6 +139,6 @@ def waiting_s(config: RunConfig) -> float:
 
 def exchanged_bytes(config: RunConfig) -> float:
     """Return the mean bytes that all replicas send in one step."""
-    every = exchange(config.exchange).interval
+    every = make_exchange(config.exchange).interval
     sent = config.exchange.replicas * sum(cost.total for cost in exchange_costs(config))
     return 0.0 if every is None else sent / max(1, every)

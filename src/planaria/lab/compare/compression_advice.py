@@ -11,9 +11,9 @@ from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.compress.estimates import EControl
 from planaria.exchange.compress.sparse import TopK
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.lab.compare.advice import BREAK_EVEN_SEARCH_FACTOR, first_change
-from planaria.lab.compare.clock import clock_of, exchanged_bytes
+from planaria.lab.compare.clock import arm_clock, exchanged_bytes
 from planaria.lab.compare.experience import Range
 from planaria.models.families import stage_parameters
 
@@ -106,8 +106,8 @@ def advise(config: RunConfig, experience: CompressionExperience) -> CompressionA
 
     best = _best(schemes)
     far = own * BREAK_EVEN_SEARCH_FACTOR if best is not None else own / BREAK_EVEN_SEARCH_FACTOR
-    at = first_change(pays, str(best is not None), own, far)
-    return CompressionAdvice(sorted(schemes, key=lambda scheme: scheme.step_s), schemes[0], best, at)
+    break_even = first_change(pays, str(best is not None), own, far)
+    return CompressionAdvice(sorted(schemes, key=lambda scheme: scheme.step_s), schemes[0], best, break_even)
 
 
 def _best(schemes: Sequence[WeighedCompression]) -> WeighedCompression | None:
@@ -124,16 +124,16 @@ def weigh_scheme(config: RunConfig, arm: CompressionArm, coding: CodingTimes) ->
     """Weigh one scheme on the machines of a recipe; the recipe's own compression settings are ignored."""
     plain = ExchangeConfig(replicas=config.exchange.replicas)
     changed = recipe.with_flags(config.model_copy(update={"exchange": plain}), arm.changes, "the race")
-    made, stages = exchange(changed.exchange), range(config.pipeline.stages + 1)
+    exchange, stages = make_exchange(changed.exchange), range(config.pipeline.stages + 1)
     largest = max(stage_parameters(config.model, config.pipeline.stages, stage) for stage in stages)
     label, coding_s, eta = arm.name, None, None
-    if isinstance(made, AggregatingExchange) and not made.compression.exact:
+    if isinstance(exchange, AggregatingExchange) and not exchange.compression.exact:
         label = arm.changes.get("exchange.compress", arm.name)
-        if isinstance(made.compression.compressor, TopK):
-            coding_s = coding.seconds.mean / coding.numbers * largest / max(1, made.interval or 0)
-        if isinstance(made.compression.feedback, EControl) and made.compression.compressor.guaranteed:
-            eta = made.compression.compressor.delta(largest) / 2
-    elif made.interval:
-        label = f"{changed.exchange.kind}, every {made.interval}"
+        if isinstance(exchange.compression.compressor, TopK):
+            coding_s = coding.seconds.mean / coding.numbers * largest / max(1, exchange.interval or 0)
+        if isinstance(exchange.compression.feedback, EControl) and exchange.compression.compressor.guaranteed:
+            eta = exchange.compression.compressor.delta(largest) / 2
+    elif exchange.interval:
+        label = f"{changed.exchange.kind}, every {exchange.interval}"
     sent = exchanged_bytes(changed) / config.exchange.replicas
-    return WeighedCompression(arm, label, sent, clock_of(changed).step_s + (coding_s or 0.0), coding_s, eta)
+    return WeighedCompression(arm, label, sent, arm_clock(changed).step_s + (coding_s or 0.0), coding_s, eta)

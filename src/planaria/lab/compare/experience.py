@@ -125,10 +125,10 @@ def fit(observed: Sequence[Observation]) -> Curve:
     """
     scale, power = _least_squares(observed)
     deviations = [0.0]
-    for left_out in observed:
-        others = [observation for observation in observed if observation is not left_out] or [left_out]
+    for omitted in observed:
+        others = [observation for observation in observed if observation is not omitted] or [omitted]
         scale_without, power_without = _least_squares(others)
-        deviations.append(left_out.extra - scale_without * left_out.rate**power_without)
+        deviations.append(omitted.extra - scale_without * omitted.rate**power_without)
     rates = [observation.rate for observation in observed]
     races_of_size = Counter(observation.parameters for observation in observed)
     sizes = [size for size, races in races_of_size.items() if races >= MIN_RACES] or [*races_of_size]
@@ -149,8 +149,8 @@ def _why_size_not_covered(size: int, smallest: int, largest: int) -> str:
     if smallest / MAX_SIZE_FACTOR <= size <= MAX_SIZE_FACTOR * largest:
         return ""
     raced = " to ".join(dict.fromkeys(f"{bound / 1e6:.2g}" for bound in (smallest, largest)))
-    size_shown = f"{size / 1e6:.3g} million" if size < 1e9 else f"{size / 1e9:.3g} billion"
-    return f"raced with {raced} million parameters, and this model has {size_shown}"
+    size_text = f"{size / 1e6:.3g} million" if size < 1e9 else f"{size / 1e9:.3g} billion"
+    return f"raced with {raced} million parameters, and this model has {size_text}"
 
 
 def _least_squares(observed: Sequence[Observation]) -> tuple[float, float]:

@@ -83,7 +83,7 @@ class _Race:
     def lose(self, nodes: Sequence[int]) -> str:
         """Lose nodes and recover as the recipe specifies; return why that is impossible; empty if it is possible."""
         before, step_before = self.engine.moved_bytes, self.engine.step
-        self._pending_save.give_up()
+        self._pending_save.abort()
         plan = self.engine.lose(nodes, self._durable)
         if plan.reason:
             return f"tick {self.tick}: {plan.reason}"
@@ -116,7 +116,7 @@ class _Race:
         if step % every == 0:
             self.points.append(ValidationPoint(tick=self.tick, step=step, loss=self.engine.evaluate()))
         assert save != "best", "to be resolved before the race"
-        self._durable = self._pending_save.finished(self.tick, self._durable)
+        self._durable = self._pending_save.newest_durable(self.tick, self._durable)
         if save and self._pending_save.due(step, save, self._durable):
             self._kept[step] = self._states()
             self.saved.append(self.tick)

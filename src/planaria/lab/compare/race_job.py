@@ -89,14 +89,14 @@ class _Work(Record):
             return file.read_bytes().count(b"\n") if file.is_file() else 0
 
         def command() -> Sequence[str]:
-            self.tidy()
+            self.remove_temporary_files()
             atomic.write_text(self.file("job"), self.model_dump_json())
             return ["-m", "planaria.lab.compare.race_job", str(self.file("job")), *consent.flags()]
 
         steps, is_done = self.race.config.train.steps, lambda: self.kept.read()[0] is not None
         return Job(self.race.name, steps, self.file("log"), is_done, ticks, ticks, command)
 
-    def tidy(self) -> None:
+    def remove_temporary_files(self) -> None:
         """Remove the other files of an attempt."""
         for kind in ("job", "ticks", "log"):
             self.file(kind).unlink(missing_ok=True)
@@ -127,10 +127,10 @@ def run_races(
     works = [_Work(race=trial, identity=trial.identity(code(trial.config)), folder=folder) for trial in races]
     for work in works:
         if stale := work.kept.read()[1]:
-            watcher.note(f"{work.race.name}: run again, {stale}")
-    run_jobs("runs", [work.job() for work in works], processes, watcher, _stopped)
+            watcher.print_note(f"{work.race.name}: run again, {stale}")
+    run_jobs("runs", [work.job() for work in works], processes, watcher, _raise_stopped)
     for work in works:
-        work.tidy()
+        work.remove_temporary_files()
     return [course for work in works if (course := work.kept.read()[0]) is not None]
 
 
@@ -140,10 +140,10 @@ def cached_races(races: Sequence[Race], folder: Path, code: Code = lambda config
     return [work.kept.read()[0] is not None for work in works]
 
 
-def _stopped(job: Job, how: str) -> None:
-    raise RunStopped(f"{job.name}: {how}; see {job.log}, and run the comparison again to resume")
+def _raise_stopped(job: Job, ending: str) -> None:
+    raise RunStopped(f"{job.name}: {ending}; see {job.log}, and run the comparison again to resume")
 
 
 if __name__ == "__main__":
-    with command_logs(), consent.allowing(consent.FLAG in sys.argv[2:]):
+    with command_logs(), consent.permit_code(consent.FLAG in sys.argv[2:]):
         _Work.model_validate_json(Path(sys.argv[1]).read_bytes()).run()

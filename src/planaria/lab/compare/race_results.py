@@ -18,7 +18,7 @@ MIN_SEEDS = 5
 """minimum number of seeds for which an interval of their mean is reported"""
 
 
-def smoothed(points: Sequence[ValidationPoint]) -> list[tuple[float, float]]:
+def smoothed_losses(points: Sequence[ValidationPoint]) -> list[tuple[float, float]]:
     """Return (tick, loss): each validation as the mean of the last :data:`SMOOTHING_WINDOW`, where that many exist."""
     means = []
     for last in range(SMOOTHING_WINDOW, len(points) + 1):
@@ -30,7 +30,7 @@ def smoothed(points: Sequence[ValidationPoint]) -> list[tuple[float, float]]:
 def ticks_to(points: Sequence[ValidationPoint], target: float) -> float | None:
     """Return the ticks until the smoothed loss first is at most ``target``, linearly interpolated; or None."""
     before: tuple[float, float] | None = None
-    for tick, loss in smoothed(points):
+    for tick, loss in smoothed_losses(points):
         if loss <= target:
             if before is None or before[1] <= loss:
                 return tick
@@ -44,7 +44,7 @@ def loss_at(points: Sequence[ValidationPoint], tick: float) -> float:
 
     :raises ValueError: when there is none that early.
     """
-    past = [loss for at, loss in smoothed(points) if at <= tick]
+    past = [loss for at, loss in smoothed_losses(points) if at <= tick]
     if not past:
         raise ValueError(f"no smoothed validation by tick {tick:g}: validate more often, or run longer")
     return past[-1]
@@ -174,7 +174,7 @@ class ArmScore(Record):
         return sum(run.ticks is None for run in self.runs)
 
 
-def against_reset(arms: Sequence[ArmScore]) -> list[ArmScore]:
+def add_reset_ratios(arms: Sequence[ArmScore]) -> list[ArmScore]:
     """Return the arms with the steps of each arm with failures relative to those of the matching reset control."""
     resets = [arm for arm in arms if arm.control == "reset"]
     compared = []
@@ -305,7 +305,7 @@ def score(
                 ratio=None if ticks is None else ticks / reference,
                 hours_ratio=None if hours is None else hours / reference_hours if reference_hours else None,
                 machine_hours=None if hours is None else hours * clocks[1].workers,
-                final=next((loss for _, loss in reversed(smoothed(own.points))), None),
+                final=next((loss for _, loss in reversed(smoothed_losses(own.points))), None),
                 saves=sum(1 for tick in own.saved if tick <= until),
                 failures=sum(1 for loss in own.loss_events if loss.tick < until),
                 steps_lost=sum(loss.steps_lost for loss in own.loss_events),
@@ -317,7 +317,7 @@ def score(
 
 def curve(course: ArmCourse, clock: ArmClock, scale: float) -> list[tuple[float, float]]:
     """Return (hours, smoothed loss) of a course by a clock."""
-    return [(clock.seconds(course, tick, scale) / 3600, loss) for tick, loss in smoothed(course.points)]
+    return [(clock.seconds(course, tick, scale) / 3600, loss) for tick, loss in smoothed_losses(course.points)]
 
 
 MIN_FAILURES = 5

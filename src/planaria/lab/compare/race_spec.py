@@ -15,11 +15,11 @@ from planaria.common.errors import UserError, nearest
 from planaria.config.bounds import MAX_EXACT_INT, Fraction, Natural, Stages
 from planaria.config.schema import RunConfig, Section
 from planaria.config.section import formerly
-from planaria.data.corpus import resolved
+from planaria.data.corpus import resolve_formats
 from planaria.faults.failure_groups import FailureDomain
 from planaria.faults.trace import Trace
 from planaria.faults.trace_generation import generate
-from planaria.lab.trials.arms import ArmRules, TrialsWithArms, file_name, table_of
+from planaria.lab.trials.arms import ArmRules, TrialsWithArms, file_name, read_table
 from planaria.lab.trials.jobs import JobSettings
 from planaria.recovery import RECOVERIES
 
@@ -107,10 +107,10 @@ class Comparison(TrialsWithArms, JobSettings):
     @field_validator("arms")
     @classmethod
     def _split_by_rate(cls, arms: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        return {name: tables for arm, given in arms.items() for name, tables in _with_each_rate(arm, given).items()}
+        return {name: tables for arm, given in arms.items() for name, tables in _split_rates(arm, given).items()}
 
 
-def _with_each_rate(arm: str, tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _split_rates(arm: str, tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return an arm, or one for each rate in its ``optim.lr``."""
     optim = tables.get("optim", {})
     rates = optim.get("lr") if isinstance(optim, dict) else None
@@ -144,20 +144,20 @@ def load(
 
     :raises UserError: naming file, arm and key of an error, or of a change that is not allowed.
     """
-    over: dict[str, Any] = {} if seeds is None else {"seeds": list(seeds)}
-    over |= {"trace": dict(trace_overrides)} if trace_overrides else {}
-    comparison, tree = table_of(path, "compare", Comparison, "train", over, needed=only is None)
-    chosen, points = _chosen(comparison, only, path)
+    overrides: dict[str, Any] = {} if seeds is None else {"seeds": list(seeds)}
+    overrides |= {"trace": dict(trace_overrides)} if trace_overrides else {}
+    comparison, tree = read_table(path, "compare", Comparison, "train", overrides, required=only is None)
+    chosen, points = _select_arms(comparison, only, path)
     faults = {name: tables.get("faults", name not in points) for name, tables in chosen.items()}
     for name, has_faults in faults.items():
         if not isinstance(has_faults, bool):
             raise UserError(f"{path}: compare.arms.{name}.faults = {has_faults!r} must be true or false")
     changes = {name: {key: t for key, t in tables.items() if key != "faults"} for name, tables in chosen.items()}
-    base, configs = _with_equal_samples(tree, changes, flags, path)
-    if not comparison.arms and _validations(comparison, base) < SMOOTHING_WINDOW:  # the recipe has no comparison
+    base, configs = _resolve_with_equal_samples(tree, changes, flags, path)
+    if not comparison.arms and _count_validations(comparison, base) < SMOOTHING_WINDOW:  # the recipe has no comparison
         flags = {**flags, "train.eval_every": str(max(1, base.train.steps // DEFAULT_VALIDATIONS))}
-        base, configs = _with_equal_samples(tree, changes, flags, path)
-    if _validations(comparison, base) < SMOOTHING_WINDOW:
+        base, configs = _resolve_with_equal_samples(tree, changes, flags, path)
+    if _count_validations(comparison, base) < SMOOTHING_WINDOW:
         raise UserError(
             f"{path}: train.eval_every = {base.train.eval_every}: the target needs {SMOOTHING_WINDOW} validations "
             f"within {comparison.target_at:g} of {base.train.steps} steps; validate more often"
@@ -169,29 +169,31 @@ def _distinct_arms(
     base: RunConfig, configs: Mapping[str, RunConfig], points: Collection[str], faults: Mapping[str, bool]
 ) -> list[Arm]:
     """Return the fault-free arm and all others, without points of a search that repeat the recipe or another point."""
-    data_config = {"data": resolved(base.data)}  # no arm may change it
-    alike = [base]
+    data_config = {"data": resolve_formats(base.data)}  # no arm may change it
+    seen = [base]
     arms = [Arm(name=FAULT_FREE, config=base.model_copy(update=data_config), faults=False)]
     for name, config in configs.items():
-        if name in points and config in alike:
+        if name in points and config in seen:
             continue
-        alike += [config] if name in points else []
+        seen += [config] if name in points else []
         config = config.model_copy(update=data_config)
         arms.append(Arm(name=name, config=config, faults=faults[name], searched=name in points))
     return arms
 
 
-def _chosen(
+def _select_arms(
     comparison: Comparison, only: Sequence[str] | None, path: Path
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return arm → its changes, and those of them that are points of a search."""
     if only is not None and not only:
-        raise UserError(f"{path}: compare.arms: none was chosen; {nearest('', [*comparison.arms, *RECOVERIES.names])}")
+        raise UserError(
+            f"{path}: compare.arms: none was selected; {nearest('', [*comparison.arms, *RECOVERIES.names])}"
+        )
     own = comparison.arms
     chosen = {name: tables for name, tables in own.items() if only is None or name in only}
-    chosen |= {name: _strategy(name, own, path) for name in only or () if name not in own}
+    chosen |= {name: _strategy_arm(name, own, path) for name in only or () if name not in own}
     if reserved := [name for name in chosen if file_name(name) in (FAULT_FREE, TUNED)]:
-        raise UserError(f"{path}: compare.arms.{reserved[0]}: every comparison has this arm; choose another name")
+        raise UserError(f"{path}: compare.arms.{reserved[0]}: the name is reserved; choose another name")
     points = comparison.search.points if only is None else {}
     chosen |= {**(_controls(comparison, chosen) if only is None else {}), **points}
     return chosen, points
@@ -205,7 +207,7 @@ def _controls(comparison: Comparison, chosen: Mapping[str, Mapping[str, Any]]) -
     return {name: {"recovery": {"strategy": name}} for name in CONTROLS if name not in chosen}
 
 
-def _with_equal_samples(
+def _resolve_with_equal_samples(
     tree: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], flags: Mapping[str, object], path: Path
 ) -> tuple[RunConfig, dict[str, RunConfig]]:
     """Return the recipe and its arms, which all use equally many samples per step."""
@@ -215,24 +217,24 @@ def _with_equal_samples(
             continue
         count, each = arm.exchange.replicas, arm.pipeline.microbatches
         microbatches, left = divmod(base.samples, count * arm.pipeline.microbatch_size)
-        most = base.samples // arm.pipeline.microbatch_size
-        fix = f"exchange.replicas that divide {most}" if left else f"pipeline.microbatches = {microbatches}"
+        per_replica = base.samples // arm.pipeline.microbatch_size
+        fix = f"exchange.replicas that divide {per_replica}" if left else f"pipeline.microbatches = {microbatches}"
         raise UserError(
             f"{path}: compare.arms.{name}: exchange.replicas = {count} with pipeline.microbatches = {each} take "
-            f"{arm.samples} samples a step, the recipe {base.samples}; give {fix}"
+            f"{arm.samples} samples a step, the recipe {base.samples}; set {fix}"
         )
     return base, configs
 
 
-def _strategy(name: str, own: Collection[str], path: Path) -> dict[str, Any]:
+def _strategy_arm(name: str, own: Collection[str], path: Path) -> dict[str, Any]:
     """Return the changes of an arm given as a recovery strategy's name or 'module:Class'."""
     if name not in RECOVERIES.names and ":" not in name:
         fix = nearest(name, [*own, *RECOVERIES.names])
-        raise UserError(f"{path}: compare.arms.{name}: there is no such arm, and no such strategy; {fix}")
+        raise UserError(f"{path}: compare.arms.{name}: neither an arm nor a strategy; {fix}")
     return {"recovery": {"strategy": name}, "routing": {"kind": RECOVERIES.find(name).requirements.routing or "full"}}
 
 
-def _validations(comparison: Comparison, base: RunConfig) -> int:
+def _count_validations(comparison: Comparison, base: RunConfig) -> int:
     """Return how often the part of a run up to the target is validated."""
     return int(comparison.target_at * base.train.steps / base.train.eval_every) if base.train.eval_every else 0
 

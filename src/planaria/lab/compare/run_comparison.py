@@ -15,13 +15,13 @@ from typing import Any
 from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.config import recipe
-from planaria.config.registry import blaming
+from planaria.config.registry import blame_custom_code
 from planaria.config.schema import RunConfig
 from planaria.data.shards import Data, tokenise_corpus
-from planaria.faults.failure_groups import failure_groups, share
+from planaria.faults.failure_groups import failure_groups, relative_probability
 from planaria.faults.trace import Trace, digest, write
 from planaria.faults.trace_generation import hourly_of_all
-from planaria.lab.compare.clock import ArmClock, activation_bytes, clock_of, exchanged_bytes, traffic_per_weight_byte
+from planaria.lab.compare.clock import ArmClock, activation_bytes, arm_clock, exchanged_bytes, traffic_per_weight_byte
 from planaria.lab.compare.race import ArmCourse
 from planaria.lab.compare.race_job import Race, run_races
 from planaria.lab.compare.race_results import (
@@ -30,25 +30,25 @@ from planaria.lab.compare.race_results import (
     ArmScore,
     ComparisonResults,
     SeedTrace,
-    against_reset,
+    add_reset_ratios,
     curve,
     score,
 )
 from planaria.lab.compare.race_spec import TUNED, Arm, Comparison, load, traces_for
 from planaria.lab.report.comparison import write_comparison
-from planaria.lab.trials.arms import of_arm
+from planaria.lab.trials.arms import prefix_errors
 from planaria.lab.trials.result_cache import make_folder
 from planaria.models.families import stage_parameters
 from planaria.pipeline.network.costs import message_bytes
-from planaria.recovery import recovery
+from planaria.recovery import make_chain
 from planaria.recovery.checkpoint import best_steps
 from planaria.report.observe.bars import JobsProgress
 from planaria.runtime.custom_classes import custom_classes
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.config_checks import check
-from planaria.runtime.engine.prepare import epochs, streams
 from planaria.runtime.prediction.copy_costs import costs_of_copies, resolve_best_options, step_bytes_and_memory
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.config_checks import check
+from planaria.runtime.preparation.prepare import epochs, streams
+from planaria.runtime.resolved_run import ResolvedRun
 
 REPORT, NUMBERS = "report.html", "comparison.json"
 
@@ -83,7 +83,7 @@ class PreparedComparison:
 def prepare_races(requested: ComparisonRequest, notify: Callable[[str], None] | None) -> PreparedComparison:
     """Validate and prepare everything before the first race; ``notify`` reports the preparation of the text.
 
-    :raises UserError: naming the first error, its place and the fix.
+    :raises UserError: for the first error, with its location and fix.
     """
     path = requested.path
     comparison, arms = load(path, requested.flags, requested.seeds, requested.only, requested.trace)
@@ -91,11 +91,11 @@ def prepare_races(requested: ComparisonRequest, notify: Callable[[str], None] | 
     base = arms[0].config
     dataset = tokenise_corpus(base.data, base.model.vocab, notify, base.model.context)
     for arm in arms:
-        with of_arm(f"{path}: compare.arms.{arm.name}"):
+        with prefix_errors(f"{path}: compare.arms.{arm.name}"):
             tuple(epochs(arm.config, streams(arm.config, dataset)[0], arm.config.train.steps * arm.config.samples))
-    most = max(arm.config.exchange.replicas for arm in arms)
-    traces = {seed: traces_for(comparison, base, seed, most) for seed in comparison.seeds}
-    races = [_race(arm, seed, dataset, traces[seed], clocks) for seed in comparison.seeds for arm in arms]
+    max_replicas = max(arm.config.exchange.replicas for arm in arms)
+    traces = {seed: traces_for(comparison, base, seed, max_replicas) for seed in comparison.seeds}
+    races = [_make_race(arm, seed, dataset, traces[seed], clocks) for seed in comparison.seeds for arm in arms]
     return PreparedComparison(comparison, arms, clocks, dataset, traces, races, Path(base.out) / f"{base.name}-compare")
 
 
@@ -106,7 +106,7 @@ def run_remaining_races(
     ready = prepare_races(requested, notify)
     folder, comparison = ready.folder, ready.comparison
     make_folder(folder)
-    with run_folders.locked_for_training(folder):
+    with run_folders.lock_for_training(folder):
         with JobsProgress(quiet) as progress:
             courses = run_races(ready.races, folder, comparison, progress, custom_classes)
         for seed, drawn in ready.traces.items():
@@ -119,7 +119,7 @@ def run_remaining_races(
     return scored, folder
 
 
-def _race(arm: Arm, seed: int, dataset: Data, traces: Sequence[Trace], clocks: Mapping[str, ArmClock]) -> Race:
+def _make_race(arm: Arm, seed: int, dataset: Data, traces: Sequence[Trace], clocks: Mapping[str, ArmClock]) -> Race:
     config = arm.config.with_seed(seed)
     return Race(
         arm=arm.name,
@@ -143,7 +143,7 @@ def score_arms(
 ) -> ComparisonResults:
     """Score every arm against the fault-free first arm; the best point of a search becomes an arm."""
     base, clock, free = arms[0].config, clocks[arms[0].name], dict[int, ArmCourse]()
-    drawn = [_failures(seed, replica, trace) for seed, each in traces.items() for replica, trace in enumerate(each)]
+    drawn = [_seed_trace(seed, replica, trace) for seed, each in traces.items() for replica, trace in enumerate(each)]
     digests = {failures.seed: failures.digest for failures in drawn if not failures.replica}
     scored, search = list[ArmScore](), list[ArmScore]()
     for arm in arms:
@@ -153,7 +153,7 @@ def score_arms(
         scale = _scale(base, clocked)
         arm_runs = score(free, own, (clock, clocks[arm.name]), digests, comparison.target_at, scale)
         (search if arm.searched else scored).append(
-            _scored(base, arm, clocked, clocks[arm.name], arm_runs, list(own.values()), scale)
+            _score_arm(base, arm, clocked, clocks[arm.name], arm_runs, list(own.values()), scale)
         )
     if search:
         search.insert(0, scored[0])
@@ -167,7 +167,7 @@ def score_arms(
         hourly=comparison.trace.hourly,
         failures=[failures for failures in drawn if not failures.replica],
         replica_failures=[failures for failures in drawn if failures.replica],
-        arms=against_reset(scored),
+        arms=add_reset_ratios(scored),
         search=search,
         failure_domain=comparison.trace.failure_domain,
     )
@@ -178,11 +178,11 @@ def best_search_arm(search: Sequence[ArmScore]) -> ArmScore:
 
     It is selected on the same seeds, so its result is slightly optimistic.
     """
-    arrived = [(spread.mean, index) for index, arm in enumerate(search) if (spread := arm.spread("ticks"))]
-    return search[min(arrived)[1]].model_copy(update={"name": TUNED})
+    finishers = [(spread.mean, index) for index, arm in enumerate(search) if (spread := arm.spread("ticks"))]
+    return search[min(finishers)[1]].model_copy(update={"name": TUNED})
 
 
-def _failures(seed: int, replica: int, trace: Trace) -> SeedTrace:
+def _seed_trace(seed: int, replica: int, trace: Trace) -> SeedTrace:
     faults = [(fault.step, fault.stage) for fault in trace.faults]
     return SeedTrace(seed=seed, digest=digest(trace), faults=faults, replica=replica)
 
@@ -193,7 +193,7 @@ def _scale(raced: RunConfig, clocked: RunConfig) -> float:
     return theirs / ours
 
 
-def _scored(
+def _score_arm(
     base: RunConfig,
     arm: Arm,
     clocked: RunConfig,
@@ -206,10 +206,10 @@ def _scored(
     copies, memory = step_bytes_and_memory(ResolvedRun(clocked)) if arm.faults else (0.0, 0.0)
     memory += arm.config.exchange.replicas / base.exchange.replicas - 1.0
     sent = copies + exchanged_bytes(clocked)
-    chain = recovery(arm.config.recovery, arm.config.pipeline.stages)
+    chain = make_chain(arm.config.recovery, arm.config.pipeline.stages)
     return ArmScore(
         name=arm.name,
-        changes=_changes(base, arm.config),
+        changes=_changed_settings(base, arm.config),
         faults=arm.faults,
         routing=arm.config.routing.kind,
         runs=runs,
@@ -224,12 +224,12 @@ def _scored(
         control=chain.control_strategy if arm.faults else "",
         exact=all(strategy.exact for strategy in chain.strategies.values()),
         computes_copies=any(cost.forward for _, cost in costs_of_copies(ResolvedRun(clocked))),
-        inputs=_inputs(clocked, clock, scale),
+        inputs=_arm_inputs(clocked, clock, scale),
         courses=courses,
     )
 
 
-def _inputs(config: RunConfig, clock: ArmClock, scale: float) -> ArmInputs:
+def _arm_inputs(config: RunConfig, clock: ArmClock, scale: float) -> ArmInputs:
     pipeline, stages = config.pipeline, config.pipeline.stages
     sample = config.model.context * config.model.dim * pipeline.microbatch_size
     return ArmInputs(
@@ -249,7 +249,7 @@ def _inputs(config: RunConfig, clock: ArmClock, scale: float) -> ArmInputs:
     )
 
 
-def _changes(base: RunConfig, config: RunConfig) -> dict[str, str]:
+def _changed_settings(base: RunConfig, config: RunConfig) -> dict[str, str]:
     """Return the settings in which an arm differs from the recipe."""
     common, settings = recipe.flatten(base), recipe.flatten(config)
     return {name: str(value) for name, value in settings.items() if common.get(name) != value and name != "name"}
@@ -261,35 +261,35 @@ def resolve_arms(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tup
     :raises UserError: naming the arm that the engine rejects, and why.
     """
     if arms[0].config.routing.schedule is not None:
-        raise UserError(f"{path}: routing.schedule: comparisons do not support schedules; leave it out")
+        raise UserError(f"{path}: routing.schedule: comparisons do not support schedules; remove it")
     if arms[0].config.train.start is not None:
-        raise UserError(f"{path}: train.start: arms start with the weights of their seed; leave it out")
+        raise UserError(f"{path}: train.start: arms start with the weights of their seed; remove it")
     for arm in arms:
         if arm.config.checkpoint.store is not None:
             folder = path if arm.config == arms[0].config else f"{path}: compare.arms.{arm.name}"
-            raise UserError(f"{folder}: checkpoint.store: races keep their checkpoints in memory; leave it out")
-    on_the_clock = {arm.name: clock_config(path, comparison, arm, arms[0].config) for arm in arms}
-    clocks = {arm.name: _clock(path, arm, on_the_clock[arm.name]) for arm in arms}
-    resolved_arms = [_with_best_interval(comparison, arm, on_the_clock[arm.name], clocks[arm.name]) for arm in arms]
+            raise UserError(f"{folder}: checkpoint.store: races keep their checkpoints in memory; remove it")
+    clock_configs = {arm.name: clock_config(path, comparison, arm, arms[0].config) for arm in arms}
+    clocks = {arm.name: _make_clock(path, arm, clock_configs[arm.name]) for arm in arms}
+    resolved_arms = [_with_best_interval(comparison, arm, clock_configs[arm.name], clocks[arm.name]) for arm in arms]
     for arm in resolved_arms:
-        with of_arm(f"{path}: compare.arms.{arm.name}"):
+        with prefix_errors(f"{path}: compare.arms.{arm.name}"):
             check(arm.config.model_copy(update={"engine": "inline"}))
     return resolved_arms, clocks
 
 
-def _clock(path: Path, arm: Arm, config: RunConfig) -> ArmClock:
-    with of_arm(f"{path}: compare.arms.{arm.name}"), blaming(partial(custom_classes, config)):
-        return clock_of(config)
+def _make_clock(path: Path, arm: Arm, config: RunConfig) -> ArmClock:
+    with prefix_errors(f"{path}: compare.arms.{arm.name}"), blame_custom_code(partial(custom_classes, config)):
+        return arm_clock(config)
 
 
-def _with_best_interval(comparison: Comparison, arm: Arm, on_the_clock: RunConfig, clock: ArmClock) -> Arm:
+def _with_best_interval(comparison: Comparison, arm: Arm, clock_configs: RunConfig, clock: ArmClock) -> Arm:
     """Return the arm with its best intervals as numbers of steps, by the clock and the trace's rate."""
-    config, trace = arm.config.model_copy(update={"recovery": on_the_clock.recovery}), comparison.trace
+    config, trace = arm.config.model_copy(update={"recovery": clock_configs.recovery}), comparison.trace
     if config.checkpoint.every != "best":
         return arm.model_copy(update={"config": config})
     eligible_stages = set(range(0 if trace.ends else 1, config.pipeline.stages + 1)) - set(trace.exempt)
     hourly = hourly_of_all(trace.hourly, trace.step_s, config.exchange.replicas)
-    expected_failing_groups = share(trace.failure_domain) * len(
+    expected_failing_groups = relative_probability(trace.failure_domain) * len(
         failure_groups(trace.failure_domain, eligible_stages, config.pipeline.stages, trace.machine)
     )
     every = max(best_steps(hourly, expected_failing_groups, clock.step_s, clock.save_s), clock.behind)
@@ -318,7 +318,7 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm, base: RunConfig) 
         raise UserError(
             f"{path}: compare.arms.{arm.name}: pipeline.microbatches = {arm.config.pipeline.microbatches} of "
             f"{base.pipeline.microbatches} are not a multiple of {comparison.clock}'s {clock.pipeline.microbatches}; "
-            "give another number, or another compare.clock"
+            "use another number, or another compare.clock"
         )
     pipeline = clock.pipeline.model_copy(update={"microbatches": count})
     names = ("routing", "recovery", "exchange", "checkpoint")

@@ -16,7 +16,7 @@ GENERALIST = "generalist"
 """prefix of arms of one model for all domains, and its domain"""
 PASSES = 3
 """forward passes equivalent to a training step; the backward pass takes two"""
-EVEN = 0.01
+MAX_COST_DIFFERENCE = 0.01
 """largest relative difference of two arms' compute"""
 
 
@@ -78,10 +78,10 @@ def arm_costs(
 
     ``speaking``: domains whose experts are active, by default all; other experts only serve as starting points.
 
-    :raises UserError: when the costs of arms of experts differ by more than ``EVEN``.
+    :raises UserError: when the costs of arms of experts differ by more than ``MAX_COST_DIFFERENCE``.
     """
     costs = {arm: arm_cost(arm, jobs, models, step_tokens, speaking) for arm, jobs in arms.items()}
-    _require_even([bill for arm, bill in costs.items() if not is_generalist(arm)])
+    _require_equal_costs([cost for arm, cost in costs.items() if not is_generalist(arm)])
     return costs
 
 
@@ -98,21 +98,21 @@ def arm_cost(
         arm,
         sum(flops_per_token(model) * count for model, count in tokens),
         float(sum(parameter_count(model) * count for model, count in tokens)),
-        float(sum(_inner(model) * count for model, count in tokens)),
+        float(sum(_inner_parameters(model) * count for model, count in tokens)),
         sum(flops_per_token(models[job.size]) for job in jobs if speaking is None or job.domain in speaking) / PASSES,
     )
 
 
-def _require_even(ledger: Sequence[ArmCost]) -> None:
+def _require_equal_costs(ledger: Sequence[ArmCost]) -> None:
     for label in ("flops", "parameter_tokens"):
         least, most = (pick(ledger, key=lambda cost: getattr(cost, label)) for pick in (min, max))
         low, high = getattr(least, label), getattr(most, label)
-        if high > (1 + EVEN) * low:
+        if high > (1 + MAX_COST_DIFFERENCE) * low:
             raise UserError(
                 f"experts: {most.arm} would take {high / low - 1:.1%} more compute ({label}) than {least.arm}; make "
                 "experts.sizes and experts.steps symmetric about their middle"
             )
 
 
-def _inner(model: ModelConfig) -> int:
+def _inner_parameters(model: ModelConfig) -> int:
     return parameter_count(model) - model.vocab * (model.written + (0 if model.tied else model.dim))

@@ -26,7 +26,7 @@ from planaria.lab.experts.budget import (
     generalist,
     is_generalist,
 )
-from planaria.lab.experts.difficulty import ProbeLoss, still_to_learn
+from planaria.lab.experts.difficulty import ProbeLoss, remaining_gain
 from planaria.lab.experts.domains import GENERAL, TRAINED
 from planaria.lab.experts.ensemble import prior_of_parent
 from planaria.lab.experts.experts_results import SeedResult
@@ -34,7 +34,7 @@ from planaria.lab.experts.experts_spec import ExpertsSpec, expert_shapes, step_t
 from planaria.lab.experts.lineage import chains, lineages, numbered_name, parent_seed, tier_of_domains
 from planaria.lab.experts.log_probabilities import DomainLogProbabilities, DomainTexts, sources, token_logps
 from planaria.lab.experts.scoring import arm_result
-from planaria.lab.experts.training import Training, configured, train_all
+from planaria.lab.experts.training import Training, train_all, with_changes
 from planaria.lab.trials.jobs import Watcher
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
@@ -66,21 +66,21 @@ def arms_of(spec: ExpertsSpec, base: RunConfig, tier: Mapping[str, Mapping[str, 
     return arms
 
 
-def costs(spec: ExpertsSpec, base: RunConfig, offered: Mapping[str, list[ExpertPlan]]) -> dict[str, ArmCost]:
+def costs(spec: ExpertsSpec, base: RunConfig, arms: Mapping[str, list[ExpertPlan]]) -> dict[str, ArmCost]:
     """Return arm → its cost.
 
     :raises UserError: when arms of experts differ in cost.
     """
-    return arm_costs(offered, expert_shapes(base.model, spec), step_tokens(base), {*spec.speaking, GENERALIST})
+    return arm_costs(arms, expert_shapes(base.model, spec), step_tokens(base), {*spec.speaking, GENERALIST})
 
 
-def require_even(spec: ExpertsSpec, base: RunConfig) -> None:
+def require_equal_costs(spec: ExpertsSpec, base: RunConfig) -> None:
     """Check before anything runs that all arms cost the same, given the number of domains in each tier.
 
     :raises UserError: as :func:`costs` does.
     """
-    anyhow = tier_of_domains(dict.fromkeys(spec.domains, 0.0), spec.after, len(spec.sizes))
-    costs(spec, base, arms_of(spec, base, {spec.probe.by[0]: anyhow}))
+    tiers = tier_of_domains(dict.fromkeys(spec.domains, 0.0), spec.after, len(spec.sizes))
+    costs(spec, base, arms_of(spec, base, {spec.probe.by[0]: tiers}))
 
 
 def schedule_steps(spec: ExpertsSpec, job: ExpertPlan) -> int:
@@ -137,8 +137,8 @@ class Campaign:
                 difficulty=difficulty,
                 tier=tier,
                 curves={name: [(point.step, point.loss) for point in curve] for name, curve in self.curves.items()},
-                parent=self._read(self.parents[line[self.spec.middle]]).losses,
-                branched={size: self._read(self.parents[name]).losses for size, name in line.items()},
+                parent=self._read_texts(self.parents[line[self.spec.middle]]).losses,
+                branched={size: self._read_texts(self.parents[name]).losses for size, name in line.items()},
                 **self._results(arms, cost, experts[n], lost, self._text_priors(line)),
             )
             for n, line in enumerate(lines)
@@ -157,7 +157,7 @@ class Campaign:
         speaking = {*self.spec.speaking, GENERALIST}
         members = {arm: [job for job in jobs if job.domain in speaking] for arm, jobs in arms.items()}
         members_trained = {job.name for jobs in members.values() for job in jobs} - set(missing)
-        readings = {name: self._read(experts[name]) for name in experts if name in members_trained}
+        readings = {name: self._read_texts(experts[name]) for name in experts if name in members_trained}
         untrained_arms = [arm for arm, jobs in members.items() if not readings.keys() & {job.name for job in jobs}]
         for arm in untrained_arms:
             if not is_generalist(arm):
@@ -190,14 +190,16 @@ class Campaign:
         if by == "sizes":
             smallest, *_, largest = (self._held_out(size) for size in self.spec.sizes)
             return {name: loss - largest[name] for name, loss in smallest.items()}
-        return self._probed()
+        return self._probe_difficulty()
 
     def _held_out(self, size: str) -> dict[str, float]:
         """Return domain → mean held-out loss of the parents of this size."""
-        all_of = [self._read(self.parents[numbered_name(size, n)]).held_out_losses for n in range(self.spec.parents)]
+        all_of = [
+            self._read_texts(self.parents[numbered_name(size, n)]).held_out_losses for n in range(self.spec.parents)
+        ]
         return {name: fmean(losses[name] for losses in all_of) for name in self.spec.domains}
 
-    def _probed(self) -> dict[str, float]:
+    def _probe_difficulty(self) -> dict[str, float]:
         """Return domain → nats learned in the last doubling of a probe's steps."""
         probes = {name: self._probe(name) for name in self.spec.domains}
         self._require("probes", list(probes.values()))
@@ -209,16 +211,18 @@ class Campaign:
                 ProbeLoss(checkpoint.step, -float(token_logps(load_model(checkpoint).eval(), held_out).mean()))
                 for checkpoint in saved
             ]
-            self.curves[name], nats[name] = curve, still_to_learn(curve)
-            self.watcher.note(f"{name}: {nats[name]:.4f} nats learned in the last doubling of {curve[-1].step} steps")
+            self.curves[name], nats[name] = curve, remaining_gain(curve)
+            self.watcher.print_note(
+                f"{name}: {nats[name]:.4f} nats learned in the last doubling of {curve[-1].step} steps"
+            )
         return nats
 
     def _parent(self, size: str, number: int) -> Training:
-        given = self.spec.seed
-        own = {"lr": given.lr, "warmup": given.warmup, "final_lr": given.final_lr}
+        spec = self.spec.seed
+        own = {"lr": spec.lr, "warmup": spec.warmup, "final_lr": spec.final_lr}
         optim = {name: setting for name, setting in own.items() if setting is not None}
-        text = {"source": str((self.folder / (GENERAL if given.text.source else TRAINED)).absolute())}
-        changes = {"train": {"steps": given.steps}, "optim": optim, "seed": parent_seed(self.seed, number)}
+        text = {"source": str((self.folder / (GENERAL if spec.text.source else TRAINED)).absolute())}
+        changes = {"train": {"steps": spec.steps}, "optim": optim, "seed": parent_seed(self.seed, number)}
         return self._training("seeds", numbered_name(size, number), size, text, changes)
 
     def _probe(self, domain: str) -> Training:
@@ -229,13 +233,13 @@ class Campaign:
 
     def _expert(self, job: ExpertPlan, number: int, line: Line) -> Training:
         """Return the training of a job in the ``number``-th line of descent."""
-        before = self._before(job)
+        before = self._previous_expert(job)
         start = self.parents[line[job.size]] if before is None else self._expert(before, number, line)
         schedule = schedule_steps(self.spec, job)
         changes = {"train": {"steps": job.steps, "schedule_steps": schedule, "start": str(start.model)}}
         return self._training("experts", numbered_name(job.name, number), job.size, self._text(job.domain), changes)
 
-    def _before(self, job: ExpertPlan) -> ExpertPlan | None:
+    def _previous_expert(self, job: ExpertPlan) -> ExpertPlan | None:
         """Return the expert that a job's branches off, of the domain before its own; None for a parent."""
         domain = self.spec.after.get(job.domain)
         return job.model_copy(update={"domain": domain}) if domain else None
@@ -255,9 +259,9 @@ class Campaign:
             "validation": own_validation,
         }
         own = {"name": name, "out": str(self.own / subfolder), "seed": self.seed, "data": data}
-        return Training(configured(self.base, own | {"model": {"hidden": self.spec.sizes[size]}, **changes}))
+        return Training(with_changes(self.base, own | {"model": {"hidden": self.spec.sizes[size]}, **changes}))
 
-    def _read(self, training: Training) -> DomainLogProbabilities:
+    def _read_texts(self, training: Training) -> DomainLogProbabilities:
         return self.texts.read(training.model)
 
     def _train_experts(self, jobs: Mapping[str, ExpertPlan], lines: Sequence[Mapping[str, Training]]) -> list[str]:
@@ -266,22 +270,22 @@ class Campaign:
         lost = list[str]()
         for at in range(max(depth.values()) + 1):
             due = [(line, job) for line in lines for job in jobs.values() if depth.get(job.domain, 0) == at]
-            orphans = [line[job.name].config.name for line, job in due if self._orphaned(job, line, lost)]
+            orphans = [line[job.name].config.name for line, job in due if self._has_lost_parent(job, line, lost)]
             for name in orphans:
-                self.watcher.note(f"{name}: lost, because the model that it branches off is lost")
+                self.watcher.print_note(f"{name}: lost, because the model that it branches off is lost")
             remaining = [line[job.name] for line, job in due if line[job.name].config.name not in orphans]
             lost += orphans + self._train("experts", remaining)
         return lost
 
-    def _orphaned(self, job: ExpertPlan, line: Mapping[str, Training], lost: Sequence[str]) -> bool:
-        before = self._before(job)
+    def _has_lost_parent(self, job: ExpertPlan, line: Mapping[str, Training], lost: Sequence[str]) -> bool:
+        before = self._previous_expert(job)
         return before is not None and line[before.name].config.name in lost
 
-    def _train(self, label: str, trainings: Sequence[Training]) -> list[str]:
-        return train_all(f"{label} of seed {self.seed}", trainings, self.spec, self.spec.retries, self.watcher)
+    def _train(self, kind: str, trainings: Sequence[Training]) -> list[str]:
+        return train_all(f"{kind} of seed {self.seed}", trainings, self.spec, self.spec.retries, self.watcher)
 
-    def _require(self, label: str, trainings: Sequence[Training]) -> None:
+    def _require(self, kind: str, trainings: Sequence[Training]) -> None:
         """Train models that all others depend on."""
-        if lost := self._train(label, trainings):
+        if lost := self._train(kind, trainings):
             log = next(training for training in trainings if training.config.name == lost[0]).log
             raise RunStopped(f"{self.own}: {', '.join(lost)} could not be trained, and all experts need it; see {log}")

@@ -21,7 +21,7 @@ class ProbeLoss(NamedTuple):
     """nats per token"""
 
 
-def still_to_learn(curve: Sequence[ProbeLoss]) -> float:
+def remaining_gain(curve: Sequence[ProbeLoss]) -> float:
     """Return the nats per token gained by the last doubling of steps, an upper estimate for the next one.
 
     It is the slope over ln(steps) from the first point at or past half of the last step to the last, times ln 2.
@@ -37,7 +37,7 @@ def still_to_learn(curve: Sequence[ProbeLoss]) -> float:
     return (first.loss - last.loss) / math.log(last.step / first.step) * math.log(2)
 
 
-def tiers(difficulty: Mapping[str, float], count: int) -> dict[str, int]:
+def assign_tiers(difficulty: Mapping[str, float], count: int) -> dict[str, int]:
     """Return domain → its tier, 0 (easiest) to ``count`` - 1 (hardest), by rank; the middle tier is the largest.
 
     Tiers at equal distance from the middle have equally many domains, so that compute is balanced. Ties are broken by

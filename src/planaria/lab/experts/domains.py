@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 from planaria.common import atomic
 from planaria.common.errors import UserError
-from planaria.config.names import expanded
+from planaria.config.names import expand_home
 from planaria.config.schema import DataConfig
 from planaria.data.corpus import iter_documents, iter_file_documents
 from planaria.data.listing import STDLIB
 from planaria.data.records import format_of, read_records
-from planaria.data.tokenizer import evenly_spaced, pieces
+from planaria.data.tokenizer import every_nth, pieces
 from planaria.lab.experts.budget import GENERALIST
 from planaria.lab.experts.embedding import k_means_groups
 from planaria.lab.experts.experts_spec import ExpertsSpec, TextSpec
@@ -40,7 +40,7 @@ TRAINED, HELD_OUT, TEST = "domains", "held-out", "test"
 GENERAL = "general"
 """folder, and file, of the parents' text if it is not that of the domains"""
 RULE = "by document"
-"""how documents are split; part of a run's identity"""
+"""rule by which documents are split; part of a run's identity"""
 
 
 class DocumentPart(NamedTuple):
@@ -62,22 +62,22 @@ def write_domains(spec: ExpertsSpec, folder: Path) -> None:
         return
     known: dict[str, str] = {}
     for name, domain in spec.untrained.items():
-        kept = evenly_spaced(_pieces(f"experts.untrained.{name}", domain), spec.most // SPLIT_PARTS, _length)
+        kept = every_nth(_pieces(f"experts.untrained.{name}", domain), spec.most // SPLIT_PARTS, _length)
         known |= dict.fromkeys((piece.document for piece in kept), TEST)
         _write(folder / TEST / f"{name}.jsonl", kept)
     if spec.clusters:
         _cut_into_clusters(spec, folder, known)
     for name in () if spec.clusters else spec.parts(GENERALIST):
         location = f"experts.domains.{name}"
-        kept = evenly_spaced(_pieces(location, spec.domains[name]), spec.most, _length)
-        _require_enough(location, kept)
+        kept = every_nth(_pieces(location, spec.domains[name]), spec.most, _length)
+        _require_enough_text(location, kept)
         known |= split_documents([piece.document for piece in kept], known)
         _write_parts(name, location, kept, known, folder)
     if spec.seed.text.source:
         location = "experts.seed.text"
-        kept = evenly_spaced(_pieces(location, spec.seed.text), spec.most * len(spec.domains), _length)
+        kept = every_nth(_pieces(location, spec.seed.text), spec.most * len(spec.domains), _length)
         own = [piece for piece in kept if known.get(piece.document, TRAINED) == TRAINED]
-        _require_enough(location, own)
+        _require_enough_text(location, own)
         _write(folder / GENERAL / f"{GENERAL}.jsonl", own)
 
 
@@ -93,7 +93,7 @@ def split_documents(document_digests: Iterable[str], known: Mapping[str, str]) -
     return parts | dict.fromkeys(new[tenth : 2 * tenth], HELD_OUT)
 
 
-def with_text(folder: Path) -> list[str]:
+def domains_with_text(folder: Path) -> list[str]:
     """Return the domains with training text in the run's ``folder``."""
     return sorted(file.stem for file in (folder / TRAINED).glob("*.jsonl"))
 
@@ -116,20 +116,20 @@ def _cut_into_clusters(spec: ExpertsSpec, folder: Path, known: dict[str, str]) -
     """Cut one body of unlabelled text into domains by the content of its pieces."""
     name, domain = next(iter(spec.domains.items()))
     location = f"experts.domains.{name.rpartition('-')[0]}"
-    kept = evenly_spaced(_pieces(location, domain), spec.most, _length)
+    kept = every_nth(_pieces(location, domain), spec.most, _length)
     groups = k_means_groups([piece.text for piece in kept], spec.clusters)
     known |= split_documents([piece.document for piece in kept], known)
     for number, name in enumerate(spec.domains):
         own = [piece for piece, group in zip(kept, groups, strict=True) if group == number]
-        _require_enough(f"experts.domains.{name}", own, ", or ask for fewer experts.clusters")
+        _require_enough_text(f"experts.domains.{name}", own, ", or ask for fewer experts.clusters")
         _write_parts(name, f"experts.domains.{name}", own, known, folder)
 
 
-def _require_enough(location: str, kept: Sequence[DocumentPart], hint: str = "") -> None:
+def _require_enough_text(location: str, kept: Sequence[DocumentPart], hint: str = "") -> None:
     if len(kept) < SPLIT_PARTS:
         raise UserError(
             f"{location}: {sum(map(_length, kept))} characters are too few to learn from and be tested on; "
-            f"give {SPLIT_PARTS * PIECE} or more{hint}"
+            f"use {SPLIT_PARTS * PIECE} or more{hint}"
         )
 
 
@@ -138,12 +138,12 @@ def _write_parts(
 ) -> None:
     """Write a domain's pieces, each into the part of its document."""
     parts = {part: [p for p in kept if known[p.document] == part] for part in (TRAINED, HELD_OUT, TEST)}
-    if lacking := [part for part, own in parts.items() if not own]:
+    if empty_parts := [part for part, own in parts.items() if not own]:
         count = len({piece.document for piece in kept})
         raise UserError(
-            f"{location}: none of its {count} documents is left for {lacking[0]!r}, and no document is cut into "
-            f"training and test text; give more files or records that no other domain has, or {location}.begins, which "
-            "marks where documents begin within a file"
+            f"{location}: none of its {count} documents is left for {empty_parts[0]!r}, and no document is cut into "
+            f"training and test text; use more files or records that no other domain has, or set {location}.begins, "
+            "which marks where documents begin within a file"
         )
     for part, own in parts.items():
         _write(folder / part / f"{name}.jsonl", own)
@@ -172,9 +172,9 @@ def _length(piece: DocumentPart) -> int:
 def _texts(location: str, spec: TextSpec) -> Iterator[str]:
     """Yield all files or records that ``location`` in the recipe names."""
     if spec.where:
-        path = expanded(spec.source)
+        path = expand_home(spec.source)
         if format_of(path) is None:
-            raise UserError(f"{location}.where: goes with a file of records such as .jsonl, not with {spec.source!r}")
+            raise UserError(f"{location}.where: applies to a file of records such as .jsonl, not to {spec.source!r}")
         texts = list(read_records(path, spec.field, spec.where))
         if not texts:
             conditions = ", ".join(f"{key} = {wanted!r}" for key, wanted in spec.where.items())
@@ -182,12 +182,12 @@ def _texts(location: str, spec: TextSpec) -> Iterator[str]:
         yield from texts
         return
     try:
-        files = _globbed(spec.source)
+        files = _glob(spec.source)
         if files is None:
             yield from iter_documents(DataConfig(source=spec.source, field=spec.field))
             return
         if not files:
-            raise UserError(f"source = {spec.source!r}: no file has such a name")
+            raise UserError(f"source = {spec.source!r}: no file matches")
         texts = [text for file in files for text in iter_file_documents(file, spec.field)]
         if not texts:
             raise UserError(f"source = {spec.source!r}: none of its {len(files)} files holds UTF-8 text")
@@ -196,15 +196,15 @@ def _texts(location: str, spec: TextSpec) -> Iterator[str]:
         raise UserError(f"{location}: {str(error).removeprefix('data.')}") from None
 
 
-def _globbed(source: str) -> list[Path] | None:
+def _glob(source: str) -> list[Path] | None:
     """Return the files that a glob matches, sorted; None if ``source`` is not a glob.
 
     ``stdlib:GLOB`` searches Python's library. Broken links are included, so that reading them fails.
     """
     if source.startswith(f"{STDLIB}:"):
         path = Path(sysconfig.get_paths()["stdlib"]) / source.partition(":")[2]
-    elif set(source) & set(GLOB_CHARACTERS) and not expanded(source).exists():
-        path = expanded(source).absolute()
+    elif set(source) & set(GLOB_CHARACTERS) and not expand_home(source).exists():
+        path = expand_home(source).absolute()
     else:
         return None
     root, components = Path(path.anchor), list(path.parts[1:])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from planaria.common import atomic
 from planaria.common.errors import UserError, missing_package
-from planaria.lab.experts.posterior import nearest, uniform
+from planaria.lab.experts.posterior import centre_prior, uniform_prior
 
 FILE = "embedding.safetensors"
 FEATURES = 2**14
@@ -41,33 +41,33 @@ class Embedding:
     """domain → mean of its texts [D]"""
 
     @classmethod
-    def fitted(cls, domains: Mapping[str, Sequence[str]]) -> Embedding:
+    def fit(cls, domains: Mapping[str, Sequence[str]]) -> Embedding:
         """Fit the embedding to the texts of each domain; deterministic.
 
         :raises UserError: when scikit-learn is missing.
         """
         learn = _sklearn()
-        counts = _counts([text for texts in domains.values() for text in texts])
+        counts = _count_words([text for texts in domains.values() for text in texts])
         documents = counts.shape[0]
-        seen = torch.from_numpy((counts > 0).sum(0)).flatten().double()
-        idf = ((1 + documents) / (1 + seen)).log() + 1
+        documents_with_word = torch.from_numpy((counts > 0).sum(0)).flatten().double()
+        idf = ((1 + documents) / (1 + documents_with_word)).log() + 1
         size = min(DIMENSIONS, documents - 1)
-        reduced = learn.decomposition.TruncatedSVD(size, random_state=0).fit(_weighted(counts, idf))
+        reduced = learn.decomposition.TruncatedSVD(size, random_state=0).fit(_weight_counts(counts, idf))
         made = cls(idf.float(), torch.from_numpy(reduced.components_).float(), {})
         centres = {name: made.embed(texts).mean(0) for name, texts in domains.items()}
         return cls(made.idf, made.components, centres)
 
     def embed(self, texts: Sequence[str]) -> Tensor:
         """Return unit vectors [N, D]; zero for a text without known words."""
-        weighted = _weighted(_counts(texts), self.idf.double())
+        weighted = _weight_counts(_count_words(texts), self.idf.double())
         projected = torch.from_numpy(weighted @ self.components.double().numpy().T)
         return torch.nn.functional.normalize(projected, dim=1).float()
 
     def prior(self, texts: Sequence[str], domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E, N] of the domains' experts for texts; uniform for one without known words."""
         positions = self.embed(texts)
-        log_prior = nearest(positions, torch.stack([self.centres[domain] for domain in domains]), temperature)
-        return torch.where(positions.any(1), log_prior, uniform(len(domains))[:, None])
+        log_prior = centre_prior(positions, torch.stack([self.centres[domain] for domain in domains]), temperature)
+        return torch.where(positions.any(1), log_prior, uniform_prior(len(domains))[:, None])
 
     def priors(self, samples: Tensor, decode: Decode, domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E, N, T] over samples [N, T + 1], by the text before each token, updated every ``EVERY`` tokens.
@@ -84,7 +84,7 @@ class Embedding:
         """Write the embedding atomically."""
         tensors = {"idf": self.idf, "components": self.components}
         tensors |= {f"{_CENTRE}{name}": centre for name, centre in self.centres.items()}
-        with atomic.replacing(folder / FILE) as unfinished:
+        with atomic.replace_atomically(folder / FILE) as unfinished:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished)
 
     @classmethod
@@ -108,14 +108,14 @@ def k_means_groups(texts: Sequence[str], count: int) -> list[int]:
     :raises UserError: when there are fewer texts than groups, or scikit-learn is missing.
     """
     if len(texts) <= count:
-        raise UserError(f"experts.clusters = {count}: the text has {len(texts)} pieces only; ask for fewer")
-    positions = Embedding.fitted({"all": texts}).embed(texts).numpy()
+        raise UserError(f"experts.clusters = {count}: the text has only {len(texts)} pieces; use fewer")
+    positions = Embedding.fit({"all": texts}).embed(texts).numpy()
     groups = _sklearn().cluster.KMeans(count, n_init=4, random_state=0).fit_predict(positions).tolist()
     ranked = sorted(range(count), key=lambda group: -groups.count(group))
     return [ranked.index(group) for group in groups]
 
 
-def _counts(texts: Iterable[str]) -> Any:
+def _count_words(texts: Iterable[str]) -> Any:
     """Hash words into columns: a sparse matrix [N, F]."""
     vectorizer = _sklearn().feature_extraction.text.HashingVectorizer(
         n_features=FEATURES, alternate_sign=False, norm=None, token_pattern=r"\w+"
@@ -123,7 +123,7 @@ def _counts(texts: Iterable[str]) -> Any:
     return vectorizer.transform(texts)
 
 
-def _weighted(counts: Any, idf: Tensor) -> Any:
+def _weight_counts(counts: Any, idf: Tensor) -> Any:
     """Return rows of tf · idf, of length 1."""
     return _sklearn().preprocessing.normalize(counts.multiply(idf.numpy()[None]).tocsr())
 

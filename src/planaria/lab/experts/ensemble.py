@@ -212,10 +212,10 @@ class _Continuation:
 def prior_of_parent(
     parent: Path, run: Path, texts: Mapping[str, Sequence[str]], mixture: MixtureSpec, cache: str | None = None
 ) -> RidgePrior | VotesPrior:
-    """Return the prior ``ridge`` or ``votes``; arguments and errors as :meth:`RidgePrior.stored_or_fitted`."""
+    """Return the prior ``ridge`` or ``votes``; arguments and errors as :meth:`RidgePrior.load_or_fit`."""
     if mixture.prior == "votes":
-        return VotesPrior.stored_or_fitted(parent, run, texts, mixture.votes, cache)
-    return RidgePrior.stored_or_fitted(parent, run, texts, cache)
+        return VotesPrior.load_or_fit(parent, run, texts, mixture.votes, cache)
+    return RidgePrior.load_or_fit(parent, run, texts, cache)
 
 
 class TextPrior(NamedTuple):
@@ -243,6 +243,6 @@ def text_prior(folder: Path, ensemble: EnsembleManifest, tokenizer: Tokenizer) -
         return TextPrior(partial(embedding.priors, decode=tokenizer.decode, **given), after)
     if mixture.is_fitted_on_parent:
         texts = {domain: ensemble.parts(domain) for domain in domains}
-        prior = prior_of_parent(folder / ensemble.listener(folder), folder, texts, mixture)
+        prior = prior_of_parent(folder / ensemble.prior_model(folder), folder, texts, mixture)
         return TextPrior(partial(prior.priors, **given), partial(prior.prior, **given))
     return None

@@ -203,15 +203,15 @@ class Results(Record):
         by_domain = [self.ratios(arm, domain, to) for domain in domains or self.domains]
         return [geometric_mean([ratios[n] for ratios in by_domain]) for n in range(len(self.seeds))]
 
-    def luck(self, arm: str, to: str = SYNCHRONISED) -> list[float]:
-        """Return the effect of the parent alone on an arm's perplexity over another's, over all domains.
+    def luck(self, arm: str) -> list[float]:
+        """Return the effect of the parent alone on an arm's perplexity over the synchronised arm's, over all domains.
 
         For each line of descent, relative to the geometric mean of all lines of its seed; 1 if a seed has one line.
         """
         ratios = []
         for seed in self.seeds:
             logs = [
-                fmean(run.arms[arm].scores[d].loss - run.arms[to].scores[d].loss for d in self.domains)
+                fmean(run.arms[arm].scores[d].loss - run.arms[SYNCHRONISED].scores[d].loss for d in self.domains)
                 for run in self.of(seed)
             ]
             ratios += [math.exp(log - fmean(logs)) for log in logs]

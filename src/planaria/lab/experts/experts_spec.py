@@ -17,7 +17,7 @@ from planaria.config.schema import ModelConfig, RunConfig, Section
 from planaria.lab.experts.budget import GENERALIST
 from planaria.lab.experts.lineage import chains
 from planaria.lab.experts.minimax_weights import FLOOR
-from planaria.lab.trials.arms import SeededTrials, table_of
+from planaria.lab.trials.arms import SeededTrials, read_table
 from planaria.lab.trials.jobs import JobSettings
 
 By = Literal["probe", "sizes", "hand", "seed_loss"]
@@ -50,9 +50,9 @@ class DomainSpec(TextSpec):
     """A domain."""
 
     of: list[str] = Field(default_factory=list)
-    """domains whose text this one mixes, as many samples of each; in place of source"""
+    """domains whose text this one mixes, with equally many samples of each; instead of source"""
     after: str = ""
-    """the domain whose expert this one's branches off, in place of a parent; only the last of such a chain speaks"""
+    """domain whose expert this one's branches off, instead of a parent; only the last expert of a chain is active"""
     hand: Natural | None = None
     """difficulty as judged by hand; 0 is easiest"""
 
@@ -69,17 +69,17 @@ class SeedSpec(Section):
     final_lr: Fraction | None = None
     """default: optim.final_lr"""
     text: TextSpec = TextSpec()
-    """text to read in place of the domains', if it has a source"""
+    """text to read instead of the domains', if it has a source"""
 
 
 class ProbeSpec(Section):
     """A short training on each domain, which measures its difficulty."""
 
     steps: Annotated[int, Field(ge=4)] = 80
-    """optimizer updates; the held-out loss is taken at a quarter, half, three quarters and the end of them"""
+    """optimizer updates; the held-out loss is measured at a quarter, half, three quarters and the end of them"""
     by: list[By] = Field(default=["probe"], min_length=1)
     """measures of difficulty: ``probe``, the gain of more steps; ``sizes``, the gain of the largest seed model over the
-    smallest; domains' ``hand``; or ``seed_loss``; with several, the uneven arms are made once for each"""
+    smallest; domains' ``hand``; or ``seed_loss``; with several, each has its own uneven arms"""
 
 
 class VotesSpec(Section):
@@ -107,7 +107,7 @@ class MixtureSpec(Section):
     decay = 0.7 multiplies the old by 0.3, as in HDEE's code"""
     sequences: Positive = 100
     """cached: held-out texts to use"""
-    temperature: Annotated[float, bounds.at_least(bounds.COLDEST, "colder priors select a single expert")] = 0.1
+    temperature: Annotated[float, bounds.at_least(bounds.MIN_TEMPERATURE, "colder priors select a single expert")] = 0.1
     """clusters: T in exp(-distance² / T); ridge: in exp(estimated probability / T); votes:
     in exp(score / T)"""
     top_k: Natural = 0
@@ -125,17 +125,17 @@ class MixtureSpec(Section):
     def _check_votes(self) -> Self:
         if self.prior != "votes" and self.votes != VotesSpec():
             raise ValueError(
-                f"experts.mixture.votes: prior = {self.prior!r} has no votes; leave it out, or set prior = 'votes'"
+                f"experts.mixture.votes: prior = {self.prior!r} has no votes; remove it, or set prior = 'votes'"
             )
         if self.votes.by == "bayes" and self.votes.ridge != VotesSpec().ridge:
-            raise ValueError("experts.mixture.votes.ridge: by = 'bayes' makes no regression; leave it out")
+            raise ValueError("experts.mixture.votes.ridge: by = 'bayes' makes no regression; remove it")
         return self
 
     @model_validator(mode="after")
     def _check_prefix(self) -> Self:
         if self.prior == "worst" and not self.prefix:
             raise ValueError(
-                "experts.mixture.prefix = 0: prior = 'worst' is fitted on a text's first tokens; give 1 or more"
+                "experts.mixture.prefix = 0: prior = 'worst' is fitted on a text's first tokens; use 1 or more"
             )
         return self
 
@@ -165,7 +165,7 @@ class ExpertsSpec(SeededTrials, JobSettings):
     test_windows: Positive = 200
     """samples of each domain's test text on which perplexity is measured"""
     retries: Natural = 2
-    """how often an expert whose process dies is resumed before it is given up"""
+    """maximum number of times that an expert whose process dies is resumed"""
     seed: SeedSpec = SeedSpec()
     probe: ProbeSpec = ProbeSpec()
     mixture: MixtureSpec = MixtureSpec()
@@ -175,33 +175,35 @@ class ExpertsSpec(SeededTrials, JobSettings):
         count = len(self.sizes)
         if count % 2 == 0 or len(self.steps) != count:
             raise ValueError(
-                f"experts.sizes has {count} and experts.steps {len(self.steps)} entries; give as many of each, an odd "
-                "number: the middle is for all experts of the even arm"
+                f"experts.sizes has {count} and experts.steps {len(self.steps)} entries; use equally many, an odd "
+                "number: the middle one is for all experts of the even arm"
             )
         widths = list(self.sizes.values())
         if widths != sorted(widths) or self.steps != sorted(self.steps):
-            raise ValueError("experts.sizes and experts.steps: name the smallest first")
+            raise ValueError("experts.sizes and experts.steps: list the smallest first")
         if "sizes" in self.probe.by and count == 1:
-            raise ValueError("experts.probe.by has 'sizes': experts.sizes names one only; give three, or change by")
+            raise ValueError(
+                "experts.probe.by has 'sizes': experts.sizes has only one; use three, or change experts.probe.by"
+            )
         shared = sorted(self.domains.keys() & self.untrained.keys())
         if shared:
+            raise ValueError(f"experts.untrained.{shared[0]} is also in experts.domains; rename one of them")
+        if "hand" in self.probe.by and (unjudged := [n for n, d in self.domains.items() if d.hand is None]):
             raise ValueError(
-                f"experts.untrained.{shared[0]} is one of experts.domains too; give one of them another name"
-            )
-        if "hand" in self.probe.by and (open_ := [n for n, d in self.domains.items() if d.hand is None]):
-            raise ValueError(
-                f"experts.probe.by has 'hand': experts.domains.{open_[0]}.hand is missing; give 0 for easiest"
+                f"experts.probe.by has 'hand': experts.domains.{unjudged[0]}.hand is missing; set it, 0 for the easiest"
             )
         self._check_names()
         if self.clusters == 1 or (self.clusters and len(self.domains) != 1):
-            raise ValueError(f"experts.clusters = {self.clusters}: cuts one domain into two or more; name just one")
+            raise ValueError(
+                f"experts.clusters = {self.clusters}: cuts one domain into two or more; set exactly one domain"
+            )
         if len(self.domains) < 2 and not self.clusters:
-            raise ValueError("experts.domains: name at least two, or set experts.clusters to cut one into several")
+            raise ValueError("experts.domains: set at least two, or set experts.clusters to cut one into several")
         domains, label = (self.clusters or len(self.speaking)), "chains" if any(self.after.values()) else "domains"
         if domains < count:
             raise ValueError(
-                f"experts.sizes: {count} of them for {domains} {label} leave the outer tiers empty, and all arms "
-                f"equal; name {domains - 1 + domains % 2} at most"
+                f"experts.sizes: {count} sizes for {domains} {label} leave the outer tiers empty, and all arms "
+                f"equal; use at most {domains - 1 + domains % 2}"
             )
         return self
 
@@ -238,15 +240,15 @@ class ExpertsSpec(SeededTrials, JobSettings):
             for name, domain in domains.items():
                 where = f"experts.{table}.{name}"
                 if bool(domain.source) == bool(domain.of):
-                    raise ValueError(f"{where}: give source, or the domains that it is made of")
+                    raise ValueError(f"{where}: set source, or of (the domains that it mixes)")
                 for source in domain.of:
                     if source not in plain:
-                        raise ValueError(f"{where}.of: {source!r} is no domain with text; {nearest(source, plain)}")
+                        raise ValueError(f"{where}.of: {source!r} is not a domain with text; {nearest(source, plain)}")
                 if table == "untrained" and (domain.after or domain.of):
                     key = "after" if domain.after else "of"
-                    raise ValueError(f"{where}.{key}: goes with an expert, and this domain has none; leave it out")
+                    raise ValueError(f"{where}.{key}: requires an expert, and this domain has none; remove it")
         if not self.seed.text.source and self.seed.text != TextSpec():
-            raise ValueError("experts.seed.text.source is missing; give it, or leave experts.seed.text out")
+            raise ValueError("experts.seed.text.source is missing; set it, or remove experts.seed.text")
         for size in self.rivals:
             if size not in self.sizes:
                 raise ValueError(f"experts.generalists: there is no size {size!r}; {nearest(size, self.sizes)}")
@@ -257,7 +259,7 @@ class ExpertsSpec(SeededTrials, JobSettings):
         if 0 < self.schedule_steps < self.steps[-1]:
             raise ValueError(
                 f"experts.schedule_steps = {self.schedule_steps} is less than the longest of experts.steps = "
-                f"{self.steps[-1]}; give as many or more"
+                f"{self.steps[-1]}; use at least that"
             )
         return self
 
@@ -266,8 +268,8 @@ class ExpertsSpec(SeededTrials, JobSettings):
         experts = self.clusters or len(self.speaking)
         if self.mixture.prior == "worst" and experts * FLOOR >= 1:
             raise ValueError(
-                f"experts.mixture.prior = 'worst': each expert has at least {FLOOR:g}, and {experts} leave no choice; "
-                "use another prior"
+                f"experts.mixture.prior = 'worst': each expert's weight is at least {FLOOR:g}, so {experts} experts "
+                "leave no choice; use another prior"
             )
         return self
 
@@ -276,7 +278,7 @@ class ExpertsSpec(SeededTrials, JobSettings):
             if invalid := [name for name in names if not is_key(name)]:
                 raise ValueError(f"experts.{table}.{invalid[0]}: not a valid name; {KEY_RULE}")
         if GENERALIST in self.domains:
-            raise ValueError(f"experts.domains.{GENERALIST} is the arm's name; give the domain another")
+            raise ValueError(f"experts.domains.{GENERALIST} is the name of an arm; rename the domain")
 
 
 def load(path: Path, flags: Mapping[str, str]) -> tuple[ExpertsSpec, RunConfig]:
@@ -284,11 +286,11 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[ExpertsSpec, RunConfig]:
 
     :raises UserError: naming file, key and fix.
     """
-    spec, tree = table_of(path, "experts", ExpertsSpec, "train")
+    spec, tree = read_table(path, "experts", ExpertsSpec, "train")
     return spec, recipe.from_tree(tree, flags, path)
 
 
-def expanded(spec: ExpertsSpec) -> ExpertsSpec:
+def expand_clusters(spec: ExpertsSpec) -> ExpertsSpec:
     """Return the table with the domains that ``clusters`` cuts its one domain into; otherwise unchanged.
 
     :raises UserError: when one of these has the name of an untrained domain.
@@ -298,7 +300,7 @@ def expanded(spec: ExpertsSpec) -> ExpertsSpec:
     name, domain = next(iter(spec.domains.items()))
     cut = {f"{name}-{number}": domain for number in range(spec.clusters)}
     if shared := sorted(cut.keys() & spec.untrained.keys()):
-        raise UserError(f"experts.untrained.{shared[0]}: experts.clusters makes a domain of that name; give it another")
+        raise UserError(f"experts.untrained.{shared[0]}: experts.clusters makes a domain of that name; rename it")
     return spec.model_copy(update={"domains": cut})
 
 

@@ -1,4 +1,4 @@
-"""``fused.json``: how a model was merged from several."""
+"""``fused.json``: record of a model merged from several."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Routers(Record):
 
 
 class Fused(Record):
-    """How a model was merged."""
+    """Record of a merge."""
 
     format: Literal[1] = 1
     by: By
@@ -64,11 +64,11 @@ class Fused(Record):
     run: str = ""
     """folder of the experts' ensemble"""
     routers: Routers | None = None
-    """given for dume"""
+    """set for dume"""
 
 
 def contributions(fused: Fused, parent: Named, models: Sequence[Named]) -> list[dict[str, Tensor]]:
-    """Return what each model adds to the parent; for an average, the scale is 1 / N."""
+    """Return each model's contribution to the parent; for an average, the scale is 1 / N."""
     vectors = [task_vectors.task_vector(model, parent) for model in models]
     if fused.by == "ties":
         return task_vectors.ties(vectors, fused.scale)
@@ -78,18 +78,18 @@ def contributions(fused: Fused, parent: Named, models: Sequence[Named]) -> list[
 
 
 def read(folder: Path, fix: str = "restore it") -> Fused | None:
-    """Return how the model in a folder was merged; None if it was not.
+    """Return the merge record of the model in a folder; None if it was not merged.
 
     :raises UserError: when the file is damaged.
     """
     file = folder / FILE
-    return documents.model(file, Fused, MAX_BYTES, fix) if file.is_file() else None
+    return documents.read_model(file, Fused, MAX_BYTES, fix) if file.is_file() else None
 
 
 def read_whole(folder: Path) -> Fused | None:
-    """Return how a model to be repaired was merged; None if it was not.
+    """Return the merge record of a model to be repaired; None if it was not merged.
 
-    :raises UserError: also when a source model is missing, or the model is no sum of them.
+    :raises UserError: also when a source model is missing, or the model is not a sum of them.
     """
     fix = "restore it, or remove it to repair the model as one"
     if (fused := read(folder, fix)) is None:

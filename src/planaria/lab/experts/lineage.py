@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from planaria.lab.experts.difficulty import tiers
+from planaria.lab.experts.difficulty import assign_tiers
 
-APART = 1 << 20
+SEED_STRIDE = 1 << 20
 """difference of the training seeds of two parents of one size; larger than any run's number of seeds"""
 
 
@@ -19,7 +19,7 @@ def numbered_name(name: str, number: int) -> str:
 
 def parent_seed(seed: int, number: int) -> int:
     """Return the training seed of the ``number``-th parent of each size, for weights and data order."""
-    return seed + APART * number
+    return seed + SEED_STRIDE * number
 
 
 def lineages(sizes: Sequence[str], parents: int, seed: int) -> list[dict[str, str]]:
@@ -43,27 +43,27 @@ def chains(after: Mapping[str, str]) -> list[list[str]]:
     following: dict[str, str] = {}
     for name, before in after.items():
         if before and before not in after:
-            raise ValueError(f"experts.domains.{name}.after = {before!r}: there is no such domain; name one, or none")
+            raise ValueError(f"experts.domains.{name}.after = {before!r}: no such domain; use another, or remove it")
         if before in following:
             raise ValueError(
                 f"experts.domains.{name}.after = {before!r}: {following[before]} also comes after it; let one of the "
-                "two come after the other"
+                "two follow the other"
             )
         if before:
             following[before] = name
-    found_chains = []
+    complete = []
     for name in (name for name, before in after.items() if not before):
-        found_chains.append(chain := [name])
+        complete.append(chain := [name])
         while chain[-1] in following:
             chain.append(following[chain[-1]])
-    if round_ := sorted(after.keys() - {name for chain in found_chains for name in chain}):
-        raise ValueError(f"experts.domains.{round_[0]}.after: forms a cycle; leave one 'after' of it out")
-    return found_chains
+    if cycle := sorted(after.keys() - {name for chain in complete for name in chain}):
+        raise ValueError(f"experts.domains.{cycle[0]}.after: forms a cycle; remove one 'after' of it")
+    return complete
 
 
 def tier_of_domains(difficulty: Mapping[str, float], after: Mapping[str, str], count: int) -> dict[str, int]:
     """Return domain → its tier, the same for all of a chain, whose difficulty is the mean over its domains."""
     chain_of = {chain[-1]: chain for chain in chains(after)}
     hard = {last: fmean(difficulty[name] for name in chain) for last, chain in chain_of.items()}
-    tier = {name: at for last, at in tiers(hard, count).items() for name in chain_of[last]}
+    tier = {name: at for last, at in assign_tiers(hard, count).items() for name in chain_of[last]}
     return {name: tier[name] for name in difficulty}

@@ -1,4 +1,4 @@
-"""Log-probabilities of texts' tokens by each model, computed once and stored beside the model."""
+"""Log-probabilities of texts' tokens by each model, computed once and stored next to the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from planaria.lab.experts.manifest import TOKENIZER
 from planaria.models.huggingface import import_model
 
 BATCH = 32
-"""windows read at once"""
+"""windows per forward pass"""
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,16 @@ class DomainTexts:
     def read(self, model: Path) -> DomainLogProbabilities:
         """Return the readings of the exported ``model``, which are stored in its parent folder."""
         file = model.with_name("readings.safetensors")
-        kept = _kept(file)
-        if kept is None:
+        readings = _read_stored(file)
+        if readings is None:
             read = import_model(model).eval()
             readings = {f"test.{name}": token_logps(read, samples) for name, samples in self.test.items()}
             readings |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
             write_tensors(file, readings)
-            kept = readings
+            readings = readings
         return DomainLogProbabilities(
-            {name: kept[f"test.{name}"] for name in self.test},
-            {name: kept[f"held_out.{name}"] for name in self.held_out},
+            {name: readings[f"test.{name}"] for name in self.test},
+            {name: readings[f"held_out.{name}"] for name in self.held_out},
         )
 
     def priors(self, prior: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
@@ -99,26 +99,26 @@ class DomainTexts:
                 name: [text for source in spec.parts(name) for text in read_pieces(self._folder, TRAINED, source)]
                 for name in spec.domains
             }
-            Embedding.fitted(trained).save(self._folder)
+            Embedding.fit(trained).save(self._folder)
         known, tokenizer = Embedding.open(self._folder), Tokenizer.open(self._folder / "tokenizer.json")
         domains, temperature = spec.speaking, spec.mixture.temperature
         return self.priors(lambda samples: known.priors(samples, tokenizer.decode, domains, temperature))
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors beside a model, with metadata, and update the digests of the folder."""
-    with atomic.replacing(file) as unfinished:
+    """Write tensors next to a model, with metadata, and update the digests of the folder."""
+    with atomic.replace_atomically(file) as unfinished:
         save_file(dict(tensors), unfinished, metadata=None if metadata is None else dict(metadata))
     if sums := digests.read(file.parent):
         digests.write(file.parent, sums | {file.name: (digests.of_file(file),)})
 
 
-def kept_sums(file: Path, shape: tuple[int, ...], fix: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_sums(file: Path, shape: tuple[int, ...], fix: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return tensors [*shape] by name from a file of :func:`planaria.lab.experts.ridge.sums`, and its metadata.
 
     Shapes are checked before tensors are loaded, so a wrong file takes no memory.
 
-    :raises UserError: ending with ``fix``, when it is missing, damaged or of other shapes.
+    :raises UserError: ending with ``fix``, if it is missing, damaged or of different shapes.
     """
     tensors = {}
     try:
@@ -134,7 +134,7 @@ def kept_sums(file: Path, shape: tuple[int, ...], fix: str) -> tuple[dict[str, T
         raise UserError(f"{file}: missing or damaged ({error}); {fix}") from None
 
 
-def _kept(file: Path) -> dict[str, Tensor] | None:
+def _read_stored(file: Path) -> dict[str, Tensor] | None:
     """Return stored readings; None if there are none or they are damaged."""
     sums = digests.read(file.parent)
     if not file.is_file() or (sums and digests.of_file(file) not in sums.get(file.name, ())):
@@ -151,11 +151,11 @@ def domain_samples(
     split: str,
     vocab: int,
     context: int,
-    most: int,
+    limit: int,
     cache: str | None = None,
     location: str = "",
 ) -> Tensor:
-    """Return at most ``most`` samples [N, context + 1] of a ``split`` (``TRAINED``, ``HELD_OUT`` or ``TEST``).
+    """Return at most ``limit`` samples [N, context + 1] of a ``split`` (``TRAINED``, ``HELD_OUT`` or ``TEST``).
 
     The text is of one domain, or of equal shares of the ``domains`` that another mixes. Errors name ``location``.
 
@@ -164,7 +164,7 @@ def domain_samples(
     try:
         text = sources(domains, folder / split)
         data_config = DataConfig(**text, tokenizer=str(folder / TOKENIZER), validation=0.0, cache=cache)
-        return windows(tokenise_corpus(data_config, vocab), "train", context, most)
+        return windows(tokenise_corpus(data_config, vocab), "train", context, limit)
     except UserError as error:
         files = ", ".join(str(folder / split / f"{name}.jsonl") for name in domains)
         location = location or f"domain {', '.join(map(repr, domains))} ({files})"
@@ -180,8 +180,8 @@ def sources(domains: Sequence[str], folder: Path) -> dict[str, Any]:
     return {"source": DataConfig().source, "mixture": mixture}
 
 
-def windows(dataset: Data, split: Split, context: int, most: int) -> Tensor:
-    """Return at most ``most`` samples of a split, each once, in a fixed order: int64 [N, context + 1].
+def windows(dataset: Data, split: Split, context: int, limit: int) -> Tensor:
+    """Return at most ``limit`` samples of a split, each once, in a fixed order: int64 [N, context + 1].
 
     Several sources have equal shares.
 
@@ -189,7 +189,7 @@ def windows(dataset: Data, split: Split, context: int, most: int) -> Tensor:
     """
     stream = Stream(dataset, split, context, seed=0)
     each = min(source.windows for source in stream.sources.values())
-    return torch.stack([stream.sample(n) for n in range(min(most, each * len(stream.sources)))])
+    return torch.stack([stream.sample(n) for n in range(min(limit, each * len(stream.sources)))])
 
 
 @torch.inference_mode()

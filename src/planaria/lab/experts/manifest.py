@@ -63,7 +63,7 @@ class EnsembleManifest(Record):
         """Return the domains whose text this one's experts learn from."""
         return self.mixes.get(domain) or [domain]
 
-    def listener(self, folder: Path) -> str:
+    def prior_model(self, folder: Path) -> str:
         """Return the folder of the model for the priors ridge and votes: the parent of middle size.
 
         :raises UserError: when it is unknown or missing.
@@ -72,24 +72,24 @@ class EnsembleManifest(Record):
         parent = self.parent or (known[len(known) // 2].parent if known else "")
         prior = f"{folder}: prior = {self.mixture.prior!r}"
         if not parent:
-            raise UserError(f"{prior}: its experts do not name the model they branched off; use another")
+            raise UserError(f"{prior}: the parent of its experts is unknown; use another prior")
         if not (folder / parent / WEIGHTS).is_file():
-            raise UserError(f"{prior}: there is no {folder / parent / WEIGHTS}; restore it")
+            raise UserError(f"{prior}: {folder / parent / WEIGHTS} is missing; restore it")
         return parent
 
-    def changed_like(self, before: EnsembleManifest) -> EnsembleManifest:
+    def with_changes_of(self, before: EnsembleManifest) -> EnsembleManifest:
         """Return this new manifest with the manual changes of the one ``before`` it."""
-        stay = [member for member in self.members if member.name not in before.removed]
-        names = {member.name for member in stay}
+        trained = [member for member in self.members if member.name not in before.removed]
+        names = {member.name for member in trained}
         added = [expert for expert in before.members if expert.added and expert.name not in names]
-        return self.model_copy(update={"members": [*stay, *added], "removed": before.removed})
+        return self.model_copy(update={"members": [*trained, *added], "removed": before.removed})
 
     def member(self, name: str) -> Expert:
         """Return the member of that name; raise UserError naming the nearest."""
         for member in self.members:
             if member.name == name:
                 return member
-        raise UserError(f"there is no expert {name!r} here; {nearest(name, [m.name for m in self.members])}")
+        raise UserError(f"unknown expert {name!r}; {nearest(name, [m.name for m in self.members])}")
 
 
 def digest(file: Path) -> str:
@@ -112,7 +112,7 @@ def read(folder: Path) -> EnsembleManifest:
     file = folder / FILE
     if not file.is_file():
         raise UserError(f"{folder} holds no ensemble (no {FILE}); make one with `planaria experts train RECIPE`")
-    manifest = documents.model(file, EnsembleManifest, MAX_BYTES, "restore an older copy")
+    manifest = documents.read_model(file, EnsembleManifest, MAX_BYTES, "restore an older copy")
     if not manifest.members:
         raise UserError(f"{file} has no experts; add one with `planaria experts edit {folder} --add MODEL`")
     return manifest
@@ -131,12 +131,12 @@ def expert_folder(folder: Path, member: Expert) -> Path:
     model = folder / member.model
     if not (model / WEIGHTS).is_file():
         raise UserError(
-            f"{folder / FILE}: expert {member.name!r}: there is no {model / WEIGHTS}; restore it, or "
+            f"{folder / FILE}: expert {member.name!r}: {model / WEIGHTS} is missing; restore it, or "
             f"`planaria experts edit {folder} --remove {member.name}`"
         )
     if digest(model / WEIGHTS) != member.sha256:
         raise UserError(
             f"{folder / FILE}: expert {member.name!r}: {model / WEIGHTS} is not the file that was added; restore that "
-            "back, or remove the expert and add this one"
+            "file, or remove the expert and add this one"
         )
     return model

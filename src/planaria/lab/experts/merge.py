@@ -26,7 +26,7 @@ def mean(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([model[name] for model in models]).mean(0) for name in models[0]}
 
 
-def merged(experts: Sequence[Llama], top_k: int, bias: bool) -> Llama:
+def merge_experts(experts: Sequence[Llama], top_k: int, bias: bool) -> Llama:
     """Return one model of N experts of equal shape; its routers are zero until :func:`route` sets them."""
     states = [expert.global_state() for expert in experts]
     model = Llama(experts[0].config, routing=Routing(len(experts), top_k, bias), initialise=False)
@@ -37,7 +37,7 @@ def merged(experts: Sequence[Llama], top_k: int, bias: bool) -> Llama:
         if _OWN in name
     }
     shared = mean([{name: tensor for name, tensor in state.items() if _OWN not in name} for state in states])
-    return _filled(model, shared | blocks)
+    return _load_state(model, shared | blocks)
 
 
 def with_block(model: Llama, expert: Llama, top_k: int) -> Llama:
@@ -47,7 +47,7 @@ def with_block(model: Llama, expert: Llama, top_k: int) -> Llama:
     added = {n.replace(_OWN, _ALL.format(number)): t for n, t in expert.global_state().items() if _OWN in n}
     routing = model.routing._replace(experts=number + 1, top_k=top_k)
     wider = Llama(model.config, routing=routing, initialise=False)
-    return _filled(wider, {name: tensor for name, tensor in state.items() if ".router." not in name} | added)
+    return _load_state(wider, {name: tensor for name, tensor in state.items() if ".router." not in name} | added)
 
 
 def without_block(model: Llama, number: int, top_k: int) -> Llama:
@@ -57,26 +57,26 @@ def without_block(model: Llama, number: int, top_k: int) -> Llama:
     fewer = model.routing._replace(experts=len(left), top_k=top_k)
     state = {name: tensor for name, tensor in model.global_state().items() if ".mlp." not in name}
     for new, old in enumerate(left):
-        was, now = _ALL.format(old), _ALL.format(new)
-        state |= {name.replace(was, now): t for name, t in model.global_state().items() if was in name}
-    return _filled(Llama(model.config, routing=fewer, initialise=False), state)
+        old_name, now = _ALL.format(old), _ALL.format(new)
+        state |= {name.replace(old_name, now): t for name, t in model.global_state().items() if old_name in name}
+    return _load_state(Llama(model.config, routing=fewer, initialise=False), state)
 
 
 @torch.inference_mode()
 def domain_sums(model: Llama, block: int, samples: Tensor) -> Tensor:
     """Return :func:`ridge.sums` [layers, D + 1, D + 1] of the routers' inputs while samples [n, T] pass ``block``."""
-    layers = _routed(model)
+    layers = _routed_layers(model)
     total = torch.zeros(len(layers), *[model.config.dim + 1] * 2, dtype=torch.float64)
 
-    def adding(at: int) -> Callable[[nn.Module, Any], None]:
+    def make_hook(at: int) -> Callable[[nn.Module, Any], None]:
         def add(_: nn.Module, given: tuple[Tensor]) -> None:
             total[at] += ridge.sums(given[0].flatten(0, -2))
 
         return add
 
-    hooks = [layer.register_forward_pre_hook(adding(at)) for at, layer in enumerate(layers)]
+    hooks = [layer.register_forward_pre_hook(make_hook(at)) for at, layer in enumerate(layers)]
     try:
-        with forced(model, block):
+        with force_block(model, block):
             for batch in torch.split(samples, BATCH):
                 model.hidden(batch)
     finally:
@@ -92,7 +92,7 @@ def route(model: Llama, domains: Sequence[Tensor], lam: float, temperature: floa
     :raises UserError: as :func:`ridge.router`.
     """
     assert model.routing is not None
-    for at, layer in enumerate(_routed(model)):
+    for at, layer in enumerate(_routed_layers(model)):
         weights = ridge.router([own[at] for own in domains], lam, model.routing.bias).float() / temperature
         layer.router.weight.copy_(weights[: model.config.dim].T)
         if model.routing.bias:
@@ -100,9 +100,9 @@ def route(model: Llama, domains: Sequence[Tensor], lam: float, temperature: floa
 
 
 @contextmanager
-def forced(model: Llama, block: int) -> Iterator[None]:
+def force_block(model: Llama, block: int) -> Iterator[None]:
     """Route all tokens through this block in every layer."""
-    layers = _routed(model)
+    layers = _routed_layers(model)
     try:
         for layer in layers:
             layer.forced = block
@@ -113,7 +113,7 @@ def forced(model: Llama, block: int) -> Iterator[None]:
 
 
 @contextmanager
-def shares(model: Llama) -> Iterator[Tensor]:
+def count_shares(model: Llama) -> Iterator[Tensor]:
     """Yield the weight of each block [N], summed over all tokens read meanwhile and over layers."""
     assert model.routing is not None
     totals = torch.zeros(model.routing.experts, dtype=torch.float64)
@@ -122,7 +122,7 @@ def shares(model: Llama) -> Iterator[Tensor]:
         weights, chosen = logits.double().topk(model.routing.top_k, -1)  # type: ignore[union-attr]
         totals.index_add_(0, chosen.flatten(), weights.softmax(-1).flatten())
 
-    hooks = [layer.router.register_forward_hook(count) for layer in _routed(model)]
+    hooks = [layer.router.register_forward_hook(count) for layer in _routed_layers(model)]
     try:
         yield totals
     finally:
@@ -130,12 +130,12 @@ def shares(model: Llama) -> Iterator[Tensor]:
             hook.remove()
 
 
-def _routed(model: Llama) -> list[MoELayer]:
+def _routed_layers(model: Llama) -> list[MoELayer]:
     blocks = [layer.mlp for layer in model.layers]
     return [layer for layer in blocks if isinstance(layer, MoELayer)]
 
 
-def _filled(model: Llama, state: Mapping[str, Tensor]) -> Llama:
+def _load_state(model: Llama, state: Mapping[str, Tensor]) -> Llama:
     """Load weights into the model; routers missing in ``state`` become zero."""
     routers = {n: torch.zeros_like(t) for n, t in model.global_state().items() if ".router." in n}
     model.load_global_state({**routers, **state})

@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 FLOOR = 0.01
 """minimum weight of an expert; it costs at most -ln(1 - Kφ) nats per text"""
-ROUNDS = 200
+MAX_BOUND_STEPS = 200
 """maximum number of iterations of expectation maximisation to tighten the bound"""
 TIGHT = 1e-12
 """nats; slack at which the bound counts as tight"""
@@ -76,9 +76,9 @@ class MinimaxProblem:
         By Moreau's decomposition it is the norm of -F projected on the tangent cone.
         """
         by_domain = np.split(np.stack((u, force)), [self.experts], axis=1)
-        return float(np.linalg.norm([_along(row[0], -row[1]) for row in by_domain]))
+        return float(np.linalg.norm([_tangent_length(row[0], -row[1]) for row in by_domain]))
 
-    def middle(self) -> Array:
+    def centre(self) -> Array:
         """Return two uniform distributions."""
         return self.project(np.zeros(self.experts + len(self.size)))
 
@@ -86,13 +86,13 @@ class MinimaxProblem:
         """Return w [K] of v."""
         return self.floor + (1 - self.experts * self.floor) * v
 
-    def folded(self, w: Array) -> Array:
+    def without_floor(self, w: Array) -> Array:
         """Return v [K] of w, the inverse of :meth:`weights`; rounding residues of zeros are removed."""
         v = _simplex((w - self.floor) / (1 - self.experts * self.floor))
         return np.where(v < TIGHT, 0.0, v)
 
 
-def problem(texts: Mapping[str, Array], floor: float = FLOOR) -> MinimaxProblem:
+def make_problem(texts: Mapping[str, Array], floor: float = FLOOR) -> MinimaxProblem:
     """Return the problem of these domains. ``texts``: domain → ln p_j of its texts by each expert [n_d, K], nats.
 
     :raises UserError: for a domain without texts, a single expert, a floor that leaves no choice, or a text that all
@@ -141,25 +141,25 @@ class MinimaxBounds:
         return self.value - self.bound
 
 
-def certificate(given: MinimaxProblem, w: Array, q: Array) -> MinimaxBounds:
+def certificate(problem: MinimaxProblem, w: Array, q: Array) -> MinimaxBounds:
     """Compute the certificate of weights w [K] and prices q [D] from these alone."""
-    v = given.folded(w)
+    v = problem.without_floor(w)
     u = np.concatenate((v, q))
-    return MinimaxBounds(float(given.losses(v).max()), bound(given, v, q), given.residual(u, given.force(u)))
+    return MinimaxBounds(float(problem.losses(v).max()), bound(problem, v, q), problem.residual(u, problem.force(u)))
 
 
-def bound(given: MinimaxProblem, v: Array, q: Array) -> float:
+def bound(problem: MinimaxProblem, v: Array, q: Array) -> float:
     """Return a lower bound on min over v' of Σ_d q_d f_d(v'); nats per text.
 
     With r_i = q_d / n_d and D_j(v) = Σ_i r_i B_ij / (v · B_i), Jensen's inequality gives for every v and v'
     g(v) - g(v') = Σ_i r_i ln(v' · B_i / v · B_i) ≤ ln Σ_j v'_j D_j(v) ≤ ln max_j D_j(v). So each v gives a bound, and
     steps v ← v D(v) (expectation maximisation, which never raises g) tighten it; the best one counts.
     """
-    share, base = q[given.domain] / given.size[given.domain], float(q @ given.shift)
+    share, base = q[problem.domain] / problem.size[problem.domain], float(q @ problem.shift)
     best, at = -np.inf, v
-    for turn in range(ROUNDS):
-        inner = given.rows @ at
-        gain = (share / inner) @ given.rows
+    for turn in range(MAX_BOUND_STEPS):
+        inner = problem.rows @ at
+        gain = (share / inner) @ problem.rows
         slack = float(np.log(gain.max()))
         best = max(best, base - float(share @ np.log(inner)) - slack)
         if slack < TIGHT:
@@ -178,25 +178,25 @@ def _simplex(x: Array) -> Array:
     return cut
 
 
-def _along(x: Array, wish: Array) -> float:
-    """Return the length of ``wish`` [K] projected on the tangent cone of the simplex at x [K].
+def _tangent_length(x: Array, direction: Array) -> float:
+    """Return the length of ``direction`` [K] projected on the tangent cone of the simplex at x [K].
 
     The cone contains those d that sum to 0 and are not negative where x is 0.
     """
-    free, stuck = wish[x > 0], np.sort(wish[x <= 0])[::-1]
-    total, count, taken = float(free.sum()), len(free), 0
-    while taken < len(stuck) and stuck[taken] > total / count:
-        total, count, taken = total + float(stuck[taken]), count + 1, taken + 1
-    return float(np.linalg.norm(np.concatenate((free, stuck[:taken])) - total / count))
+    free, stuck = direction[x > 0], np.sort(direction[x <= 0])[::-1]
+    total, count, included = float(free.sum()), len(free), 0
+    while included < len(stuck) and stuck[included] > total / count:
+        total, count, included = total + float(stuck[included]), count + 1, included + 1
+    return float(np.linalg.norm(np.concatenate((free, stuck[:included])) - total / count))
 
 
 Solver = Literal["extragradient", "halpern"]
 
-MANY = 10_000
+MIN_HALPERN_ROWS = 10_000
 """rows from which halpern needs fewer evaluations, as measured; it was not faster in seconds on one machine"""
 TOLERANCE = 1e-3
 """largest residual of a solution"""
-FLAT = 1e-3
+MIN_LIPSCHITZ = 1e-3
 """minimum L, for equal experts, whose F is constant"""
 PASSES = 4000
 """evaluations of all rows after which the best point is returned, certified or not"""
@@ -220,7 +220,7 @@ class MinimaxWeights:
 
 
 def worst_domain(
-    given: MinimaxProblem,
+    problem: MinimaxProblem,
     tolerance: float = TOLERANCE,
     passes: int = PASSES,
     solver: Solver | None = None,
@@ -230,52 +230,54 @@ def worst_domain(
 
     ``solver`` defaults by the number of rows; ``seed`` draws halpern's rows.
     """
-    chosen: Solver = solver or ("extragradient" if len(given.rows) < MANY else "halpern")
-    most = passes * len(given.rows)
+    chosen: Solver = solver or ("extragradient" if len(problem.rows) < MIN_HALPERN_ROWS else "halpern")
+    max_evaluations = passes * len(problem.rows)
     if chosen == "extragradient":
-        u, evaluations, _ = extragradient(given, tolerance, most)
+        u, evaluations, _ = extragradient(problem, tolerance, max_evaluations)
     else:
-        u, evaluations, _ = halpern(given, tolerance, most, np.random.default_rng(seed))
-    w, q = given.weights(u[: given.experts]), u[given.experts :]
-    proof = certificate(given, w, q)
-    return MinimaxWeights(w, q, proof, len(given.rows), evaluations, chosen, proof.residual <= tolerance * (1 + 1e-6))
+        u, evaluations, _ = halpern(problem, tolerance, max_evaluations, np.random.default_rng(seed))
+    w, q = problem.weights(u[: problem.experts]), u[problem.experts :]
+    proof = certificate(problem, w, q)
+    return MinimaxWeights(w, q, proof, len(problem.rows), evaluations, chosen, proof.residual <= tolerance * (1 + 1e-6))
 
 
-def extragradient(given: MinimaxProblem, tolerance: float, most: int) -> tuple[Array, int, float]:
+def extragradient(problem: MinimaxProblem, tolerance: float, max_evaluations: int) -> tuple[Array, int, float]:
     """Return a point, row evaluations and 1/step of u ← Π(u - η F(z)), z = Π(u - η F(u)) (Korpelevich 1976).
 
     η is halved until η ‖F(z) - F(u)‖ ≤ .7 ‖z - u‖ (Khobotov 1987) and grows by a tenth after each step, since the L
     implied by the floor, 1/φ², is far too large. Evaluations of rejected steps count.
     """
-    u, step, spent = given.middle(), 1.0, len(given.rows)
-    force = given.force(u)
-    best, least = u, given.residual(u, force)
-    while least > tolerance and spent < most:
-        ahead = given.project(u - step * force)
-        force_ahead, spent = given.force(ahead), spent + len(given.rows)
+    u, step, spent = problem.centre(), 1.0, len(problem.rows)
+    force = problem.force(u)
+    best, least = u, problem.residual(u, force)
+    while least > tolerance and spent < max_evaluations:
+        ahead = problem.project(u - step * force)
+        force_ahead, spent = problem.force(ahead), spent + len(problem.rows)
         if step * np.linalg.norm(force_ahead - force) > 0.7 * np.linalg.norm(ahead - u):
             step /= 2
             continue
-        u = given.project(u - step * force_ahead)
-        force, spent, step = given.force(u), spent + len(given.rows), 1.1 * step
-        if (residual := given.residual(u, force)) < least:
+        u = problem.project(u - step * force_ahead)
+        force, spent, step = problem.force(u), spent + len(problem.rows), 1.1 * step
+        if (residual := problem.residual(u, force)) < least:
             best, least = u, residual
     return best, spent, 1 / step
 
 
-def halpern(given: MinimaxProblem, tolerance: float, most: int, draw: np.random.Generator) -> tuple[Array, int, float]:
+def halpern(
+    problem: MinimaxProblem, tolerance: float, max_evaluations: int, draw: np.random.Generator
+) -> tuple[Array, int, float]:
     """Return a point, row evaluations and L of u ← λ u₀ + (1 - λ) Ĵ(u), λ = 1/(k+2) (arXiv 2310.02987, algorithm 2).
 
     Ĵ approximates the resolvent of γ(F + G), γ = √n/L, by :func:`resolvent`. After each step the residual is computed
     exactly, in one pass that counts. If it is twice the least so far, L was too small and is doubled.
     """
-    start = u = given.middle()
-    lipschitz, spent = slope(given, u)
-    best, least = u, given.residual(u, given.force(u))
+    start = u = problem.centre()
+    lipschitz, spent = slope(problem, u)
+    best, least = u, problem.residual(u, problem.force(u))
     k = 0
-    while least > tolerance and spent < most:
-        resolved, cost = resolvent(given, u, lipschitz, k, draw)
-        residual, spent = given.residual(resolved, given.force(resolved)), spent + cost + len(given.rows)
+    while least > tolerance and spent < max_evaluations:
+        resolved, cost = resolvent(problem, u, lipschitz, k, draw)
+        residual, spent = problem.residual(resolved, problem.force(resolved)), spent + cost + len(problem.rows)
         if residual > 2 * least:
             lipschitz, start, u, k = 2 * lipschitz, best, best, 0
             continue
@@ -287,7 +289,7 @@ def halpern(given: MinimaxProblem, tolerance: float, most: int, draw: np.random.
 
 
 def resolvent(
-    given: MinimaxProblem, u: Array, lipschitz: float, k: int, draw: np.random.Generator
+    problem: MinimaxProblem, u: Array, lipschitz: float, k: int, draw: np.random.Generator
 ) -> tuple[Array, int]:
     """Approximate the resolvent of γ(F + G) at u by a variance-reduced forward-reflected-backward method.
 
@@ -295,27 +297,27 @@ def resolvent(
     previous w; w ← z with probability p = b/n. ⌈(3/p) ln(k+3)⌉ steps (arXiv 2310.02987, section 4). Return the point
     and row evaluations.
     """
-    n = len(given.rows)
+    n = len(problem.rows)
     batch = math.isqrt(n - 1) + 1
     p, gamma = batch / n, math.sqrt(n) / lipschitz
     tau = min(0.35 * math.sqrt(p * batch), 0.5) / (gamma * lipschitz)
-    z, known, before, force, spent = u, u, u, given.force(u), n
+    z, known, before, force, spent = u, u, u, problem.force(u), n
     for _ in range(math.ceil(3 / p * math.log(k + 3))):
         rows = draw.integers(n, size=batch)
-        guess = force + given.force(z, rows) - given.force(before, rows)
-        z = given.project(z - tau * (gamma * guess + z - u))
+        guess = force + problem.force(z, rows) - problem.force(before, rows)
+        z = problem.project(z - tau * (gamma * guess + z - u))
         before, spent = known, spent + 2 * batch
         if draw.random() < p:
-            known, force, spent = z, given.force(z), spent + n
+            known, force, spent = z, problem.force(z), spent + n
     return z, spent
 
 
-def slope(given: MinimaxProblem, u: Array) -> tuple[float, int]:
-    """Return the initial L = ‖F(z) - F(u)‖ / ‖z - u‖ for z = Π(u - F(u)), at least ``FLAT``, and row evaluations.
+def slope(problem: MinimaxProblem, u: Array) -> tuple[float, int]:
+    """Return the initial L = ‖F(z) - F(u)‖ / ‖z - u‖ for z = Π(u - F(u)), at least MIN_LIPSCHITZ, and evaluations.
 
     The L implied by the floor, 1/φ², could be thousands of times too large. :func:`halpern` corrects one too small.
     """
-    force = given.force(u)
-    ahead = given.project(u - force)
-    apart, change = np.linalg.norm(ahead - u), np.linalg.norm(given.force(ahead) - force)
-    return max(float(change / apart) if apart else 0.0, FLAT), 2 * len(given.rows)
+    force = problem.force(u)
+    ahead = problem.project(u - force)
+    distance, change = np.linalg.norm(ahead - u), np.linalg.norm(problem.force(ahead) - force)
+    return max(float(change / distance) if distance else 0.0, MIN_LIPSCHITZ), 2 * len(problem.rows)

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE, MinimaxWeights, problem, worst_domain
+from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE, MinimaxWeights, make_problem, worst_domain
 
 
-def uniform(experts: int) -> Tensor:
+def uniform_prior(experts: int) -> Tensor:
     """Return the uniform ln π [E]."""
     return torch.full((experts,), -math.log(experts), dtype=torch.float64)
 
 
-def cached(logps: Tensor, decay: float) -> Tensor:
+def cached_prior(logps: Tensor, decay: float) -> Tensor:
     """Return ln π [E] from held-out texts in order: a moving average of each text's own posterior.
 
     π ← (1 - decay) · π + decay · softmax_j(ln p_j(x)), from uniform (arXiv 2208.03306, section 2.3; decay 0.3).
@@ -43,13 +43,13 @@ def fit_worst_domain_weights(
 
     ``held_out``: domain → log-probabilities of its texts' tokens [E, N, T]; each row is a whole text.
 
-    :raises UserError: naming the domain, as ``minimax_weights.problem`` does.
+    :raises UserError: naming the domain, as ``minimax_weights.make_problem`` does.
     """
     sums = {name: logps.double().sum(-1).T.numpy() for name, logps in held_out.items()}
-    return worst_domain(problem(sums, floor), tolerance)
+    return worst_domain(make_problem(sums, floor), tolerance)
 
 
-def nearest(texts: Tensor, centres: Tensor, temperature: float) -> Tensor:
+def centre_prior(texts: Tensor, centres: Tensor, temperature: float) -> Tensor:
     """Return ln π [E, N] of embedded texts [N, D]: π_j ∝ exp(-‖e(x) - c_j‖² / T) (c-BTM, arXiv 2303.14177, eq. 2).
 
     ``centres`` [E, D] are those of the experts' domains; T = 0.1 in the paper.
@@ -63,11 +63,11 @@ def log_weights(logps: Tensor, log_prior: Tensor) -> Tensor:
     w_{j,t} = π_j p_j(x_<t) / Σ_k π_k p_k(x_<t) (arXiv 2208.03306, eq. 2); it does not depend on token t. If all experts
     consider the prefix impossible, it is the prior.
     """
-    prior = _everywhere(log_prior)
+    prior = _broadcast(log_prior)
     before = F.pad(logps.cumsum(-1)[..., :-1], (1, 0))
     scores = prior + before
-    hopeless = torch.isneginf(scores).all(0, keepdim=True)
-    return torch.where(hopeless, prior.expand_as(scores), scores).log_softmax(0)
+    impossible = torch.isneginf(scores).all(0, keepdim=True)
+    return torch.where(impossible, prior.expand_as(scores), scores).log_softmax(0)
 
 
 def log_mixture(logps: Tensor, log_w: Tensor) -> Tensor:
@@ -97,11 +97,11 @@ def forward_passes_per_token(experts: int, tokens: int, k: int, prefix: int) -> 
     return (experts * prefix + k * (tokens - prefix)) / tokens
 
 
-def averaged(logps: Tensor, log_prior: Tensor) -> Tensor:
+def mean_expert_logps(logps: Tensor, log_prior: Tensor) -> Tensor:
     """Return the experts' mean loss as log-probabilities [N, T]: Jensen's bound on the mixture's loss."""
-    return (_everywhere(log_prior).exp() * logps).sum(0)
+    return (_broadcast(log_prior).exp() * logps).sum(0)
 
 
-def _everywhere(log_prior: Tensor) -> Tensor:
+def _broadcast(log_prior: Tensor) -> Tensor:
     """Broadcast a prior against [E, N, T]."""
     return log_prior if log_prior.dim() == 3 else log_prior[:, None, None]

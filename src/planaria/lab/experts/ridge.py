@@ -43,7 +43,7 @@ def router(domains: Sequence[Tensor], ridge: float, bias: bool = True, unit: boo
     if int(failed) or (ridge == 0 and float(gram[-1, -1]) < size):
         raise UserError(
             f"λ = {ridge:g}: {float(gram[-1, -1]):,.0f} tokens for {size} numbers of a router leave more than one "
-            "solution; give a larger λ, or more text"
+            "solution; use a larger λ, or more text"
         )
     solution = torch.cholesky_solve(cross[:size], factor)
     norms = solution[: len(gram) - 1].norm(dim=0)

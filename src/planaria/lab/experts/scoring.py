@@ -22,7 +22,7 @@ from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE
 
 def arm_result(
     jobs: Sequence[ExpertPlan],
-    bill: ArmCost,
+    cost: ArmCost,
     readings: Mapping[str, DomainLogProbabilities],
     spec: ExpertsSpec,
     positions: Mapping[str, Tensor],
@@ -33,9 +33,9 @@ def arm_result(
     whose experts are active.
     """
     trained = [job for job in jobs if job.name in readings]
-    logps_of = _stacked([readings[job.name] for job in trained])
+    logps_of = _stack_readings([readings[job.name] for job in trained])
     fixed = belief(spec.mixture, {name: logps_of[f"held_out.{name}"] for name in spec.domains})
-    by_text = _of_experts(positions, trained, spec.speaking) if positions else {}
+    by_text = _expert_priors(positions, trained, spec.speaking) if positions else {}
 
     def scores(prefix: str, mixture: MixtureSpec, lost: int | None = None) -> dict[str, DomainScore]:
         left = [n for n in range(len(trained)) if n != lost]
@@ -46,7 +46,7 @@ def arm_result(
         }
 
     length, mixture = next(iter(logps_of.values())).shape[-1], spec.mixture
-    costs = {name: amount for name, amount in vars(bill).items() if name != "arm"}
+    costs = {name: amount for name, amount in vars(cost).items() if name != "arm"}
     ks = {f"top-{k}": k for k in range(1, len(trained))}
     return ArmResult(
         experts=trained,
@@ -65,7 +65,7 @@ def arm_result(
     )
 
 
-def _of_experts(
+def _expert_priors(
     positions: Mapping[str, Tensor], jobs: Sequence[ExpertPlan], speaking: Sequence[str]
 ) -> dict[str, Tensor]:
     """Return split and domain → ln π [E, N, T] of the jobs' experts, from those of the domains ``speaking``."""
@@ -83,9 +83,9 @@ def belief(spec: MixtureSpec, held_out: Mapping[str, Tensor]) -> Tensor:
         first = {name: logps[..., : spec.prefix] for name, logps in held_out.items()}
         return torch.from_numpy(posterior.fit_worst_domain_weights(first).w).log()
     if spec.prior != "cached":
-        return posterior.uniform(len(texts[0]))
+        return posterior.uniform_prior(len(texts[0]))
     each = min(math.ceil(spec.sequences / len(texts)), *(logps.shape[1] for logps in texts))
-    return posterior.cached(torch.stack([logps[:, :each].sum(-1) for logps in texts], -1), spec.decay)
+    return posterior.cached_prior(torch.stack([logps[:, :each].sum(-1) for logps in texts], -1), spec.decay)
 
 
 def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> DomainScore:
@@ -94,19 +94,19 @@ def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> DomainScore:
     return DomainScore(
         loss=-float(posterior.log_mixture(logps, log_w).mean()),
         best=-float(logps.mean((1, 2)).max()),
-        averaged=-float(posterior.averaged(logps, log_prior).mean()),
+        averaged=-float(posterior.mean_expert_logps(logps, log_prior).mean()),
         speaking=log_w.exp().mean((1, 2)).tolist(),
     )
 
 
-def _stacked(readings: Sequence[DomainLogProbabilities]) -> dict[str, Tensor]:
+def _stack_readings(readings: Sequence[DomainLogProbabilities]) -> dict[str, Tensor]:
     """Return part and domain → the log-probabilities of several experts [E, N, T]."""
     by_text = {f"test.{name}": [reading.test[name] for reading in readings] for name in readings[0].test}
     by_text |= {f"held_out.{name}": [reading.held_out[name] for reading in readings] for name in readings[0].held_out}
     return {name: torch.stack(logps).double() for name, logps in by_text.items()}
 
 
-RIVALS = ("uniform", "cached")
+REFERENCE_PRIORS = ("uniform", "cached")
 """priors compared with the fitted one"""
 
 
@@ -129,7 +129,7 @@ def fit_weights(
     solution = posterior.fit_worst_domain_weights(
         {name: logps[..., :tokens] for name, logps in held_out.items()}, floor, tolerance
     )
-    beliefs = {name: belief(mixture.model_copy(update={"prior": name}), held_out) for name in RIVALS} | {
+    beliefs = {name: belief(mixture.model_copy(update={"prior": name}), held_out) for name in REFERENCE_PRIORS} | {
         WORST: torch.from_numpy(solution.w).log()
     }
     return FittedWeights(

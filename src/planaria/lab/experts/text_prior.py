@@ -13,27 +13,27 @@ from planaria.common.errors import UserError
 from planaria.lab.experts import ridge
 from planaria.lab.experts.domains import TRAINED
 from planaria.lab.experts.embedding import EVERY
-from planaria.lab.experts.log_probabilities import BATCH, domain_samples, kept_sums, write_tensors
+from planaria.lab.experts.log_probabilities import BATCH, domain_samples, read_sums, write_tensors
 from planaria.lab.experts.manifest import WEIGHTS, digest
 from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama
 
 FILE = "ridge.safetensors"
-"""file beside the parent's model: the sums of each domain, and the digest of the model"""
+"""file next to the parent's model: the sums of each domain, and the digest of the model"""
 SAMPLES = 256
 """maximum number of samples of each domain's training text"""
 
 
 @torch.inference_mode()
-def states(model: Llama, tokens: Tensor) -> Tensor:
+def mean_states(model: Llama, tokens: Tensor) -> Tensor:
     """Return [N, T, D] for tokens [N, T]: the running mean of the normed last hidden states, in fp64."""
     sums = [model.ends.norm(model.hidden(batch)).double().cumsum(1) for batch in torch.split(tokens, BATCH)]
     return torch.cat(sums) / torch.arange(1, tokens.shape[1] + 1)[:, None]
 
 
 def text_sums(model: Llama, samples: Tensor) -> Tensor:
-    """Return :func:`ridge.sums` of the :func:`states` of a domain's samples [N, T + 1]."""
-    return ridge.sums(states(model, samples[:, :-1]).flatten(0, 1))
+    """Return :func:`ridge.sums` of the :func:`mean_states` of a domain's samples [N, T + 1]."""
+    return ridge.sums(mean_states(model, samples[:, :-1]).flatten(0, 1))
 
 
 class RidgePrior:
@@ -48,7 +48,7 @@ class RidgePrior:
         self._router = ridge.router(list(sums.values()), lam, unit=False)
 
     @classmethod
-    def stored_or_fitted(
+    def load_or_fit(
         cls, parent: Path, run: Path, texts: Mapping[str, Sequence[str]], cache: str | None = None
     ) -> RidgePrior:
         """Return the prior of the exported model ``parent``: stored, or fitted on training text in the folder ``run``.
@@ -64,7 +64,7 @@ class RidgePrior:
         def read(sources: Sequence[str]) -> Tensor:
             return text_sums(model, domain_samples(run, sources, TRAINED, vocab, context, SAMPLES, cache))
 
-        return cls(model, stored_or_computed(parent, FILE, (size, size), texts, read))
+        return cls(model, load_or_compute(parent, FILE, (size, size), texts, read))
 
     def priors(self, samples: Tensor, domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E, N, T] of the domains' experts over samples [N, T + 1], updated every ``EVERY`` tokens.
@@ -72,13 +72,13 @@ class RidgePrior:
         π_j ∝ exp(s_j / T) with s = [x̄ 1] W, the least-squares estimate of each domain's probability from the mean
         hidden state x̄ of the text before.
         """
-        log_priors = self._scores(states(self._model, samples[:, :-1])[:, ::EVERY], domains, temperature)
+        log_priors = self._scores(mean_states(self._model, samples[:, :-1])[:, ::EVERY], domains, temperature)
         return log_priors.repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
 
     def prior(self, tokens: Sequence[int], domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E] after these tokens, limited to the model's context."""
         window = torch.tensor(tokens[-self._model.config.context :])[None]
-        return self._scores(states(self._model, window)[:, -1:], domains, temperature)[:, 0, 0]
+        return self._scores(mean_states(self._model, window)[:, -1:], domains, temperature)[:, 0, 0]
 
     def _scores(self, rows: Tensor, domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E, N, T] for rows [N, T, D]."""
@@ -87,29 +87,29 @@ class RidgePrior:
         return (own / temperature).log_softmax(-1).permute(2, 0, 1)
 
 
-def stored_or_computed(
+def load_or_compute(
     parent: Path,
     name: str,
     shape: tuple[int, ...],
     texts: Mapping[str, Sequence[str]],
     compute: Callable[[Sequence[str]], Tensor],
 ) -> dict[str, Tensor]:
-    """Return domain → its sums [*shape] from the file ``name`` beside ``parent``; compute and add missing ones.
+    """Return domain → its sums [*shape] from the file ``name`` next to ``parent``; compute and add missing ones.
 
     :raises UserError: when the file is damaged or belongs to another model.
     """
-    file, whose = parent.with_name(name), digest(parent / WEIGHTS)
-    known = _opened(file, whose, shape) if file.is_file() else {}
+    file, model_digest = parent.with_name(name), digest(parent / WEIGHTS)
+    known = _read_sums(file, model_digest, shape) if file.is_file() else {}
     missing = {domain: compute(sources) for domain, sources in texts.items() if domain not in known}
     if missing:
         known |= missing
-        write_tensors(file, known, {"model": whose})
+        write_tensors(file, known, {"model": model_digest})
     return {domain: known[domain] for domain in texts}
 
 
-def _opened(file: Path, whose: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
+def _read_sums(file: Path, model_digest: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
     fix = "remove it to compute it again"
-    sums, metadata = kept_sums(file, shape, fix)
-    if metadata.get("model") != whose:
-        raise UserError(f"{file} was made with another model than the one beside it; {fix}")
+    sums, metadata = read_sums(file, shape, fix)
+    if metadata.get("model") != model_digest:
+        raise UserError(f"{file} was not computed with the model next to it; {fix}")
     return sums

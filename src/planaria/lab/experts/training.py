@@ -66,10 +66,10 @@ class Training:
             done=lambda: self.done,
             reached=lambda: steps if self.done else checkpoints.newest_step_by_name(),
             pulse=lambda: [file.stat().st_size if file.is_file() else 0 for file in growing],
-            command=lambda: ["-m", "planaria", *self._words(), *consent.flags()],
+            command=lambda: ["-m", "planaria", *self._arguments(), *consent.flags()],
         )
 
-    def _words(self) -> list[str]:
+    def _arguments(self) -> list[str]:
         """Return the arguments to start, resume or export."""
         begin = ["train", str(self.recipe), "--quiet", "--out", self.config.out]
         if self.config.data.cache is not None:
@@ -81,11 +81,11 @@ class Training:
             self.folder.rename(self.folder.with_name(f".{self.folder.name}.{time.time_ns()}"))
             return begin
         if saved.step < self.config.train.steps:
-            return ["train", "--resume", str(self.folder), "--quiet", *self._texts()]
+            return ["train", "--resume", str(self.folder), "--quiet", *self._text_flags()]
         shutil.rmtree(self.model, ignore_errors=True)
         return ["export", str(self.folder), "--to", str(self.model)]
 
-    def _texts(self) -> list[str]:
+    def _text_flags(self) -> list[str]:
         """Return flags with the local path of its text, which may differ from where it was begun."""
         mixture = self.config.data.mixture
         paths = {f"data.mixture.{name}.source": config.source for name, config in mixture.items()}
@@ -95,12 +95,14 @@ class Training:
 
 def portable_recipe(config: RunConfig, folder: Path) -> str:
     """Return the recipe of a training in ``folder``, with paths relative to it and without the token cache."""
-    tree = recipe.map_paths(config.model_dump(mode="json", exclude_none=True), lambda name: _from(folder, name))
+    tree = recipe.map_paths(
+        config.model_dump(mode="json", exclude_none=True), lambda name: _relative_path(folder, name)
+    )
     tree["data"].pop("cache", None)
     return tomli_w.dumps(tree | {"out": "."})
 
 
-def _from(folder: Path, name: str) -> str:
+def _relative_path(folder: Path, name: str) -> str:
     """Make an absolute path relative to ``folder``; leave other names unchanged."""
     if not Path(name).is_absolute():
         return name
@@ -108,7 +110,7 @@ def _from(folder: Path, name: str) -> str:
     return path if path.startswith("..") else f"./{path}"
 
 
-def configured(base: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+def with_changes(base: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """Return ``base`` with the tables ``changes`` applied, validated like a recipe."""
     tree = recipe.merge_tables(base.model_dump(mode="json"), changes, RunConfig)
     return RunConfig.model_validate_json(json.dumps(tree))

@@ -21,11 +21,11 @@ from planaria.lab.experts.embedding import EVERY
 from planaria.lab.experts.experts_spec import VotesSpec
 from planaria.lab.experts.log_probabilities import domain_samples
 from planaria.lab.experts.manifest import TOKENIZER
-from planaria.lab.experts.text_prior import SAMPLES, stored_or_computed
+from planaria.lab.experts.text_prior import SAMPLES, load_or_compute
 from planaria.models.huggingface import import_model
 
 FILE = "votes.safetensors"
-"""file beside the parent's model: the token counts of each domain, and the digest of the model"""
+"""file next to the parent's model: the token counts of each domain, and the digest of the model"""
 
 
 def token_counts(tokens: Tensor, vocab: int) -> Tensor:
@@ -71,17 +71,17 @@ class VotesPrior:
         self.table = bayes_table(used) if spec.by == "bayes" else ridge_table(embeddings, used, spec.ridge)
 
     @classmethod
-    def stored_or_fitted(
+    def load_or_fit(
         cls, parent: Path, run: Path, texts: Mapping[str, Sequence[str]], spec: VotesSpec, cache: str | None = None
     ) -> VotesPrior:
-        """Return the prior by the model ``parent``; arguments and errors as ``RidgePrior.stored_or_fitted``."""
+        """Return the prior by the model ``parent``; arguments and errors as ``RidgePrior.load_or_fit``."""
         model = import_model(parent).eval()
         vocab, context = model.config.vocab, model.config.context
 
         def read(sources: Sequence[str]) -> Tensor:
             return token_counts(domain_samples(run, sources, TRAINED, vocab, context, SAMPLES, cache)[:, :-1], vocab)
 
-        counts = stored_or_computed(parent, FILE, (vocab,), texts, read)
+        counts = load_or_compute(parent, FILE, (vocab,), texts, read)
         with torch.inference_mode():
             embeddings = model.ends.embed_tokens(torch.arange(vocab))
         return cls(embeddings, counts, spec, Tokenizer.open(run / TOKENIZER).end)

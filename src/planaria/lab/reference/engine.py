@@ -8,7 +8,7 @@ from statistics import fmean
 
 from torch import Tensor
 
-from planaria.common.memory_pool import keep_freed
+from planaria.common.memory_pool import keep_freed_memory
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import PEER
 from planaria.control.state.memory_snapshots import MemorySnapshot
@@ -16,15 +16,15 @@ from planaria.control.state.replica import after_commit
 from planaria.data.stream import Stream
 from planaria.exchange.coded.coded_worker import coded_steps
 from planaria.lab.reference.replicas import InlineReplicas, StageRounds
-from planaria.lab.reference.rounds import InlineRounds, carry_out
+from planaria.lab.reference.rounds import InlineRounds, run_plan
 from planaria.models.packing import pack, unpack
 from planaria.models.state import StageState
 from planaria.pipeline.plan.actions import Action, StepPlan
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Moment
 from planaria.recovery.chain import ChainPlan, staleness_by_stage
-from planaria.runtime.engine.config_checks import require_device, require_sound
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.preparation.config_checks import require_device, require_sound
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.plan_execution import nodes_sharing_parameters
 from planaria.runtime.worker.recovery_copies import StageCopies, rebuild_inputs
 from planaria.runtime.worker.runner import StageRunner, sum_shares
@@ -50,35 +50,35 @@ class InlineEngine:
     def __init__(self, config: RunConfig, train: Stream, validation: Stream | None = None) -> None:
         """Start from the weights of the seed; ``train`` and ``validation`` are streams (``planaria.streams(config)``).
 
-        From then on the process keeps the memory that it frees (``planaria.common.memory_pool.keep_freed``).
+        From then on the process keeps the memory that it frees (``planaria.common.memory_pool.keep_freed_memory``).
 
         :raises UserError: when settings of the recipe are inconsistent.
         """
         self.resolved, self.config = ResolvedRun(config, together=True), config
         self.step = 0
         self.sample_offset = 0
-        """Offset of all training samples' numbers, if earlier steps took more or fewer."""
+        """offset of all training samples' numbers, if earlier steps took more or fewer"""
         require_sound(self.resolved)
         require_device(config)
-        keep_freed()
+        keep_freed_memory()
         self.stage = self.resolved.arrangement.stage
         self.runners = {node: StageRunner(config, stage) for node, stage in self.stage.items()}
-        self.copies = {node: self._nothing_kept(node) for node in self.stage}
+        self.copies = {node: self._empty_copies(node) for node in self.stage}
         self.copy_bytes = 0
-        """Bytes of all messages that maintain copies, so far."""
+        """bytes of all messages that maintain copies, so far"""
         self.moved_bytes = 0
-        """Bytes sent by donors to lost nodes, so far."""
+        """bytes sent by donors to lost nodes, so far"""
         self.skipped: set[int] = set()
-        """Nodes left out of training until they are rebuilt."""
+        """nodes excluded from training until they are rebuilt"""
         self.detour: Sequence[Sequence[int]] = ()
-        """Routes for the remaining nodes, in place of a schedule's own."""
+        """routes for the remaining nodes, instead of the schedule's"""
         several = config.exchange.replicas > 1
         self.replicas = InlineReplicas(config, self.resolved.arrangement, self.runners) if several else None
         coded = coded_steps(self.resolved)
         self.rounds = None if coded is None else InlineRounds(coded, self.runners)
-        """Rounds of coded steps."""
+        """rounds of coded steps"""
         self._ages = dict.fromkeys(self.runners, 0)
-        self._rested: frozenset[int] = frozenset()
+        self._caught_up: frozenset[int] = frozenset()
         self._train, self._validation = train, validation
         self._chain = self.resolved.recovery
         retaining = self._chain.retaining
@@ -94,13 +94,13 @@ class InlineEngine:
         plan = self.resolved.training(self.step, self.skipped, self.detour)
         active = self.active_nodes
         if self._memory is not None:
-            self._memory = self._memory.begun(self.step)
+            self._memory = self._memory.begin(self.step)
         self._deliver("before")
         sample = self.sample_offset + self.step * self.config.samples
         if self.rounds is not None:
-            self._carry_out_rounds(self.rounds, self._train, sample)
+            self._run_rounds(self.rounds, self._train, sample)
         else:
-            self._carry_out(plan, self._train, sample, train=True)
+            self._run_plan(plan, self._train, sample, train=True)
             self._agree(active)
         for node in active.stage:  # before the first `finish`, which synchronises with the device
             self.runners[node].clip()
@@ -115,7 +115,7 @@ class InlineEngine:
             self.replicas.commit()
         self._age_copies()
         if self._memory is not None:
-            self._memory = self._memory.committed(self.step, active.stage)
+            self._memory = self._memory.commit(self.step, active.stage)
         rounds = [] if self.replicas is None else self.replicas.exchange_round(self.step + 1)
         committed = StepResult(self.step, loss, rounds)
         self.step += 1
@@ -136,7 +136,7 @@ class InlineEngine:
     def _evaluate(self, active: Arrangement) -> float:
         assert self._validation is not None, "the engine was made without a validation stream"
         plan = self.resolved.validation(self.stage.keys() - active.stage.keys())
-        self._carry_out(plan, self._validation, 0, train=False)
+        self._run_plan(plan, self._validation, 0, train=False)
         return self._loss(active)
 
     def _loss(self, active: Arrangement) -> float:
@@ -178,40 +178,40 @@ class InlineEngine:
     def _rebuild(self, nodes: Sequence[int], plan: ChainPlan, alive: Arrangement) -> None:
         """Give lost ``nodes`` a state, and restore their copies where possible."""
         rebuilt: dict[int, StageState] = {}
-        made: dict[int, tuple[str, dict[int, StageState]]] = {}
+        by_strategy: dict[int, tuple[str, dict[int, StageState]]] = {}
         for node in nodes:
             stage = self.stage[node]
             by, stages = plan.rebuilt.get(stage, (PEER, (stage,)))
-            given = {donor: self._given(by, stage, alive.nodes(donor)[0]) for donor in stages}
+            donated = {donor: self._donated_state(by, stage, alive.nodes(donor)[0]) for donor in stages}
             if by == PEER:
-                rebuilt[node] = given[stage]
+                rebuilt[node] = donated[stage]
                 if self.replicas is not None:
                     rebuilt[node].outer = self.replicas.outer[alive.nodes(stage)[0]].state_for_transfer(
                         to_successor=False
                     )
             else:
-                at = rebuild_inputs(self.config, stage, self.step)
+                inputs = rebuild_inputs(self.config, stage, self.step)
                 if self._chain.control_strategy:
-                    at = replace(at, before=self.runners[node].state())
-                rebuilt[node] = self._chain.strategies[by].rebuild(stage, given, at)
-                made[node] = by, given
+                    inputs = replace(inputs, before=self.runners[node].state())
+                rebuilt[node] = self._chain.strategies[by].rebuild(stage, donated, inputs)
+                by_strategy[node] = by, donated
         self.load_states(rebuilt)
         if self.replicas is not None:
-            self.replicas.rebuilt([node for node in rebuilt if node not in made])
-        for node, (by, given) in made.items():
-            self.copies[node].restore_copies(by, self.runners[node].state(), given, self.step)
+            self.replicas.rebuilt([node for node in rebuilt if node not in by_strategy])
+        for node, (by, donated) in by_strategy.items():
+            self.copies[node].restore_copies(by, self.runners[node].state(), donated, self.step)
         if self._memory is not None:
-            restored = [node for node, (by, _) in made.items() if by == self._memory.by]
+            restored = [node for node, (by, _) in by_strategy.items() if by == self._memory.by]
             self._memory = replace(self._memory, nodes=self._memory.nodes.union(restored))
 
-    def _given(self, by: str, stage: int, donor: int) -> StageState:
+    def _donated_state(self, by: str, stage: int, donor: int) -> StageState:
         """Return the state that the node ``donor`` sends to a lost ``stage``, as received there."""
         own = self.runners[donor].state()
         if by == PEER:
-            given = own.trained
+            donated = own.trained
         else:
-            given = self._chain.strategies[by].donate(stage, own, self.copies[donor].kept(by, stage))
-        flat = pack(given)
+            donated = self._chain.strategies[by].donate(stage, own, self.copies[donor].kept(by, stage))
+        flat = pack(donated)
         self.moved_bytes += flat.nbytes
         return unpack(flat)
 
@@ -222,12 +222,12 @@ class InlineEngine:
             self.replicas.restart(self.step if self.replicas.exchange.interval == 0 else rounds)
         for node, state in states.items():
             self.runners[node].load(state)
-            self.copies[node] = self._nothing_kept(node)
+            self.copies[node] = self._empty_copies(node)
             self._ages[node] = 0
             if self.replicas is not None:
                 self.replicas.start(node, state.outer)
         if self._memory is not None and states:
-            self._memory = self._memory.formed(states, ()).restarted()
+            self._memory = self._memory.form(states, ()).restart()
         self.skip(self.skipped - set(states), set(states))
 
     def skip(self, nodes: Collection[int], rebuilt: Collection[int] = ()) -> None:
@@ -239,10 +239,10 @@ class InlineEngine:
     def _age_copies(self) -> None:
         """Age all copies by one commit, by the rule of the run's record."""
         pairs = [pair for slot in self._chain.slots_on_nodes(self.resolved.arrangement) for pair in slot.copy.pairs]
-        staleness, self._rested = after_commit(self._ages, self._rested, self.skipped, pairs)
+        staleness, self._caught_up = after_commit(self._ages, self._caught_up, self.skipped, pairs)
         self._ages = dict(staleness)
 
-    def _nothing_kept(self, node: int) -> StageCopies:
+    def _empty_copies(self, node: int) -> StageCopies:
         return StageCopies(self.resolved, node, self.resolved.arrangement, StageRunner)
 
     def _deliver(self, moment: Moment) -> None:
@@ -266,7 +266,7 @@ class InlineEngine:
                 for node in nodes:
                     self.runners[node].load_gradient_sums(total)
 
-    def _carry_out(self, plan: StepPlan, stream: Stream, first_sample: int, train: bool) -> None:
+    def _run_plan(self, plan: StepPlan, stream: Stream, first_sample: int, train: bool) -> None:
         samples = self._data(stream, first_sample, len(plan.routes))
         assert samples.batch is not None
         own = len(plan.routes) // (self.resolved.replicas_per_plan if train else 1)
@@ -291,9 +291,9 @@ class InlineEngine:
             if train:
                 self.copies[action.node].observe_forward(action, out)
 
-        carry_out(plan, self.runners, observe)
+        run_plan(plan, self.runners, observe)
 
-    def _carry_out_rounds(self, rounds: InlineRounds, stream: Stream, first_sample: int) -> None:
+    def _run_rounds(self, rounds: InlineRounds, stream: Stream, first_sample: int) -> None:
         samples = self._data(stream, first_sample, rounds.microbatches)
         for copies in self.copies.values():
             copies.begin(samples.masks)
@@ -303,5 +303,5 @@ class InlineEngine:
         """Return the samples of a step or validation."""
         size = self.config.pipeline.microbatch_size
         batch = batches(stream, first_sample, size)
-        apart = masks(self.config.data, stream, batch, first_sample, size)
-        return StepData(batch, apart, learned_targets(stream, first_sample, size, microbatches), first_sample)
+        document_masks = masks(self.config.data, stream, batch, first_sample, size)
+        return StepData(batch, document_masks, learned_targets(stream, first_sample, size, microbatches), first_sample)

@@ -65,7 +65,7 @@ class InlineReplicas:
         """:raises UserError: when the recipe's exchange is invalid."""
         self.outer = {node: OuterState(config.exchange) for node in runners}
         self.sources: dict[int, Callable[[BatchReader, int], BatchReader]] = {}
-        """Node → function of (batch, step) that returns its own batch, if a fault is injected into its source."""
+        """node → function of (batch, step) that returns its own batch, if a fault is injected into its source"""
         self.exchange = next(iter(self.outer.values())).exchange
         self._runners, self._arrangement = runners, arrangement
         self.count = config.exchange.replicas
@@ -74,9 +74,9 @@ class InlineReplicas:
         self._round = 0
         self._suspicion = Suspicion()
         self._steps = 0
-        """Committed steps."""
-        self._refused: dict[int, set[int]] = {}
-        """Replica → replicas whose updates its nodes rejected in the current step."""
+        """committed steps"""
+        self._rejected: dict[int, set[int]] = {}
+        """replica → replicas whose updates its nodes rejected in the current step"""
         self._replica = {
             node: index for stage in arrangement.stages for index, node in enumerate(arrangement.nodes(stage))
         }
@@ -99,7 +99,7 @@ class InlineReplicas:
         return self.sources[node](batch, step) if node in self.sources else batch
 
     def rebuilt(self, nodes: Sequence[int]) -> None:
-        """Note that these nodes are copies of others of their stages."""
+        """Record that these nodes are copies of other nodes of their stages."""
         for stage in {self._arrangement.stage[node] for node in nodes}:
             for node in self._arrangement.nodes(stage):
                 self.outer[node].after_member_change()
@@ -116,26 +116,26 @@ class InlineReplicas:
         if self.exchange.interval != 0:
             return {}
         honest = {node: self.outer[node].update(runner, self._replica[node]) for node, runner in self._runners.items()}
-        _, received = self._exchanged(honest, step)
-        self._leave_out_byzantine(received)
+        _, received = self._exchange(honest, step)
+        self._exclude_byzantine(received)
         verdicts = {
             node: self.outer[node].settle(updates, self._replica[node], self._runners[node])
             for node, updates in received.items()
         }
-        self._refused = {}
+        self._rejected = {}
         for node, verdict in verdicts.items():
-            if verdict.refused:
-                self._refused.setdefault(self._replica[node], set()).update(verdict.refused)
+            if verdict.rejected:
+                self._rejected.setdefault(self._replica[node], set()).update(verdict.rejected)
         return verdicts
 
-    def _leave_out_byzantine(self, received: Received) -> None:
-        """Leave out replicas that sent different updates to others; a fleet repeats the step in that case."""
+    def _exclude_byzantine(self, received: Received) -> None:
+        """Exclude replicas that sent different updates to others; a fleet repeats the step in that case."""
         if not self.exchange.detects_equivocation(self.count):
             return
         suspects = self._suspicion.examine(self._digests(received, range(self.count)), self.exchange)
         raised = self._suspicion.with_findings(suspects.all)
-        if suspects.min_byzantine and (wrong := raised.why_impossible(self.exchange)):
-            raise NonFinite(wrong)
+        if suspects.min_byzantine and (reason := raised.why_impossible(self.exchange)):
+            raise NonFinite(reason)
         left_out = raised.exclusions(self.exchange).left_out
         for outer in self.outer.values():
             outer.left_out = left_out
@@ -143,12 +143,12 @@ class InlineReplicas:
 
     def _findings(self, received: Received, party: Sequence[int]) -> Exclusions:
         """Return the replicas of a ``party`` with too many invalid updates before, or contradictory ones now."""
-        useless = self._suspicion.exclusions(self.exchange).invalid
-        others = [replica for replica in party if replica not in useless]
+        invalid = self._suspicion.exclusions(self.exchange).invalid
+        others = [replica for replica in party if replica not in invalid]
         if not self.exchange.detects_equivocation(len(others)):
-            return Exclusions(invalid=useless)
+            return Exclusions(invalid=invalid)
         return find_equivocations(self._digests(received, others), others, byzantine_bound(self.exchange))._replace(
-            invalid=useless
+            invalid=invalid
         )
 
     def _digests(self, received: Received, replicas: Iterable[int]) -> dict[int, dict[int, str]]:
@@ -162,8 +162,8 @@ class InlineReplicas:
 
     def commit(self) -> Verdicts:
         """Commit the step; return what each node reports of it."""
-        self._suspicion = self._suspicion.end_round(self._steps, self._refused, self.exchange)
-        self._refused, self._steps = {}, self._steps + 1
+        self._suspicion = self._suspicion.end_round(self._steps, self._rejected, self.exchange)
+        self._rejected, self._steps = {}, self._steps + 1
         return {node: outer.commit() for node, outer in self.outer.items()}
 
     def exchange_round(self, commits: int) -> list[StageRounds]:
@@ -172,7 +172,7 @@ class InlineReplicas:
         if every and commits % every == 0:
             weights = {node: runner.state().weights for node, runner in self._runners.items()}
             honest = {node: self.exchange.update(self.outer[node].settled, fast) for node, fast in weights.items()}
-            stage_rounds, received = self._exchanged(honest, commits - 1)
+            stage_rounds, received = self._exchange(honest, commits - 1)
             self._pending.append(_Pending(commits + self.exchange.overlap, stage_rounds, honest, received))
             for outer in self.outer.values():
                 outer.publisher.sent()
@@ -180,7 +180,7 @@ class InlineReplicas:
         self._pending = self._pending[len(due) :]
         return [self._settle(pending) for pending in due]
 
-    def _exchanged(self, honest: Mapping[int, Update], step: int) -> tuple[StageRounds, Received]:
+    def _exchange(self, honest: Mapping[int, Update], step: int) -> tuple[StageRounds, Received]:
         """Return the next round, in or after ``step``, and what each node receives; ``honest``: the correct updates."""
         groups = self.exchange.groups(self._round, range(self.count), self._seed)
         received: Received = {node: {} for node in self._runners}
@@ -188,7 +188,9 @@ class InlineReplicas:
         for stage in self._arrangement.stages:
             nodes = self._arrangement.nodes(stage)
             for group in groups:
-                for sender, sent in self._sent({replica: nodes[replica] for replica in group}, honest, step).items():
+                for sender, sent in self._sent_updates(
+                    {replica: nodes[replica] for replica in group}, honest, step
+                ).items():
                     for receiver, update in sent.items():
                         received[nodes[receiver]][sender] = update
                         blocking += _size(update.blocking) if receiver != sender else 0
@@ -197,7 +199,9 @@ class InlineReplicas:
         self._round += 1
         return stage_rounds, received
 
-    def _sent(self, group: Mapping[int, int], honest: Mapping[int, Update], step: int) -> dict[int, dict[int, Update]]:
+    def _sent_updates(
+        self, group: Mapping[int, int], honest: Mapping[int, Update], step: int
+    ) -> dict[int, dict[int, Update]]:
         """Return sender → receiver → update in a ``group`` (replica → node); Byzantine senders know correct updates."""
         settled = {replica: self.outer[node].settled for replica, node in group.items()}
         true = [replica for replica, node in group.items() if not self.outer[node].publisher.is_byzantine(step)]
@@ -211,7 +215,7 @@ class InlineReplicas:
         return sent
 
     def _settle(self, pending: _Pending) -> StageRounds:
-        """Settle a round as a fleet does: updates rejected by any node at any stage are left out.
+        """Settle a round as a fleet does: updates that any node at any stage rejects are omitted.
 
         A rejected replica settles alone or, if replicas must stay equal, copies one that has settled.
         """
@@ -220,14 +224,14 @@ class InlineReplicas:
             codec, like = self.exchange.codec(self.outer[node].settled), pending.honest[node]
             others = {replica: update for replica, update in updates.items() if replica != self._replica[node]}
             verdicts[node] = UpdateReport(invalid_updates(others, like, codec))
-        rejected = {replica for verdict in verdicts.values() for replica in verdict.refused}
+        rejected = {replica for verdict in verdicts.values() for replica in verdict.rejected}
         exclusions = self._findings(pending.received, [r for r in range(self.count) if r not in rejected])
         rejected |= exclusions.left_out.keys()
-        self._remember(pending.round.number, verdicts, exclusions, rejected)
+        self._record_suspicions(pending.round.number, verdicts, exclusions, rejected)
         for node in (node for replica in set(range(self.count)) - rejected for node in self.nodes(replica)):
             left_out = {r: why for r, why in exclusions.left_out.items() if r in pending.received[node]}
-            verdicts[node] = UpdateReport({**verdicts[node].refused, **left_out})
-        weighed = {me: self._weighed(pending, me, rejected) for me in range(self.count)}
+            verdicts[node] = UpdateReport({**verdicts[node].rejected, **left_out})
+        update_weights = {me: self._weigh_updates(pending, me, rejected) for me in range(self.count)}
         for node, updates in pending.received.items():
             me = self._replica[node]
             party = {replica: update for replica, update in updates.items() if replica not in rejected}
@@ -235,9 +239,11 @@ class InlineReplicas:
                 party = {me: pending.honest[node]}
             first |= {node} if me == min(party) else set()
             runner, outer = self._runners[node], self.outer[node]
-            judged = weighed[me]
-            weights = [] if judged is None or runner.stage else [judged]  # one stage reports for all
-            rule = self.exchange.after_rejecting(0, weights.append, judged)
+            weights_of_updates = update_weights[me]
+            weights = (
+                [] if weights_of_updates is None or runner.stage else [weights_of_updates]
+            )  # one stage reports for all
+            rule = self.exchange.after_rejecting(0, weights.append, weights_of_updates)
             fast, outer.settled = rule.settle(outer.settled, runner.state().weights, party, me)
             compressed = pending.honest[node].compressed if len(party) > 1 else None
             verdicts[node] = replace(verdicts[node], weights=weights, compressed=compressed)
@@ -247,7 +253,7 @@ class InlineReplicas:
                 self._copy(left[0], replica)
         return replace(pending.round, verdicts=verdicts, first=frozenset(first))
 
-    def _weighed(self, pending: _Pending, me: int, rejected: Collection[int]) -> UpdateWeights | None:
+    def _weigh_updates(self, pending: _Pending, me: int, rejected: Collection[int]) -> UpdateWeights | None:
         """Return which updates count for the replica ``me`` in a round, if they are judged over all stages."""
         weighing, products = self.exchange.weighing, list[Products]()
         party = sorted(pending.received[self.nodes(me)[0]].keys() - rejected)
@@ -258,19 +264,21 @@ class InlineReplicas:
             products.append(weighing.products(outer, weighing.decoded_values(outer, updates), me, party))
         return weighing.update_weights(products, party, me, pending.round.number)
 
-    def _remember(self, number: int, verdicts: Verdicts, exclusions: Exclusions, rejected: Collection[int]) -> None:
+    def _record_suspicions(
+        self, number: int, verdicts: Verdicts, exclusions: Exclusions, rejected: Collection[int]
+    ) -> None:
         """Record rejected updates and proven faults; a replica that copies another one reports nothing."""
         proved, reports = {*exclusions.byzantine, *exclusions.invalid}, dict[int, set[int]]()
         for node, verdict in verdicts.items():
             replica = self._replica[node]
             if replica not in rejected or not self.exchange.synchronised:
-                reports.setdefault(replica, set()).update(verdict.refused, proved - {replica})
-        refused = {replica: others for replica, others in reports.items() if others}
-        self._suspicion = self._suspicion.end_round(number, refused, self.exchange)
+                reports.setdefault(replica, set()).update(verdict.rejected, proved - {replica})
+        rejected = {replica: others for replica, others in reports.items() if others}
+        self._suspicion = self._suspicion.end_round(number, rejected, self.exchange)
 
-    def _copy(self, giver: int, taker: int) -> None:
-        """Make one replica a copy of another."""
-        for source, target in zip(self.nodes(giver), self.nodes(taker), strict=True):
+    def _copy(self, source_replica: int, target_replica: int) -> None:
+        """Copy one replica's state to another."""
+        for source, target in zip(self.nodes(source_replica), self.nodes(target_replica), strict=True):
             self._runners[target].load(self._runners[source].state().trained)
             outer = self.outer[source].state_for_transfer(to_successor=False)
             self.outer[target].begin(outer, self._runners[target].state().weights, self.outer[source].settled.rounds)

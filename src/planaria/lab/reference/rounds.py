@@ -56,20 +56,20 @@ class InlineRounds:
         for work in self._steps.tasks_of(step, counted, replica):
             for stage, node in column.items():
                 self._steps.begin(self._runners[node], work, samples_of(stage))
-            carry_out(work.plan, self._runners)
+            run_plan(work.plan, self._runners)
             for node in column.values():
                 sums[node].add(work.task, replica, len(counted), self._runners[node].gradient_sums())
 
 
-def carry_out(
-    plan: StepPlan, runners: Mapping[int, StageRunner], passed: Callable[[Action, Tensor], None] | None = None
+def run_plan(
+    plan: StepPlan, runners: Mapping[int, StageRunner], on_message: Callable[[Action, Tensor], None] | None = None
 ) -> None:
-    """Execute a plan with the ``runners`` of its nodes, already begun; ``passed`` gets each message."""
+    """Execute a plan with the ``runners`` of its nodes, already begun; ``on_message`` gets each message."""
     messages: dict[Key, Tensor] = {}
     for action in topological_order(plan):
-        given = messages.pop(action.input_key) if action.input_key is not None else None
-        out = getattr(runners[action.node], action.kind)(action.microbatch, action.hop, given)
+        received = messages.pop(action.input_key) if action.input_key is not None else None
+        out = getattr(runners[action.node], action.kind)(action.microbatch, action.hop, received)
         if action.target is not None:
             messages[action.key] = out
-            if passed is not None:
-                passed(action, out)
+            if on_message is not None:
+                on_message(action, out)

@@ -9,15 +9,28 @@ from typing import Any, Literal
 import numpy as np
 import plotly.graph_objects as go
 
-from planaria.lab.compare.race_results import ArmScore, ComparisonResults, SeedTrace, smoothed
+from planaria.lab.compare.race_results import ArmScore, ComparisonResults, SeedTrace, smoothed_losses
 from planaria.lab.report.spread_figures import add_band, error_bars
 from planaria.lab.trials.spread import Spread
-from planaria.report.phrases import amount, counted
-from planaria.report.theme import INK, MUTED, RED, RULE, SERIES, VEIL, figure, integer_x_axis, label, lanes, on, stroke
+from planaria.report.phrases import format_count, format_number
+from planaria.report.theme import (
+    INK,
+    MUTED,
+    RED,
+    RULE,
+    SERIES,
+    VEIL,
+    escape_label,
+    figure,
+    integer_x_axis,
+    lane_axis,
+    stroke,
+    text_colour_on,
+)
 
 Over = Literal["hours", "steps"]
 """unit of a loss curve's axis"""
-GRID = 240
+GRID_POINTS = 240
 """points of a curve"""
 BEGINNING = 0.12
 """share of the fault-free arm's hours whose losses are above the figure"""
@@ -31,7 +44,7 @@ def colours(results: ComparisonResults) -> Mapping[str, str]:
     return {results.arms[0].name: INK, **{name: SERIES[index % len(SERIES)] for index, name in enumerate(names)}}
 
 
-def _strokes(results: ComparisonResults) -> Mapping[str, Mapping[str, Any]]:
+def _line_styles(results: ComparisonResults) -> Mapping[str, Mapping[str, Any]]:
     """Return each arm's line style; dash and width distinguish curves that coincide."""
     shade, count = colours(results), len(results.arms)
     return {
@@ -42,7 +55,7 @@ def _strokes(results: ComparisonResults) -> Mapping[str, Mapping[str, Any]]:
 def loss_figure(results: ComparisonResults, over: Over = "hours") -> go.Figure:
     """Plot smoothed loss over hours or executed steps: mean over seeds, and a band from minimum to maximum."""
     fig = figure(460, x=over, y="smoothed validation loss, nats per token", hovermode="x unified")
-    lowest, strokes = math.inf, _strokes(results)
+    lowest, strokes = math.inf, _line_styles(results)
     for arm in results.arms:
         drawn = bands(arm, over)
         if drawn is None:
@@ -60,7 +73,7 @@ def loss_figure(results: ComparisonResults, over: Over = "hours") -> go.Figure:
     )
     free = bands(results.arms[0], over)
     if free is not None:
-        top = free[1][int(BEGINNING * GRID)].most
+        top = free[1][int(BEGINNING * GRID_POINTS)].most
         fig.update_yaxes(range=[lowest - 0.04 * (top - lowest), top])
     fig.update_xaxes(rangemode="tozero", hoverformat=".1f" if over == "hours" else ".0f")
     return fig
@@ -68,13 +81,13 @@ def loss_figure(results: ComparisonResults, over: Over = "hours") -> go.Figure:
 
 def bands(arm: ArmScore, over: Over) -> tuple[list[float], list[Spread]] | None:
     """Return hours or steps and the loss over seeds on a common grid, over the range of all seeds; None if empty."""
-    curves = arm.curves if over == "hours" else [smoothed(course.points) for course in arm.courses]
+    curves = arm.curves if over == "hours" else [smoothed_losses(course.points) for course in arm.courses]
     if not curves or not all(curves):
         return None
     first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
     if first >= last:
         return None
-    grid = np.linspace(first, last, GRID)
+    grid = np.linspace(first, last, GRID_POINTS)
     drawn = np.array([np.interp(grid, *np.transpose(curve)) for curve in curves])
     return grid.tolist(), [Spread.of(losses) for losses in drawn.T.tolist()]
 
@@ -85,34 +98,35 @@ def hours_figure(results: ComparisonResults, of: str = "hours", unit: str = "hou
     ``of`` and ``unit`` select another number of a run.
     """
     arms, shade = results.ranked(), colours(results)
-    rows = [label(arm.name) for arm in arms]
+    rows = [escape_label(arm.name) for arm in arms]
     fig = figure(80 + ROW * len(rows), x=f"{unit} to target", bargap=0.3, showlegend=False)
-    spreads = {label(arm.name): spread for arm in arms if (spread := arm.spread(of)) is not None}
+    spreads = {escape_label(arm.name): spread for arm in arms if (spread := arm.spread(of)) is not None}
     means = [mean for mean, _, _ in spreads.values()]
     fig.add_bar(
         y=list(spreads),
         x=means,
         orientation="h",
-        marker={"color": [shade[arm.name] for arm in arms if label(arm.name) in spreads]},
+        marker={"color": [shade[arm.name] for arm in arms if escape_label(arm.name) in spreads]},
         error_x=error_bars(list(spreads.values()), color=INK, width=5),
         text=[
-            f"{amount(mean)} {'h' if of == 'hours' else unit}" + (f" · × {mean / means[0]:.3f}" if means[0] else "")
+            f"{format_number(mean)} {'h' if of == 'hours' else unit}"
+            + (f" · × {mean / means[0]:.3f}" if means[0] else "")
             for mean in means
         ],
         textposition="inside",
         insidetextanchor="start",
-        textfont={"color": [on(shade[arm.name]) for arm in arms if label(arm.name) in spreads]},
+        textfont={"color": [text_colour_on(shade[arm.name]) for arm in arms if escape_label(arm.name) in spreads]},
         hovertemplate=f"%{{y}}: %{{x:.2f}} {unit}<extra></extra>",
     )
     for arm in arms:
         if arm.missed:
-            text = f"not reached in {arm.missed} of {counted(len(arm.runs), 'seed')}"
-            positions = {"x": 0, "y": label(arm.name), "xanchor": "left", "xshift": 4, "showarrow": False}
+            text = f"not reached in {arm.missed} of {format_count(len(arm.runs), 'seed')}"
+            positions = {"x": 0, "y": escape_label(arm.name), "xanchor": "left", "xshift": 4, "showarrow": False}
             fig.add_annotation(text=text, font={"color": RED}, **positions)
     if means:
         fig.add_vline(x=means[0], line={"color": INK, "width": 1.2, "dash": "dot"})
     fig.update_xaxes(rangemode="tozero")
-    fig.update_layout(yaxis=lanes(rows))
+    fig.update_layout(yaxis=lane_axis(rows))
     return fig
 
 
@@ -123,7 +137,7 @@ def price_figure(results: ComparisonResults) -> go.Figure:
     """
     shade = colours(results)
     arms = [arm for arm in results.arms if arm.spread("ratio") is not None]
-    positions, ticks = _with_zero([100 * arm.traffic for arm in arms])
+    positions, ticks = _log_positions([100 * arm.traffic for arm in arms])
     spreads = [Spread(*(100 * (ratio - 1) for ratio in arm.spread("ratio") or ())) for arm in arms]
     largest = max(arm.memory for arm in arms) or 1.0
     fig = figure(480, x="extra traffic in a step, % of activations and gradients", y="extra steps to target, %")
@@ -132,13 +146,14 @@ def price_figure(results: ComparisonResults) -> go.Figure:
             x=[position],
             y=[extra.mean],
             meta={"x": [100 * arm.traffic]},
-            name=label(arm.name),
+            name=escape_label(arm.name),
             mode="markers",
             showlegend=False,
             marker={"size": 10 + 28 * math.sqrt(arm.memory / largest), "color": shade[arm.name], "opacity": 0.85},
             error_y=error_bars([extra], thickness=1.2, width=4, color=shade[arm.name]),
-            hovertemplate=f"<b>{label(arm.name)}</b><br>{100 * arm.traffic:.2f} % traffic, {100 * arm.memory:.0f} % "
-            f"memory<br>%{{y:.2f}} % more steps, {extra.least:.2f} to {extra.most:.2f}<extra></extra>",
+            hovertemplate=f"<b>{escape_label(arm.name)}</b><br>{100 * arm.traffic:.2f} % traffic, "
+            f"{100 * arm.memory:.0f} % memory<br>%{{y:.2f}} % more steps, "
+            f"{extra.least:.2f} to {extra.most:.2f}<extra></extra>",
         )  # fmt: skip
     marks = [(position, mean) for position, (mean, _, _) in zip(positions, spreads, strict=True)]
     best = pareto_front(
@@ -169,7 +184,7 @@ def pareto_front(points: Sequence[tuple[float, float] | None]) -> list[int]:
     return front
 
 
-def _with_zero(shares: Sequence[float]) -> tuple[list[float], Mapping[float, str]]:
+def _log_positions(shares: Sequence[float]) -> tuple[list[float], Mapping[float, str]]:
     """Return positions of ``shares`` ≥ 0 on a logarithmic axis with 0 at its left, and the axis's ticks."""
     logs = [math.log10(share) for share in shares if share > 0]
     if not logs:
@@ -194,7 +209,7 @@ def _add_names(
         memory = f" · {100 * arms[index].memory:.0f} % memory" if arms[index].memory else ""
         fig.add_annotation(
             x=x[index], y=y[index], ax=30, ay=-(height - y[index]) / spans[1] * 400, xanchor="left", standoff=4,
-            text=label(arms[index].name) + f'<span style="color:{MUTED}">{memory}</span>',
+            text=escape_label(arms[index].name) + f'<span style="color:{MUTED}">{memory}</span>',
             arrowcolor=RULE, arrowhead=0, arrowwidth=1, font={"size": 12.5}, bgcolor=VEIL, borderpad=1,
         )  # fmt: skip
 
@@ -212,5 +227,5 @@ def failures_figure(results: ComparisonResults, failures: SeedTrace) -> go.Figur
         hovertemplate="%{y}, step %{x}<extra></extra>",
     )
     integer_x_axis(fig, (0, results.steps))
-    fig.update_layout(yaxis={**lanes(rows), "showgrid": True})
+    fig.update_layout(yaxis={**lane_axis(rows), "showgrid": True})
     return fig

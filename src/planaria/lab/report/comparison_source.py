@@ -15,7 +15,7 @@ from pathlib import Path
 from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.lab.compare.race import ArmCourse, ValidationPoint
-from planaria.lab.compare.race_results import ComparisonResults, smoothed
+from planaria.lab.compare.race_results import ComparisonResults, smoothed_losses
 from planaria.lab.trials.arms import file_name
 from planaria.lab.trials.result_cache import read_result
 from planaria.report.live_page.frames import Json, StateChange
@@ -44,24 +44,24 @@ class ComparisonSource(FolderSource):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "comparison", folder.name.removesuffix("-compare"))
-        self._read: dict[Path, float] = {}
+        self._read_times: dict[Path, float] = {}
         """file → modification time when last read"""
         self._races: dict[str, Json] = {}
 
     def _files(self) -> list[Path]:
         return _files(self._folder)
 
-    def read(self, most: int) -> Iterator[StateChange | None]:
+    def read(self, limit: int) -> Iterator[StateChange | None]:
         """Yield a frame for each new or changed file, in order of modification."""
-        for when, file in self._news()[:most]:
-            self._read[file] = when
+        for when, file in self._changed_files()[:limit]:
+            self._read_times[file] = when
             self.began = True
             if file.name == NUMBERS:
-                yield self._over(when, file)
+                yield self._finish(when, file)
             elif (match := RACE.fullmatch(file.name)) is not None:
-                yield self._raced(when, file, **match.groupdict())
+                yield self._update_race(when, file, **match.groupdict())
 
-    def _news(self) -> list[tuple[float, Path]]:
+    def _changed_files(self) -> list[tuple[float, Path]]:
         changed = []
         for file in self._files():
             try:
@@ -69,11 +69,11 @@ class ComparisonSource(FolderSource):
             except OSError:  # removed meanwhile
                 continue
             wanted = file.name == NUMBERS or RACE.fullmatch(file.name) is not None
-            if wanted and self._read.get(file) != when:
+            if wanted and self._read_times.get(file) != when:
                 changed.append((when, file))
         return sorted(changed)
 
-    def _raced(self, when: float, file: Path, arm: str, seed: str, kind: str) -> StateChange | None:
+    def _update_race(self, when: float, file: Path, arm: str, seed: str, kind: str) -> StateChange | None:
         name = f"{arm} {seed}"
         if name not in self._races and len(self._races) >= MAX_RACES:
             return None
@@ -81,26 +81,26 @@ class ComparisonSource(FolderSource):
         event = None
         if kind == "json":
             course = read_result(file, ArmCourse)
-            after = {**before, **_course(course)}
-            how = f"stopped: {course.stopped}" if course.stopped else f"{course.ticks} steps are done"
-            event = course.ticks, "loss" if course.stopped else "recovery", f"{arm}, seed {seed}: {how}"
-        elif before["is"] in ("done", "stopped") and not self._repeated(file, arm, seed):
+            after = {**before, **_course_state(course)}
+            result = f"stopped: {course.stopped}" if course.stopped else f"{course.ticks} steps are done"
+            event = course.ticks, "loss" if course.stopped else "recovery", f"{arm}, seed {seed}: {result}"
+        elif before["is"] in ("done", "stopped") and not self._is_raced_again(file, arm, seed):
             return None
         elif kind == "ticks":
-            after = {**before, "is": "at work", **_in_progress(file)}
+            after = {**before, "is": "at work", **_progress_state(file)}
         else:
-            after = {**before, "is": "at work"} | _request(file)
+            after = {**before, "is": "at work"} | _request_state(file)
         self._races = {**self._races, name: after}
-        return self._change(when, {"races": self._races, "over": ""}, event)
+        return self._update(when, {"races": self._races, "over": ""}, event)
 
-    def _repeated(self, file: Path, arm: str, seed: str) -> bool:
+    def _is_raced_again(self, file: Path, arm: str, seed: str) -> bool:
         """Return whether a race with a result is being raced again, which invalidates the result."""
         result_file = self._folder / f"{arm}.{seed}.json"
-        return self._read.get(file, 0.0) > self._read.get(result_file, 0.0)
+        return self._read_times.get(file, 0.0) > self._read_times.get(result_file, 0.0)
 
-    def _over(self, when: float, file: Path) -> StateChange | None:
+    def _finish(self, when: float, file: Path) -> StateChange | None:
         comparison = documents.parse_model(
-            ComparisonResults, documents.data(file).decode(), file, "run the comparison again"
+            ComparisonResults, documents.read_bytes(file).decode(), file, "run the comparison again"
         )
         races = dict(self._races)
         for arm in comparison.arms:
@@ -112,47 +112,52 @@ class ComparisonSource(FolderSource):
                     known = {name: amount for name, amount in hours.items() if amount is not None}
                     races[key] = {**races[key], "arm": arm.name, "missed": run.hours is None, **known}
         self._races = races
-        about = {**self.state["run"], "name": comparison.name, "steps": comparison.steps, "stages": comparison.stages}
-        about |= {"arms": [arm.name for arm in comparison.ranked()], "clock": comparison.clock}
-        best = _best(comparison)
+        about_run = {
+            **self.state["run"],
+            "name": comparison.name,
+            "steps": comparison.steps,
+            "stages": comparison.stages,
+        }
+        about_run |= {"arms": [arm.name for arm in comparison.ranked()], "clock": comparison.clock}
+        best = _winner_sentence(comparison)
         event = comparison.steps, "note", f"All {len(races)} races are over." + (f" {best}" if best else "")
-        return self._change(when, {"races": races, "run": about, "over": "finished"}, event)
+        return self._update(when, {"races": races, "run": about_run, "over": "finished"}, event)
 
 
-def _course(course: ArmCourse) -> Json:
-    state = {"is": "done", "tick": course.ticks, **_curve(course.points), "loss_events": len(course.loss_events)}
+def _course_state(course: ArmCourse) -> Json:
+    state = {"is": "done", "tick": course.ticks, **_curve_state(course.points), "loss_events": len(course.loss_events)}
     return state | ({"is": "stopped", "why": course.stopped} if course.stopped else {})
 
 
-def _curve(points: Sequence[ValidationPoint]) -> Json:
-    losses = {str(int(tick)): round(loss, 5) for tick, loss in smoothed(points)}
+def _curve_state(points: Sequence[ValidationPoint]) -> Json:
+    losses = {str(int(tick)): round(loss, 5) for tick, loss in smoothed_losses(points)}
     return {"curve": losses} | ({"loss": list(losses.values())[-1]} if losses else {})
 
 
-def _in_progress(file: Path) -> Json:
+def _progress_state(file: Path) -> Json:
     """Return a race's progress and losses; empty if its file was just removed."""
     points, tick = [], 0
     try:
-        lines = documents.data(file).decode().rpartition("\n")[0].splitlines()
+        lines = documents.read_bytes(file).decode().rpartition("\n")[0].splitlines()
         for words in map(str.split, lines):
             tick = int(words[0])
             if len(words) > 1:
                 points.append(ValidationPoint(tick=tick, step=tick, loss=float(words[1])))
     except (UserError, ValueError, IndexError):
         return {}
-    return {"tick": tick, **_curve(points)}
+    return {"tick": tick, **_curve_state(points)}
 
 
-def _request(file: Path) -> Json:
+def _request_state(file: Path) -> Json:
     """Return the arm's name and steps from a race's request."""
     try:
-        race = json.loads(documents.data(file))["race"]
+        race = json.loads(documents.read_bytes(file))["race"]
         return {"arm": str(race["arm"]), "steps": int(race["config"]["train"]["steps"])}
     except (UserError, ValueError, KeyError, TypeError):  # removed meanwhile
         return {}
 
 
-def _best(results: ComparisonResults) -> str:
+def _winner_sentence(results: ComparisonResults) -> str:
     """Name the arm, controls aside, that reached the target first, by hours or by steps if unpriced."""
     winner = results.winner()
     spread = None if winner is None else winner.spread("hours" if results.priced else "ticks")

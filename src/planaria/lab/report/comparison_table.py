@@ -8,9 +8,9 @@ from rich.text import Text
 
 from planaria.lab.compare.race_results import MIN_SEEDS, ArmScore, ComparisonResults, SeedTrace
 from planaria.lab.compare.race_spec import SMOOTHING_WINDOW
-from planaria.lab.report.equal_costs import comparable, equal_costs_table
-from planaria.lab.trials.spread import seeds_shown, shown
-from planaria.report.phrases import amount, counted
+from planaria.lab.report.equal_costs import equal_costs_table, has_equal_costs
+from planaria.lab.trials.spread import format_seeds, format_spread
+from planaria.report.phrases import format_count, format_number
 from planaria.report.tables import Table, show
 
 DIGEST = 16
@@ -30,24 +30,24 @@ INTERVAL = "95 % of ×"
 
 def show_table(results: ComparisonResults) -> None:
     """Print every arm's mean [least … most] over the seeds, and explanations."""
-    title = f"{results.name}: mean [least … most] of {seeds_of(results)}"
-    further = [equal_costs_table(results)] if comparable(results) else []
-    console = show([Table(title, columns(results), rows(results)), *further])
+    title = f"{results.name}: mean [least … most] of {format_seeds_of(results)}"
+    more_tables = [equal_costs_table(results)] if has_equal_costs(results) else []
+    console = show([Table(title, columns(results), rows(results)), *more_tables])
     for failures in (*results.failures, *results.replica_failures):
-        console.print(f"trace         {failures.digest[:DIGEST]} {failures_label(failures)}", highlight=False)
+        console.print(f"trace         {failures.digest[:DIGEST]} {describe_failures(failures)}", highlight=False)
     console.print(Text(f"clock         {results.clock}{'' if results.priced else ', by which steps take no time'}"))
-    console.print(Text(f"target        {target(results)}"))
+    console.print(Text(f"target        {describe_target(results)}"))
     for line in (floor_sentence(results), moments_sentence(results), search_sentence(results)):
         if line:
             console.print(Text(line))
 
 
-def failures_label(failures: SeedTrace) -> str:
+def describe_failures(failures: SeedTrace) -> str:
     replica = f", replica {failures.replica}" if failures.replica else ""
-    return f"seed {failures.seed}{replica}, {counted(len(failures.faults), 'failure')}"
+    return f"seed {failures.seed}{replica}, {format_count(len(failures.faults), 'failure')}"
 
 
-def spreads(results: ComparisonResults) -> dict[str, tuple[str, str]]:
+def number_columns(results: ComparisonResults) -> dict[str, tuple[str, str]]:
     """Return the relevant columns: column → number of a run, and its format."""
     with_reset = any(run.reset_ratio is not None for arm in results.arms for run in arm.runs)
     hours = HOURS | (MACHINES if results.machines_differ else {}) if results.priced else {}
@@ -56,8 +56,15 @@ def spreads(results: ComparisonResults) -> dict[str, tuple[str, str]]:
 
 def columns(results: ComparisonResults) -> list[str]:
     """Return the head of the table."""
-    head = ["arm", *spreads(results), "traffic", *(["of weights"] if exchanged(results) else []), "memory", "failures"]
-    if _intervals(results):
+    head = [
+        "arm",
+        *number_columns(results),
+        "traffic",
+        *(["of weights"] if has_exchange(results) else []),
+        "memory",
+        "failures",
+    ]
+    if _has_intervals(results):
         head.insert(3, INTERVAL)
     return head
 
@@ -70,7 +77,7 @@ def rows(results: ComparisonResults) -> list[list[str]]:
 def numbers(results: ComparisonResults) -> list[dict[str, object]]:
     """Return the table as numbers: mean, minimum and maximum over the seeds; None where a seed has no number."""
     every = (*(of for of, _ in (STEPS | RESET | HOURS | MACHINES | FINAL).values()), "failures")
-    found_rows: list[dict[str, object]] = []
+    table_rows: list[dict[str, object]] = []
     for arm in results.ranked():
         row: dict[str, object] = {"arm": arm.name, "control": bool(arm.control)}
         for name in every:
@@ -80,25 +87,30 @@ def numbers(results: ComparisonResults) -> list[dict[str, object]]:
         for name in ("ratio", "reset_ratio", "hours_ratio"):
             row[f"{name}_low95"], row[f"{name}_high95"] = arm.interval(name) or (None, None)
         shares = {"traffic": arm.traffic, "of_weights": arm.traffic_per_weight_byte, "memory": arm.memory}
-        found_rows.append(row | shares | {"missed": arm.missed})
-    return found_rows
+        table_rows.append(row | shares | {"missed": arm.missed})
+    return table_rows
 
 
-def _intervals(results: ComparisonResults) -> bool:
+def _has_intervals(results: ComparisonResults) -> bool:
     return len(results.failures) >= MIN_SEEDS
 
 
 def _cells(results: ComparisonResults, arm: ArmScore) -> list[str]:
-    cells = [shown(arm.spread(of), form) for of, form in spreads(results).values()]
+    cells = [format_spread(arm.spread(of), form) for of, form in number_columns(results).values()]
     if arm.missed:
-        cells[0] = f"not reached in {arm.missed} of {counted(len(arm.runs), 'seed')}"
-    if _intervals(results):
+        cells[0] = f"not reached in {arm.missed} of {format_count(len(arm.runs), 'seed')}"
+    if _has_intervals(results):
         cells.insert(2, range_text(arm.interval("ratio")))
-    shares = (arm.traffic, *([arm.traffic_per_weight_byte] if exchanged(results) else []), arm.memory)
-    return [arm_title(arm), *cells, *(f"{100 * share:.3g} %" for share in shares), shown(arm.spread("failures"), ".3g")]
+    shares = (arm.traffic, *([arm.traffic_per_weight_byte] if has_exchange(results) else []), arm.memory)
+    return [
+        arm_title(arm),
+        *cells,
+        *(f"{100 * share:.3g} %" for share in shares),
+        format_spread(arm.spread("failures"), ".3g"),
+    ]
 
 
-def exchanged(results: ComparisonResults) -> bool:
+def has_exchange(results: ComparisonResults) -> bool:
     """Return whether replicas exchange anything."""
     return any(arm.traffic_per_weight_byte for arm in results.arms)
 
@@ -112,11 +124,11 @@ def range_text(interval: tuple[float, float] | None) -> str:
     return "–" if interval is None else f"{interval[0]:.3f} … {interval[1]:.3f}"
 
 
-def seeds_of(results: ComparisonResults) -> str:
-    return seeds_shown(failures.seed for failures in results.failures)
+def format_seeds_of(results: ComparisonResults) -> str:
+    return format_seeds(failures.seed for failures in results.failures)
 
 
-def target(results: ComparisonResults) -> str:
+def describe_target(results: ComparisonResults) -> str:
     return (
         f"the fault-free arm's loss with the same seed after {100 * results.target_at:g} % of {results.steps} steps; "
         f"a loss is the mean of {SMOOTHING_WINDOW} validations in a row; steps that a rollback undid count"
@@ -128,21 +140,21 @@ def floor_sentence(results: ComparisonResults) -> str:
     arm = results.oracle
     if arm is None or not results.priced or (hours := arm.spread("hours")) is None:
         return ""
-    ratio = shown(arm.spread("hours_ratio"))
+    ratio = format_spread(arm.spread("hours_ratio"))
     return (
-        f"floor         {amount(hours.mean)} h, × {ratio} of the fault-free hours: failures that lose nothing but the "
-        "time of a replacement"
+        f"floor         {format_number(hours.mean)} h, × {ratio} of the fault-free hours: failures that lose only "
+        "the time of a replacement"
     )
 
 
 def moments_sentence(results: ComparisonResults) -> str:
     """Describe the effect of losing moments alone, without which ratios to the fault-free arm mislead."""
-    alone = [f"{arm.name} × {shown(results.reset_cost(arm))}" for arm in results.arms if arm.control == "reset"]
+    alone = [f"{arm.name} × {format_spread(results.reset_cost(arm))}" for arm in results.arms if arm.control == "reset"]
     if alone:
-        return f"moments       lost alone, with nothing else: {'; '.join(alone)} of the steps without failures"
+        return f"moments       only moments lost: {'; '.join(alone)} of the steps without failures"
     if any(arm.exact is False for arm in results.contestants):
         return (
-            "moments       some arms lose moments, and no arm shows what that alone does; add the control reset "
+            "moments       some arms lose moments, and no arm loses only moments; add the control reset "
             "(--arms …,reset,oracle)"
         )
     return ""
@@ -152,7 +164,7 @@ def search_sentence(results: ComparisonResults) -> str:
     """Describe the search without failures."""
     if not results.search:
         return ""
-    tried = "; ".join(f"{point.name} {shown(point.spread('ratio'))}" for point in results.search[1:])
+    tried = "; ".join(f"{point.name} {format_spread(point.spread('ratio'))}" for point in results.search[1:])
     best = next(arm for arm in results.arms if arm.name == "tuned")
     which = ", ".join(f"{name} = {setting}" for name, setting in best.changes.items()) or "the recipe's own settings"
     return f"tuned         {which}; steps of each point over fault-free: {tried}"
@@ -164,12 +176,12 @@ _WORDS = {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textba
 
 def latex(results: ComparisonResults) -> str:
     """Return the terminal's table as a ``tabular``, mean [least … most] over the seeds; requires ``booktabs``."""
-    head, *below = (" & ".join(map(escaped, row)) + r" \\" for row in [columns(results), *rows(results)])
+    head, *below = (" & ".join(map(escape_latex, row)) + r" \\" for row in [columns(results), *rows(results)])
     body = "\n".join([r"\toprule", head, r"\midrule", *below, r"\bottomrule"])
     return f"\\begin{{tabular}}{{l{'r' * head.count(' & ')}}}\n{body}\n\\end{{tabular}}\n"
 
 
-def escaped(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Escape text for LaTeX."""
     safe = _SPECIAL.sub(lambda match: _WORDS.get(match[0], "\\" + match[0]), text)
     return safe.replace("×", r"$\times$").replace("…", r"\dots{}").replace("–", "--")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planaria.lab.compare.race_results import ArmScore, ComparisonResults, smoothed
-from planaria.lab.trials.spread import Spread, shown, spread
-from planaria.report.phrases import amount
+from planaria.lab.compare.race_results import ArmScore, ComparisonResults, smoothed_losses
+from planaria.lab.trials.spread import Spread, format_spread, spread
+from planaria.report.phrases import format_number
 from planaria.report.tables import Table
 
 Curve = Sequence[tuple[float, float]]
@@ -27,7 +27,7 @@ class Budgets:
     control_end: float
     """hours at which the fault-free arm ends"""
     megabytes: float
-    """median over the arms of what a replica sends in a run, so at least half of the arms send this much"""
+    """median over the arms of the megabytes that a replica sends in a run; at least half of the arms send this much"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class EqualCosts:
     at_megabytes: Spread | None
     """an arm that sends less in total has its final loss here"""
     step_megabytes: float
-    """what a replica sends to others in a step"""
+    """megabytes that a replica sends to others in a step"""
 
 
 def control_of(results: ComparisonResults, arm: ArmScore) -> ArmScore:
@@ -78,7 +78,9 @@ def step_megabytes(arm: ArmScore) -> float:
 
 def byte_curves(arm: ArmScore) -> list[Curve]:
     """Return for each seed (megabytes that a replica has sent, smoothed loss)."""
-    return [[(tick * step_megabytes(arm), loss) for tick, loss in smoothed(course.points)] for course in arm.courses]
+    return [
+        [(tick * step_megabytes(arm), loss) for tick, loss in smoothed_losses(course.points)] for course in arm.courses
+    ]
 
 
 def budgets(results: ComparisonResults) -> Budgets:
@@ -90,12 +92,12 @@ def budgets(results: ComparisonResults) -> Budgets:
 def equal_costs(results: ComparisonResults) -> list[EqualCosts]:
     """Return the losses of every arm with courses, the lowest final loss first."""
     at = budgets(results)
-    found = []
+    rows = []
     for arm in results.arms:
         control, sent = control_of(results, arm), byte_curves(arm)
         pairs = zip(arm.runs, control.runs, strict=True)
         gaps = [None if own.final is None or its.final is None else own.final - its.final for own, its in pairs]
-        found.append(
+        rows.append(
             EqualCosts(
                 arm, control, arm.spread("final"), spread(gaps),
                 spread(loss_at_cost(curve, at.first_end) for curve in arm.curves),
@@ -104,19 +106,19 @@ def equal_costs(results: ComparisonResults) -> list[EqualCosts]:
                 step_megabytes(arm),
             )
         )  # fmt: skip
-    return sorted(found, key=lambda row: row.final.mean if row.final else float("inf"))
+    return sorted(rows, key=lambda row: row.final.mean if row.final else float("inf"))
 
 
-def labels(at: Budgets) -> list[str]:
+def cost_headings(at: Budgets) -> list[str]:
     """Return the heads of the columns of losses at equal hours and bytes."""
     times = (
         f"at {hours:.1f} h" if hours >= 1 else f"at {HOUR * hours:.1f} s" for hours in (at.first_end, at.control_end)
     )
-    return [*times, f"at {amount(at.megabytes)} MB"]
+    return [*times, f"at {format_number(at.megabytes)} MB"]
 
 
-def comparable(results: ComparisonResults) -> bool:
-    """Return whether replicas exchange anything, and the results have what losses at equal costs need."""
+def has_equal_costs(results: ComparisonResults) -> bool:
+    """Return whether replicas exchange anything, and the results have courses and inputs for losses at equal costs."""
     exchange = any(arm.traffic_per_weight_byte for arm in results.arms)
     return exchange and results.priced and all(arm.courses and arm.inputs for arm in results.arms)
 
@@ -124,11 +126,12 @@ def comparable(results: ComparisonResults) -> bool:
 def equal_costs_table(results: ComparisonResults) -> Table:
     """Return the table of :func:`equal_costs`."""
     at = budgets(results)
-    head = ["arm", "final loss", "− control", "control", *labels(at), "kB per step"]
+    head = ["arm", "final loss", "− control", "control", *cost_headings(at), "kB per step"]
     rows = [
         [
-            row.arm.name, shown(row.final), shown(row.over_control), row.control.name, shown(row.at_first_end),
-            shown(row.at_control_end), shown(row.at_megabytes), f"{1000 * row.step_megabytes:.1f}",
+            row.arm.name, format_spread(row.final), format_spread(row.over_control), row.control.name,
+            format_spread(row.at_first_end), format_spread(row.at_control_end), format_spread(row.at_megabytes),
+            f"{1000 * row.step_megabytes:.1f}",
         ]
         for row in equal_costs(results)
     ]  # fmt: skip

@@ -15,11 +15,11 @@ from planaria.lab.experts.experts_results import TIE, Results, TextWeights, geom
 from planaria.lab.report.experts_verdict import verdict
 from planaria.lab.report.spread_figures import error_bars
 from planaria.lab.report.worst_report import section as worst_section
-from planaria.lab.trials.spread import Spread, seeds_shown, shown, spread
+from planaria.lab.trials.spread import Spread, format_seeds, format_spread, spread
 from planaria.report import page
-from planaria.report.phrases import counted
+from planaria.report.phrases import format_count
 from planaria.report.tables import Table, show
-from planaria.report.theme import CARRIED, MUTED, PAPER, SERIES, figure, integer_x_axis, label, stroke
+from planaria.report.theme import CARRIED, MUTED, PAPER, SERIES, escape_label, figure, integer_x_axis, stroke
 
 
 def show_results(results: Results) -> None:
@@ -28,21 +28,23 @@ def show_results(results: Results) -> None:
 
 
 def write_experts_report(results: Results, file: Path) -> Path:
-    """Write the report to ``file`` atomically, and return its path; raise UserError if that is impossible."""
+    """Write the report to ``file`` atomically, and return its path; raise UserError if it is not writable."""
     return page.write(file, page.document(f"{results.name}: experts · planaria", body(results)))
 
 
 def _tables(results: Results) -> dict[str, Table]:
     """Return the non-empty tables by name."""
-    return {name: table for name, table in (_scores(results) | _reasons(results)).items() if table.rows}
+    return {
+        name: table for name, table in (_score_tables(results) | _explanation_tables(results)).items() if table.rows
+    }
 
 
-def _scores(results: Results) -> dict[str, Table]:
+def _score_tables(results: Results) -> dict[str, Table]:
     """Return tables of the arms' quality and cost."""
     others = [arm for arm in results.arms if arm != SYNCHRONISED]
     return {
         "perplexities": Table(
-            f"{results.name}: test perplexity, mean [least … most] of {seeds_shown(results.seeds)}",
+            f"{results.name}: test perplexity, mean [least … most] of {format_seeds(results.seeds)}",
             ["domain", *results.arms],
             [_perplexity_row(results, domain) for domain in results.domains],
         ),
@@ -56,91 +58,94 @@ def _scores(results: Results) -> dict[str, Table]:
             ],
         ),
         "wins": Table(
-            f"against {SYNCHRONISED}: won or lost by more than {TIE:.1%} with every seed, ties apart",
+            f"against {SYNCHRONISED}: won or lost by more than {TIE:.1%} with every seed; else ties",
             ["arm", "wins", "ties", "losses"],
-            [[arm, *(str(_count(results, arm, v)) for v in ("win", "tie", "loss"))] for arm in others],
+            [[arm, *(str(_count_verdicts(results, arm, v)) for v in ("win", "tie", "loss"))] for arm in others],
         ),
         "generalist": Table(
-            "one model with the compute of all experts: ensembles' perplexity over its; below 1 experts are better",
+            "one model with the compute of all experts: ensembles' perplexity over its; below 1, experts are better",
             ["ensemble", "over", "with experts", "all domains", "won / tied / lost", "compute a token"],
             [_rival_row(results, arm, rival) for rival in results.generalists for arm in results.ensembles],
             numbers_from=2,
         ),
         "compute": Table(
-            "FLOPs: of training an arm's experts (one seed), and of all that speak for one token",
+            "FLOPs: of training an arm's experts (one seed), and of all active experts for one token",
             ["arm", "FLOPs", f"/ {SYNCHRONISED}", "parameters × tokens", "without embeddings", "a token", "models"],
-            [_bill_row(results, arm) for arm in results.arms],
+            [_cost_row(results, arm) for arm in results.arms],
         ),
     }
 
 
-def _reasons(results: Results) -> dict[str, Table]:
+def _explanation_tables(results: Results) -> dict[str, Table]:
     """Return tables that explain the results."""
     others = [arm for arm in results.arms if arm != SYNCHRONISED]
     return {
         "luck": Table(
-            "the luck of a parent: geometric mean over all domains, from each of several parents of a size",
+            "effect of the parent: geometric mean over all domains, for each of several parents of a size",
             ["", "mean of a seed's parents [least … most seed]", "each parent over that mean"],
             [
                 *(
-                    [f"{arm} over {SYNCHRONISED}", _cell(results.overall(arm)), _range(results.luck(arm))]
+                    [f"{arm} over {SYNCHRONISED}", _cell(results.overall(arm)), _format_parent_range(results.luck(arm))]
                     for arm in others
                 ),
                 *(_parent_row(results, size) for size in results.runs[0].parents),
             ],
         ),
         "difficulty": Table(
-            "how hard the domains are (nats; mean over seeds) and their tiers, easiest 0",
+            "difficulty of the domains (nats; mean over seeds) and their tiers, 0 is easiest",
             ["domain", *(cell for by in results.runs[0].difficulty for cell in (by, f"{by}: tiers"))],
-            [_hard_row(results, domain) for domain in results.trained],
+            [_difficulty_row(results, domain) for domain in results.trained],
         ),
         "one-lost": Table(
-            "one expert lost: perplexity of the others together, over before (geometric mean over seeds)",
+            "one expert lost: perplexity of the remaining ones over that of all experts (geometric mean over seeds)",
             ["lost", *results.domains],
             [_lost_row(results, domain) for domain in results.active_domains],
         ),
         "fewer": Table(
-            "fewer experts: perplexity over all speaking, geometric mean over domains",
-            ["arm", *(f"{k} ({passes:.2f} passes a token)" for k, passes in _ks(results).items())],
-            [[arm, *(_cell(_fewer(results, arm, k)) for k in _ks(results))] for arm in results.ensembles],
+            "fewer experts: perplexity over that of all experts, geometric mean over domains",
+            ["arm", *(f"{k} ({passes:.2f} passes a token)" for k, passes in _passes_by_k(results).items())],
+            [
+                [arm, *(_cell(_fewer_experts_ratios(results, arm, k)) for k in _passes_by_k(results))]
+                for arm in results.ensembles
+            ],
         ),
     }
 
 
-def _speech(speech: TextWeights) -> str:
+def _speech_section(speech: TextWeights) -> str:
     return page.section(
-        "Who speaks when",
-        "Pieces of the domains' test texts, joined. Each token is coloured by the weights that the ensemble's experts "
-        "have in it, by what came before. It takes a few tokens to notice that a domain has begun.",
+        "Expert weights over text",
+        "Pieces of the domains' test texts, joined. Each token is coloured by the experts' weights, which "
+        "depend on the text before it. The weights need a few tokens to adapt to a new domain.",
         page.legend(zip(speech.experts, SERIES, strict=False)),
         page.tinted_text(
-            (text, mixed_colour(weights)) for text, weights in zip(speech.pieces, speech.weights, strict=True)
+            (text, mix_colours(weights)) for text, weights in zip(speech.pieces, speech.weights, strict=True)
         ),
     )
 
 
-def _named(results: Results, domain: str) -> str:
+def _domain_label(results: Results, domain: str) -> str:
     return domain if domain in results.trained else f"{domain} (never trained)"
 
 
 def _perplexity_row(results: Results, domain: str) -> list[str]:
-    return [_named(results, domain), *(_cell(results.perplexities(arm, domain), ".2f") for arm in results.arms)]
+    return [_domain_label(results, domain), *(_cell(results.perplexities(arm, domain), ".2f") for arm in results.arms)]
 
 
 def _ratio_row(results: Results, domain: str, uneven: Sequence[str]) -> list[str]:
     cells = (f"{_cell(results.ratios(arm, domain))} {results.verdict(arm, domain)}" for arm in uneven)
-    return [_named(results, domain), *cells]
+    return [_domain_label(results, domain), *cells]
 
 
 def _cell(numbers: Sequence[float], form: str = ".3f") -> str:
-    return shown(spread(numbers), form)
+    return format_spread(spread(numbers), form)
 
 
-def _count(results: Results, arm: str, kind: str, to: str = SYNCHRONISED) -> int:
+def _count_verdicts(results: Results, arm: str, kind: str, to: str = SYNCHRONISED) -> int:
     return sum(results.verdict(arm, domain, to) == kind for domain in results.domains)
 
 
-def _bill_row(results: Results, arm: str) -> list[str]:
+def _cost_row(results: Results, arm: str) -> list[str]:
     own, even = results.runs[0].arms[arm], results.runs[0].arms[SYNCHRONISED]
     spent = [f"{number:.4g}" for number in (own.parameter_tokens, own.inner_parameter_tokens, own.token_flops)]
     return [arm, f"{own.flops:.4g}", f"{own.flops / even.flops:.4f}", *spent, str(len(own.experts))]
@@ -148,27 +153,27 @@ def _bill_row(results: Results, arm: str) -> list[str]:
 
 def _rival_row(results: Results, arm: str, rival: str) -> list[str]:
     """Compare an ensemble with a generalist."""
-    counts = " / ".join(str(_count(results, arm, kind, rival)) for kind in ("win", "tie", "loss"))
+    counts = " / ".join(str(_count_verdicts(results, arm, kind, rival)) for kind in ("win", "tie", "loss"))
     ratios = (results.overall(arm, rival, results.trained), results.overall(arm, rival))
     return [arm, rival, *map(_cell, ratios), counts, f"× {results.times(arm, rival):.2f}"]
 
 
-def _range(numbers: Sequence[float]) -> str:
+def _format_parent_range(numbers: Sequence[float]) -> str:
     return f"{min(numbers):.3f} … {max(numbers):.3f}" if len(set(numbers)) > 1 else "one parent"
 
 
 def _parent_row(results: Results, size: str) -> list[str]:
     """Compare the parents of a size with each other."""
     seeds = results.branched(size)
-    apart = [perplexity / geometric_mean(lines) for lines in seeds for perplexity in lines]
+    relative = [perplexity / geometric_mean(lines) for lines in seeds for perplexity in lines]
     return [
         f"parents of size {size}: perplexity",
         _cell([geometric_mean(lines) for lines in seeds], ".2f"),
-        _range(apart),
+        _format_parent_range(relative),
     ]
 
 
-def _hard_row(results: Results, domain: str) -> list[str]:
+def _difficulty_row(results: Results, domain: str) -> list[str]:
     cells = [domain]
     for by in results.runs[0].difficulty:
         firsts = [results.of(seed)[0] for seed in results.seeds]
@@ -185,12 +190,12 @@ def _lost_row(results: Results, lost: str) -> list[str]:
     return [lost, *(f"{geometric_mean(ratios_here):.3f}" if ratios_here else "–" for ratios_here in ratios)]
 
 
-def _ks(results: Results) -> Mapping[str, float]:
+def _passes_by_k(results: Results) -> Mapping[str, float]:
     """Return top-k → forward passes per token of the fullest arm; others may have lost experts."""
     return max((arm.passes for run in results.runs for arm in run.arms.values()), key=len)
 
 
-def _fewer(results: Results, arm: str, k: str) -> list[float]:
+def _fewer_experts_ratios(results: Results, arm: str, k: str) -> list[float]:
     seeds = [[run.arms[arm] for run in results.of(seed) if k in run.arms[arm].fewer] for seed in results.seeds]
     return [
         math.exp(fmean(r.fewer[k][d].loss - r.scores[d].loss for d in results.domains for r in runs))
@@ -202,8 +207,8 @@ def _fewer(results: Results, arm: str, k: str) -> list[float]:
 def body(results: Results) -> Iterator[str]:
     """Yield the report's sections as HTML."""
     summary = (
-        f"{counted(len(results.trained), 'domain')} with an expert each, {len(results.untrained)} without training, "
-        f"{counted(len(results.seeds), 'seed')}. Arms spend equal compute and distribute it differently: equally "
+        f"{format_count(len(results.trained), 'domain')} with an expert each, {len(results.untrained)} without "
+        f"training, {format_count(len(results.seeds), 'seed')}. Arms distribute equal compute differently: equally "
         "(M_Ho-I_Ho), longer training for harder domains (M_Ho-I_He), larger models for harder domains (M_He-I_Ho), "
         "one model for all domains (generalist)."
     )
@@ -212,7 +217,7 @@ def body(results: Results) -> Iterator[str]:
     perplexity, ratios = tables.pop("perplexities"), tables.pop("ratios")
     yield page.section(
         "Perplexity of each arm, over that of equal experts",
-        "Test text: whole documents that no training, probe or prior has read. Below 1 the other arm is better. Mean "
+        "Test text: whole documents that no training, probe or prior has read. Below 1, the other arm is better. Mean "
         "and range over seeds; all arms of a seed share parents and test text, and experts their data order.",
         page.chart(perplexity_figure(results), "perplexity"),
         ratios.html("ratios"),
@@ -220,25 +225,25 @@ def body(results: Results) -> Iterator[str]:
     yield page.section("Test perplexity", "Mean [least … most] over seeds.", perplexity.html("perplexities"))
     if results.runs[0].curves:
         yield page.section(
-            "How hard is each domain?",
-            "What a probe's last doubling of steps still brings is what counts, not where it starts. First seed.",
+            "Difficulty of each domain",
+            "Difficulty is the loss reduction in the last doubling of a probe's steps, not its first loss. First seed.",
             page.chart(probe_figure(results), "probe"),
         )
     yield page.section(
-        "Who speaks where",
+        "Expert weights by domain",
         f"Mean posterior weight of each expert of {SYNCHRONISED} on each domain's test text, first seed.",
         page.chart(speaking_figure(results), "speaking"),
     )
     if results.speech is not None:
-        yield _speech(results.speech)
+        yield _speech_section(results.speech)
     if results.worst is not None:
         yield worst_section(results.worst)
     for name, table in tables.items():
         yield page.section(table.title[0].upper() + table.title[1:], "", table.html(name))
-    yield page.footer("Written by planaria experts train; results.json beside this page has every number.")
+    yield page.footer("Written by planaria experts train; results.json next to this page has every number.")
 
 
-def mixed_colour(weights: Sequence[float]) -> str:
+def mix_colours(weights: Sequence[float]) -> str:
     """Return the experts' colours on white, mixed by weight, as a CSS colour."""
     mixed = [255.0] * 3
     for colour, weight in zip(cycle(SERIES), weights, strict=False):
@@ -256,10 +261,10 @@ def perplexity_figure(results: Results) -> go.Figure:
         least, most = min(least, *map(min, ratios)), max(most, *map(max, ratios))
         spreads = [Spread.of(of_seeds) for of_seeds in ratios]
         fig.add_scatter(
-            x=[label(domain) for domain in results.domains],
+            x=[escape_label(domain) for domain in results.domains],
             y=[ratio_spread.mean for ratio_spread in spreads],
             mode="markers",
-            name=label(arm),
+            name=escape_label(arm),
             marker=stroke(index)["marker"] | {"size": 10},
             error_y=error_bars(spreads),
         )
@@ -274,7 +279,7 @@ def probe_figure(results: Results) -> go.Figure:
     curves = results.runs[0].curves
     for index, (name, curve) in enumerate(curves.items()):
         steps, losses = zip(*curve, strict=True)
-        fig.add_scatter(x=steps, y=losses, mode="lines+markers", name=label(name), **stroke(index, len(curves)))
+        fig.add_scatter(x=steps, y=losses, mode="lines+markers", name=escape_label(name), **stroke(index, len(curves)))
     return integer_x_axis(fig, [step for curve in curves.values() for step, _ in curve])
 
 
@@ -283,8 +288,8 @@ def speaking_figure(results: Results) -> go.Figure:
     arm = results.runs[0].arms[SYNCHRONISED]
     fig = figure(90 + 30 * len(results.domains), x="expert of", y="text of")
     fig.add_heatmap(
-        x=[label(job.domain) for job in arm.experts],
-        y=[label(domain) for domain in results.domains],
+        x=[escape_label(job.domain) for job in arm.experts],
+        y=[escape_label(domain) for domain in results.domains],
         z=[arm.scores[domain].speaking for domain in results.domains],
         zmin=0,
         zmax=1,

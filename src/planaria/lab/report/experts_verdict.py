@@ -5,7 +5,7 @@ from __future__ import annotations
 from planaria.lab.experts.budget import SYNCHRONISED
 from planaria.lab.experts.experts_results import TIE, Results
 from planaria.lab.trials.spread import Spread
-from planaria.report.phrases import counted, listed
+from planaria.report.phrases import format_count, join_names
 from planaria.report.verdict import Verdict
 
 
@@ -17,73 +17,76 @@ def verdict(results: Results) -> Verdict:
     """
     if not results.generalists and len(results.ensembles) == 1:
         only = f"Only equal experts ({SYNCHRONISED}) were scored with every seed."
-        return Verdict(None, "nothing to compare", only, [], _lost(results, "", SYNCHRONISED))
+        return Verdict(None, "nothing to compare", only, [], _loss_sentence(results, "", SYNCHRONISED))
     if not results.generalists:
-        return _against_even(results)
+        return _verdict_against_even(results)
     rival = min(results.generalists, key=lambda arm: Spread.of(results.overall(arm)).mean)
     best = min(results.ensembles, key=lambda arm: Spread.of(results.overall(arm, rival)).mean)
     own, times = Spread.of(results.overall(best, rival)), results.times(best, rival)
-    good, how, badge = _judged(own, best, f"{rival} was better", f"as good as {rival}")
+    good, relation, badge = _judge(own, best, f"{rival} was better", f"as good as {rival}")
     text = (
-        f"{best} {how} one model of the same training compute ({rival}): × {own.mean:.3f} its perplexity"
-        f"{_between(results, own)}, at × {times:.1f} its compute a token. {_uneven(results)}"
+        f"{best} {relation} one model of the same training compute ({rival}): × {own.mean:.3f} its perplexity"
+        f"{_seed_range(results, own)}, at × {times:.1f} its compute per token. {_uneven_sentence(results)}"
     )
-    domains = counted(len(results.domains), "domain")
+    domains = format_count(len(results.domains), "domain")
     numbers = [
         (f"× {own.mean:.3f}", f"perplexity of {best} over that of {rival}, mean over {domains}"),
-        (f"× {times:.1f}", f"compute that a token takes to read with {best}, over {rival}"),
+        (f"× {times:.1f}", f"compute per token of {best} over that of {rival}"),
     ]
-    return Verdict(good, badge, text.strip(), numbers, _lost(results, best, rival))
+    return Verdict(good, badge, text.strip(), numbers, _loss_sentence(results, best, rival))
 
 
-def _against_even(results: Results) -> Verdict:
+def _verdict_against_even(results: Results) -> Verdict:
     overall = {arm: Spread.of(results.overall(arm)) for arm in results.ensembles if arm != SYNCHRONISED}
     best = min(overall, key=lambda arm: overall[arm].mean)
     own = overall[best]
-    good, _, badge = _judged(own, best, "equal experts were better", "as good as equal experts")
+    good, _, badge = _judge(own, best, "equal experts were better", "as good as equal experts")
     wins, losses = (sum(results.verdict(best, d) == kind for d in results.domains) for kind in ("win", "loss"))
-    domains = counted(len(results.domains), "domain")
+    domains = format_count(len(results.domains), "domain")
     numbers = [
         (f"× {own.mean:.3f}", f"perplexity of {best} over equal experts', mean over {domains}"),
         (f"{wins} : {losses}", f"domains won and lost by more than {TIE:.1%} with every seed"),
     ]
-    return Verdict(good, badge, _uneven(results), numbers, _lost(results, best, SYNCHRONISED))
+    return Verdict(good, badge, _uneven_sentence(results), numbers, _loss_sentence(results, best, SYNCHRONISED))
 
 
-def _uneven(results: Results) -> str:
+def _uneven_sentence(results: Results) -> str:
     """Compare the best uneven arm with equal experts in a sentence or two; empty if there is none."""
     overall = {arm: Spread.of(results.overall(arm)) for arm in results.ensembles if arm != SYNCHRONISED}
     if not overall:
         return ""
     best = min(overall, key=lambda arm: overall[arm].mean)
     own = overall[best]
-    _, how, _ = _judged(own, best, "", "")
-    text = f"{best} {how} equal experts of the same compute: × {own.mean:.3f} their perplexity{_between(results, own)}."
+    _, relation, _ = _judge(own, best, "", "")
+    ratio = f"× {own.mean:.3f} their perplexity{_seed_range(results, own)}"
+    text = f"{best} {relation} equal experts of the same compute: {ratio}."
     others = [f"{arm} × {spread.mean:.3f}" for arm, spread in overall.items() if arm != best]
-    return text + (f" The other uneven {'arm' if len(others) == 1 else 'arms'}: {listed(others)}." if others else "")
+    return text + (
+        f" The other uneven {'arm' if len(others) == 1 else 'arms'}: {join_names(others)}." if others else ""
+    )
 
 
-def _judged(own: Spread, best: str, worse: str, alike: str) -> tuple[bool | None, str, str]:
+def _judge(own: Spread, best: str, worse: str, equal: str) -> tuple[bool | None, str, str]:
     """Judge a ratio over seeds: whether it is good, a verb, and a short phrase."""
     if own.most < 1 - TIE:
         return True, "beat", f"{best} was better"
     if own.least > 1 + TIE:
         return False, "did not beat", worse
-    return None, "came as far as", alike
+    return None, "matched", equal
 
 
-def _between(results: Results, own: Spread) -> str:
+def _seed_range(results: Results, own: Spread) -> str:
     if len(results.seeds) == 1:
         return " (one seed)"
-    return f" ({own.least:.3f} to {own.most:.3f} over {counted(len(results.seeds), 'seed')})"
+    return f" ({own.least:.3f} to {own.most:.3f} over {format_count(len(results.seeds), 'seed')})"
 
 
-def _lost(results: Results, best: str, rival: str) -> str:
+def _loss_sentence(results: Results, best: str, rival: str) -> str:
     """Describe experts that could not be trained, and domains on which the best arm is worse."""
     experts = sorted({name for run in results.runs for name in run.lost})
-    lost = [f"{counted(len(experts), 'expert')} could not be trained ({listed(experts)})"] if experts else []
+    lost = [f"{format_count(len(experts), 'expert')} could not be trained ({join_names(experts)})"] if experts else []
     worse = [domain for domain in results.domains if best and results.verdict(best, domain, rival) == "loss"]
-    lost += [f"{best} is worse than {rival} on {listed(worse)}"] if worse else []
+    lost += [f"{best} is worse than {rival} on {join_names(worse)}"] if worse else []
     return (
         f"Lost: {'; '.join(lost)}." if lost else "Nothing was lost: all experts were trained, and no domain is worse."
     )

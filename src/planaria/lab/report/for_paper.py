@@ -13,16 +13,18 @@ from typing import Any
 
 from planaria.common import atomic
 from planaria.common.errors import UserError
-from planaria.lab.compare.race_results import ComparisonResults, smoothed
+from planaria.lab.compare.race_results import ComparisonResults, smoothed_losses
 from planaria.lab.report.comparison_figures import Over, bands, colours
 from planaria.lab.report.comparison_table import arm_title, latex, numbers
-from planaria.lab.report.equal_costs import budgets, comparable, equal_costs, labels
+from planaria.lab.report.equal_costs import budgets, cost_headings, equal_costs, has_equal_costs
 from planaria.lab.trials.result_cache import make_folder
-from planaria.lab.trials.spread import shown
+from planaria.lab.trials.spread import format_spread
 from planaria.report.sheets import Cell, as_csv
 
-WIDE, HIGH = 5.5, 3.4
-"""inches: one and a half columns of a paper"""
+WIDTH = 5.5
+"""width of a figure, inches: one and a half columns of a paper"""
+HEIGHT = 3.4
+"""default height of a figure, inches"""
 FORMATS = ("pdf", "svg")
 
 
@@ -32,38 +34,38 @@ def write_for_paper(results: ComparisonResults, folder: Path) -> list[str]:
     :raises UserError: when the folder is not writable.
     """
     make_folder(folder)
-    tables = {"table.csv": _sheet(numbers(results)), "table.tex": latex(results), "runs.csv": _sheet(_runs(results))}
-    files = {name: text.encode() for name, text in (tables | {"curves.csv": _sheet(_curves(results))}).items()}
+    tables = {"table.csv": _csv(numbers(results)), "table.tex": latex(results), "runs.csv": _csv(_run_rows(results))}
+    files = {name: text.encode() for name, text in (tables | {"curves.csv": _csv(_curve_rows(results))}).items()}
     for name, figure in figures(results).items():
-        files |= {f"{name}.{kind}": encoded(figure, kind) for kind in FORMATS}
+        files |= {f"{name}.{kind}": encode(figure, kind) for kind in FORMATS}
     try:
         for name, content in files.items():
             atomic.write_bytes(folder / name, content)
     except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror}); give --to another folder") from None
+        raise UserError(f"{folder} cannot be written ({error.strerror}); use another folder with --to") from None
     return [*files]
 
 
-def _sheet(rows: Sequence[Mapping[str, Any]]) -> str:
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
     body: list[Sequence[Cell]] = [["" if cell is None else cell for cell in row.values()] for row in rows]
     return as_csv([[*rows[0]], *body])
 
 
-def _runs(results: ComparisonResults) -> list[dict[str, Any]]:
+def _run_rows(results: ComparisonResults) -> list[dict[str, Any]]:
     return [
         {"arm": arm.name, **run.model_dump()} for arm in (*results.ranked(), *results.search[1:]) for run in arm.runs
     ]
 
 
-def _curves(results: ComparisonResults) -> list[dict[str, Any]]:
+def _curve_rows(results: ComparisonResults) -> list[dict[str, Any]]:
     """Return every validation: smoothed loss over executed steps and hours."""
     return [
         {"arm": arm.name, "seed": run.seed, "steps": tick, "hours": hours, "loss": loss}
         for arm in results.arms
         for run, course, curve in zip(arm.runs, arm.courses, arm.curves, strict=True)
-        for (tick, loss), (hours, _) in zip(smoothed(course.points), curve, strict=True)
+        for (tick, loss), (hours, _) in zip(smoothed_losses(course.points), curve, strict=True)
     ]
 
 
@@ -74,30 +76,30 @@ def figures(results: ComparisonResults) -> dict[str, Any]:
     except ImportError:
         return {}
     overs: list[Over] = ["steps", "hours"] if results.priced else ["steps"]
-    drawn = {f"loss_{over}": _losses(results, over) for over in overs}
-    drawn["to_target"] = _to_target(results)
-    drawn["equal_costs"] = _equal_costs(results)
+    drawn = {f"loss_{over}": _loss_figure(results, over) for over in overs}
+    drawn["to_target"] = _target_figure(results)
+    drawn["equal_costs"] = _equal_costs_figure(results)
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def _losses(results: ComparisonResults, over: Over) -> Any:
+def _loss_figure(results: ComparisonResults, over: Over) -> Any:
     """Plot the mean over seeds as a line, minimum to maximum as a band; None without data."""
     known = {arm.name: drawn for arm in results.arms if (drawn := bands(arm, over)) is not None}
     if not known:
         return None
-    figure, axes = empty_figure(HIGH)
+    figure, axes = empty_figure(HEIGHT)
     shade = colours(results)
     for name, (at, spreads) in known.items():
         axes.plot(at, [spread.mean for spread in spreads], color=shade[name], linewidth=1.1, label=plain_text(name))
         low, high = ([getattr(spread, side) for spread in spreads] for side in ("least", "most"))
         axes.fill_between(at, low, high, color=shade[name], alpha=0.13, linewidth=0)
-    axes.set_xlabel("steps carried out" if over == "steps" else "hours")
+    axes.set_xlabel("executed steps" if over == "steps" else "hours")
     axes.set_ylabel("validation loss, nats per token")
     axes.legend(fontsize=6.5, frameon=False)
     return figure
 
 
-def _to_target(results: ComparisonResults) -> Any:
+def _target_figure(results: ComparisonResults) -> Any:
     """Plot hours to the target, or steps if they take no time: mean, and minimum to maximum."""
     of = "hours" if results.priced else "ticks"
     known = [(arm, spread) for arm in reversed(results.ranked()) if (spread := arm.spread(of)) is not None]
@@ -108,16 +110,16 @@ def _to_target(results: ComparisonResults) -> Any:
     shade = colours(results)
     axes.barh(names, means, xerr=errors, color=[shade[arm.name] for arm, _ in known], height=0.65, ecolor="#1d2733")
     for index, (arm, _) in enumerate(known):
-        axes.text(0, index, f"  × {shown(arm.spread('ratio'))} steps", va="center", fontsize=6, color="white")
+        axes.text(0, index, f"  × {format_spread(arm.spread('ratio'))} steps", va="center", fontsize=6, color="white")
     axes.set_xlabel("hours to target" if results.priced else "steps to target")
     return figure
 
 
-def _equal_costs(results: ComparisonResults) -> Any:
+def _equal_costs_figure(results: ComparisonResults) -> Any:
     """Plot each arm's loss at equal steps, equal time and equal bytes: mean, and minimum to maximum."""
-    if not comparable(results):
+    if not has_equal_costs(results):
         return None
-    rows, (first, _, sent) = equal_costs(results)[::-1], labels(budgets(results))
+    rows, (first, _, sent) = equal_costs(results)[::-1], cost_headings(budgets(results))
     figure, axes = empty_figure(0.8 + 0.24 * len(rows))
     marks = [("final", "final", "o"), ("at_first_end", first, "|"), ("at_megabytes", f"{sent} per replica", "x")]
     for (name, title, mark), shade, lift in zip(marks, ("#1d2733", "#2f6fde", "#d9603b"), (0.2, 0, -0.2), strict=True):
@@ -134,7 +136,7 @@ def _equal_costs(results: ComparisonResults) -> Any:
 
 def empty_figure(high: float) -> tuple[Any, Any]:
     """Return a figure and its axes, without global state."""
-    figure = import_module("matplotlib.figure").Figure(figsize=(WIDE, high), layout="constrained")
+    figure = import_module("matplotlib.figure").Figure(figsize=(WIDTH, high), layout="constrained")
     axes = figure.add_subplot()
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
@@ -146,10 +148,10 @@ def plain_text(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def encoded(figure: Any, kind: str) -> bytes:
+def encode(figure: Any, kind: str) -> bytes:
     """Return the figure as bytes that depend on its numbers only: no date, and deterministic ids."""
     out = BytesIO()
-    dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
+    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
     with import_module("matplotlib").rc_context({"svg.hashsalt": "planaria", "pdf.fonttype": 42}):
-        figure.savefig(out, format=kind, metadata=dated)
+        figure.savefig(out, format=kind, metadata=metadata)
     return out.getvalue()

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from planaria.lab.trials.spread import Spread
-from planaria.report.theme import label
+from planaria.report.theme import escape_label
 
 
 def add_band(
@@ -40,7 +40,7 @@ def add_band(
     fig.add_scatter(
         x=list(x),
         y=[spread.mean for spread in spreads],
-        name=label(name),
+        name=escape_label(name),
         legendgroup=name,
         mode=mode,
         **style,

@@ -11,10 +11,10 @@ import plotly.graph_objects as go
 
 from planaria.lab.compare.race_results import ArmScore, ComparisonResults
 from planaria.lab.report.comparison_figures import colours
-from planaria.report.theme import INK, ON_DEEP, figure, label, on
+from planaria.report.theme import INK, ON_DEEP, escape_label, figure, text_colour_on
 
 
-def without_failures(results: ComparisonResults, arm: ArmScore) -> float:
+def fault_free_ratio(results: ComparisonResults, arm: ArmScore) -> float:
     """Return the arm's steps to the target over the fault-free arm's without failures: the cost of its routing.
 
     It comes from a fault-free arm with the same routes; without one it is 1.
@@ -37,15 +37,17 @@ def hours_at(results: ComparisonResults, arm: ArmScore, hourly: float, step_s: f
     if raced is None or ticks is None or hours is None:
         return None
     free = ticks[0] / raced[0]
-    still = without_failures(results, arm)
-    more = math.log1p(-hourly) / math.log1p(-results.hourly)
+    fault_free = fault_free_ratio(results, arm)
+    failures_ratio = math.log1p(-hourly) / math.log1p(-results.hourly)
     step = arm.step_s if step_s is None else step_s
     uploads = statistics.fmean(run.saves for run in arm.runs) * arm.save_s / 3600
     down = hours[0] - ticks[0] * arm.step_s / 3600 - uploads
-    return free * step * (still + (raced[0] - still) * more) / 3600 + down * more + uploads
+    return (
+        free * step * (fault_free + (raced[0] - fault_free) * failures_ratio) / 3600 + down * failures_ratio + uploads
+    )
 
 
-def winners(
+def winning_arms(
     results: ComparisonResults, rates: Sequence[float], costs: Sequence[float], redundant: str | None
 ) -> list[list[str]]:
     """Return the arm with the fewest hours for every cost of redundancy (rows) and failure rate.
@@ -68,7 +70,7 @@ def winners(
 
 HOURLY = [float(rate) for rate in np.geomspace(0.01, 0.5, 71)]
 COSTS = [float(cost) for cost in np.linspace(1.0, 2.0, 51)]
-LABELLED = 0.03
+MIN_LABELLED_SHARE = 0.03
 """minimum share of the map of a region with its arm's name inside"""
 
 
@@ -80,7 +82,7 @@ def redundant_arm(results: ComparisonResults) -> str | None:
 def winners_figure(results: ComparisonResults) -> go.Figure:
     """Plot the regions in their winners' colours, and a star at the raced conditions."""
     redundant, shade = redundant_arm(results), colours(results)
-    table = winners(results, HOURLY, COSTS, redundant)
+    table = winning_arms(results, HOURLY, COSTS, redundant)
     names = sorted({name for row in table for name in row if name})
     fig = figure(430, x="probability that a stage fails within an hour", y="redundant step over plain step")
     percent, last = [100 * rate for rate in HOURLY], max(len(names) - 1, 1)
@@ -94,15 +96,15 @@ def winners_figure(results: ComparisonResults) -> go.Figure:
         colorscale=[(index / last, shade[name]) for index, name in enumerate(names + names[-1:] * (len(names) == 1))],
         showscale=False,
         opacity=0.85,
-        text=[[f"{label(name)}: {hours[name][row][column]:.1f} hours" for column, name in enumerate(line)]
+        text=[[f"{escape_label(name)}: {hours[name][row][column]:.1f} hours" for column, name in enumerate(line)]
               for row, line in enumerate(table)],
         hovertemplate="%{x:.1f} % an hour, redundant step × %{y:.2f}<br>%{text}<extra></extra>",
     )  # fmt: skip
     for name in names:
         _add_region(fig, table, hours, name, shade[name])
-    _mark_raced(fig, results, redundant)
-    shown = [1, 2, 5, 10, 20, 50]
-    fig.update_xaxes(type="log", tickvals=shown, ticktext=[f"{tick} %" for tick in shown], showgrid=False)
+    _mark_raced_conditions(fig, results, redundant)
+    tick_values = [1, 2, 5, 10, 20, 50]
+    fig.update_xaxes(type="log", tickvals=tick_values, ticktext=[f"{tick} %" for tick in tick_values], showgrid=False)
     fig.update_xaxes(range=[math.log10(percent[0]), math.log10(percent[-1])])
     fig.update_yaxes(range=[COSTS[0], COSTS[-1]], showgrid=False, tickformat=".1f")
     return fig
@@ -139,25 +141,31 @@ def _add_region(
             hoverinfo="skip",
         )
     cells = np.argwhere(np.array(table) == name)
-    if len(cells) < LABELLED * len(HOURLY) * len(COSTS):
+    if len(cells) < MIN_LABELLED_SHARE * len(HOURLY) * len(COSTS):
         return
     row, column = cells[np.argmin(np.hypot(*(cells - cells.mean(axis=0)).T))]
     fig.add_annotation(
-        x=math.log10(100 * HOURLY[column]), y=COSTS[row], text=f"<b>{label(name)}</b>", showarrow=False,
-        font={"color": on(colour), "size": 14},
+        x=math.log10(100 * HOURLY[column]), y=COSTS[row], text=f"<b>{escape_label(name)}</b>", showarrow=False,
+        font={"color": text_colour_on(colour), "size": 14},
     )  # fmt: skip
 
 
-def _mark_raced(fig: go.Figure, results: ComparisonResults, redundant: str | None) -> None:
+def _mark_raced_conditions(fig: go.Figure, results: ComparisonResults, redundant: str | None) -> None:
     """Mark the raced conditions: the failure rate, and the cost of redundancy."""
-    at = 100 * results.hourly
-    fig.add_vline(x=at, line={"color": INK, "width": 1.2, "dash": "dot"})
+    hourly_percent = 100 * results.hourly
+    fig.add_vline(x=hourly_percent, line={"color": INK, "width": 1.2, "dash": "dot"})
     fig.add_annotation(
-        x=math.log10(at), y=1, yref="paper", yanchor="bottom", text="raced here", showarrow=False, font={"size": 12}
+        x=math.log10(hourly_percent),
+        y=1,
+        yref="paper",
+        yanchor="bottom",
+        text="raced here",
+        showarrow=False,
+        font={"size": 12},
     )
     costs = [arm.step_s / results.arms[0].step_s for arm in results.arms if arm.name == redundant]
     fig.add_scatter(
-        x=[at] * len(costs),
+        x=[hourly_percent] * len(costs),
         y=costs,
         mode="markers",
         showlegend=False,

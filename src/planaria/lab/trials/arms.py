@@ -25,7 +25,7 @@ Config = TypeVar("Config", bound=Section)
 
 def _check_seeds(seeds: list[int]) -> list[int]:
     if not seeds or len(set(seeds)) < len(seeds):
-        raise PydanticCustomError("seeds", "give one seed or more, each once")
+        raise PydanticCustomError("seeds", "use one or more distinct seeds")
     return seeds
 
 
@@ -33,41 +33,41 @@ class SeededTrials(Section):
     """Settings of any kind of trial."""
 
     seeds: Annotated[list[Natural], AfterValidator(_check_seeds)] = Field(default_factory=lambda: [1, 2, 3])
-    """one run of everything for each; a seed gives weights, data order, failures and draws"""
+    """seeds of the runs; a seed determines weights, data order, failures and random draws"""
 
 
 class TrialsWithArms(SeededTrials):
     """Settings of a trial whose arms are changes of its recipe."""
 
     arms: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """arm → what it changes, as tables of the recipe"""
+    """arm → its changes, as tables of the recipe"""
 
 
-def table_of(
+def read_table(
     path: Path,
     name: str,
     kind: type[SectionType],
     runs: str,
-    laid: Mapping[str, Any] | None = None,
-    needed: bool = True,
+    overrides: Mapping[str, Any] | None = None,
+    required: bool = True,
 ) -> tuple[SectionType, dict[str, Any]]:
     """Return the table ``name`` of the recipe ``path``, and the rest, a recipe of the kind ``runs``.
 
-    ``laid`` overrides some of the table's settings. The table may be missing unless it is ``needed``.
+    ``overrides`` overrides some of the table's settings. The table may be missing unless it is ``required``.
 
     :raises UserError: naming file and key of an error.
     """
     tree = recipe.read(path)
     kinds.require_kind(tree, path, name, runs)
-    if name not in tree and needed:
-        command, spelling = kinds.command_of(runs), shipped.spelling(path)
+    if name not in tree and required:
+        command, spelling = kinds.command_of(runs), shipped.name_of(path)
         raise UserError(f"{spelling} has no [{name}] table; run it without one: `planaria {command} {spelling}`")
     table = tree.pop(name, {})
-    settings = recipe.merge_tables(table, laid or {}, kind) if isinstance(table, dict) else table
+    settings = recipe.merge_tables(table, overrides or {}, kind) if isinstance(table, dict) else table
     return recipe.table(kind, settings, name, path), tree
 
 
-LONGEST_ARM = 100
+MAX_ARM_NAME = 100
 """characters of an arm's name, which becomes part of file names"""
 
 
@@ -77,8 +77,8 @@ def file_name(arm: str) -> str:
 
 
 @contextmanager
-def of_arm(location: str) -> Iterator[None]:
-    """Prefix errors raised within by the arm's ``location``."""
+def prefix_errors(location: str) -> Iterator[None]:
+    """Prefix errors raised within this context by the arm's ``location``."""
     try:
         yield
     except UserError as error:
@@ -106,20 +106,22 @@ class ArmRules(Generic[Config]):
         """
         if not changes:
             named = f"{self.section}.arms"
-            raise UserError(f"{path}: {named}: there are none; write one table [{named}.NAME] for each")
+            raise UserError(f"{path}: {named}: none is defined; add a table [{named}.NAME] for each")
         base = self.checked(recipe.resolve(self.kind, tree, flags, path), str(path))
         configs = {}
         for name, tables in changes.items():
             location = f"{self.section}.arms.{name}"
-            if not any(map(str.isalnum, name)) or len(name) > LONGEST_ARM:
+            if not any(map(str.isalnum, name)) or len(name) > MAX_ARM_NAME:
                 raise UserError(
-                    f"{path}: {location}: not a valid name; use 1 to {LONGEST_ARM} characters, a letter among them"
+                    f"{path}: {location}: not a valid name; use 1 to {MAX_ARM_NAME} characters, a letter among them"
                 )
             config = recipe.resolve(self.kind, recipe.merge_tables(tree, tables, self.kind), flags, path, location)
             configs[name] = self.checked(config, f"{path}: {location}")
             self.require_fair(base, config, f"{path}: {location}")
         if len({file_name(name) for name in configs}) < len(configs):
-            raise UserError(f"{path}: {self.section}.arms: two names differ only in signs; rename one of them")
+            raise UserError(
+                f"{path}: {self.section}.arms: two names differ only in special characters; rename one of them"
+            )
         return base, configs
 
     def require_fair(self, base: Config, arm: Config, location: str) -> None:

@@ -58,10 +58,10 @@ class Job:
 class Watcher(Protocol):
     """Receiver of jobs' progress."""
 
-    def note(self, line: str) -> None:
+    def print_note(self, line: str) -> None:
         """Handle an event of a job."""
 
-    def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+    def on_progress(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
         """Handle progress: ``reached`` of all ``steps``; ``running``: name → the same of each running job."""
 
 
@@ -70,39 +70,39 @@ def run_jobs(
     jobs: Sequence[Job],
     processes: JobSettings,
     watcher: Watcher,
-    given_up: Callable[[Job, str], None],
+    on_give_up: Callable[[Job, str], None],
     retries: int = 0,
 ) -> None:
     """Run all jobs that are not done. None of their processes outlives this call.
 
-    A job whose process dies is resumed ``retries`` times. Then ``given_up`` gets the job and its ending, and may raise
-    to stop all jobs.
+    A job whose process dies is resumed ``retries`` times. Then ``on_give_up`` receives the job and its ending, and
+    may raise to stop all jobs.
     """
     reached = {job.name: job.steps if job.done() else job.reached() for job in jobs}
     waiting = deque((job, 1) for job in jobs if not job.done())
     running, done, steps = list[_Attempt](), len(jobs) - len(waiting), sum(job.steps for job in jobs)
     if done:
-        watcher.note(f"{done}/{len(jobs)} {title}: kept from before")
+        watcher.print_note(f"{done}/{len(jobs)} {title}: kept from before")
     try:
         while waiting or running:
             while waiting and len(running) < (processes.workers or len(os.sched_getaffinity(0))):
                 running.append(_Attempt(*waiting.popleft()))
             reached |= {attempt.job.name: attempt.job.reached() for attempt in running}
             progress = {attempt.job.name: (reached[attempt.job.name], attempt.job.steps) for attempt in running}
-            watcher.progressed(f"{title}, {done} of {len(jobs)} done", sum(reached.values()), steps, progress)
+            watcher.on_progress(f"{title}, {done} of {len(jobs)} done", sum(reached.values()), steps, progress)
             time.sleep(POLL_S)
             for attempt in [attempt for attempt in running if attempt.is_over(processes.patience_s)]:
                 running.remove(attempt)
                 name = attempt.job.name
                 if attempt.job.done():
                     reached[name], done = attempt.job.steps, done + 1
-                    watcher.note(f"{done}/{len(jobs)} {title}: {name}")
+                    watcher.print_note(f"{done}/{len(jobs)} {title}: {name}")
                 elif attempt.number <= retries:
-                    watcher.note(f"{name}: {attempt.ending()}; resumed")
+                    watcher.print_note(f"{name}: {attempt.ending()}; resumed")
                     waiting.appendleft((attempt.job, attempt.number + 1))
                 else:
-                    watcher.note(f"{name}: {attempt.ending()}; given up after {attempt.number} attempts")
-                    given_up(attempt.job, attempt.ending())
+                    watcher.print_note(f"{name}: {attempt.ending()}; given up after {attempt.number} attempts")
+                    on_give_up(attempt.job, attempt.ending())
     finally:
         _stop([attempt.process for attempt in running])
 

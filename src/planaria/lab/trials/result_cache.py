@@ -41,16 +41,16 @@ class TrialIdentity(Record):
     def difference(self, kept: TrialIdentity, versions: bool = True) -> str:
         """Return why a result of the identity ``kept`` is not valid for this one; empty if it is."""
         if versions and kept.version != self.version:
-            return f"planaria {kept.version} made it, this is {self.version}"
+            return f"it was made by planaria {kept.version}, this is {self.version}"
         if kept.recipe != self.recipe:
-            return "it was made with another recipe"
+            return "it was made with a different recipe"
         changed = [name for name in {**self.code, **kept.code} if self.code.get(name) != kept.code.get(name)]
         return f"the code of {', '.join(changed)} has changed since" if changed else ""
 
     def require_current(self) -> None:
         """Raise UserError if a source file has changed since this identity was made."""
         if changed := [name for name, digest in self.code.items() if _digest(name) != digest]:
-            raise UserError(f"{_file(changed[0])} was changed while a trial ran with it; start the command again")
+            raise UserError(f"{_file(changed[0])} changed during a trial; start the command again")
 
 
 def identity(requested: object, code: Iterable[type | ModuleType] = ()) -> TrialIdentity:
@@ -75,15 +75,15 @@ def _modules(owner: type | ModuleType) -> Iterator[str]:
 def _file(module: str) -> Path:
     file = None if module == "__main__" else getattr(importlib.import_module(module), "__file__", None)
     if file is None:
-        raise UserError(f"{module} has no source file that another process could import; write the class into a file")
+        raise UserError(f"{module} has no source file that another process could import; move the class to a file")
     return Path(file)
 
 
 def _digest(module: str) -> str:
-    return digests.of(documents.data(_file(module)))
+    return digests.of(documents.read_bytes(_file(module)))
 
 
-Found = TypeVar("Found", bound=BaseModel)
+ResultType = TypeVar("ResultType", bound=BaseModel)
 
 
 class _Sealed(Record):
@@ -93,14 +93,14 @@ class _Sealed(Record):
 
 
 @dataclass(frozen=True)
-class CachedResult(Generic[Found]):
+class CachedResult(Generic[ResultType]):
     """The file of one trial's result."""
 
     file: Path
-    kind: type[Found]
+    kind: type[ResultType]
     identity: TrialIdentity
 
-    def read(self, *, versions: bool = True) -> tuple[Found | None, str]:
+    def read(self, *, versions: bool = True) -> tuple[ResultType | None, str]:
         """Return the result if it has this identity, otherwise None and the reason why an existing one is invalid.
 
         ``versions``: whether results of other versions of planaria are invalid.
@@ -109,26 +109,26 @@ class CachedResult(Generic[Found]):
         """
         if not self.file.is_file():
             return None, ""
-        tree = documents.parse_json(documents.data(self.file, fix=_REMOVE), self.file, _REMOVE)
+        tree = documents.parse_json(documents.read_bytes(self.file, fix=_REMOVE), self.file, _REMOVE)
         if isinstance(tree, dict) and "identity" not in tree:
-            return None, "an older planaria made it"
-        sealed = documents.unsealed(self.file, _Sealed, fix=_REMOVE)
+            return None, "it was made by an older planaria"
+        sealed = documents.read_sealed(self.file, _Sealed, fix=_REMOVE)
         if reason := self.identity.difference(sealed.identity, versions):
             return None, reason
         return documents.parse_model(self.kind, json.dumps(sealed.result), self.file, _REMOVE), ""
 
-    def write(self, outcome: Found) -> None:
+    def write(self, outcome: ResultType) -> None:
         """Write the result atomically."""
         sealed = _Sealed(identity=self.identity, result=outcome.model_dump(mode="json"))
-        atomic.write_text(self.file, documents.sealed(sealed))
+        atomic.write_text(self.file, documents.seal(sealed))
 
 
-def read_result(file: Path, kind: type[Found]) -> Found:
+def read_result(file: Path, kind: type[ResultType]) -> ResultType:
     """Return the result in a file, whatever its identity.
 
     :raises UserError: when the file is damaged or was modified.
     """
-    sealed = documents.unsealed(file, _Sealed, fix=_REMOVE)
+    sealed = documents.read_sealed(file, _Sealed, fix=_REMOVE)
     return documents.parse_model(kind, json.dumps(sealed.result), file, _REMOVE)
 
 

@@ -20,7 +20,7 @@ OPTIMIZERS: Registry[Optimizer] = Registry(
 
 
 @lru_cache
-def optimizer(config: OptimConfig) -> Optimizer:
+def make_optimizer(config: OptimConfig) -> Optimizer:
     """Return the optimizer that the recipe names, cached.
 
     :raises UserError: for an unknown kind or option, or an invalid option value.

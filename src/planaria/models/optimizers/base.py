@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -13,6 +14,8 @@ from planaria.config.registry import Choice
 from planaria.config.schema import OptimConfig
 
 NONE: Mapping[nn.Parameter, float] = MappingProxyType({})
+LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")
+"""prefix of the names of a decoder layer's parameters"""
 
 
 class StageOptimizer(Protocol):

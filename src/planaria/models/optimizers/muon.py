@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from planaria.config.schema import OptimConfig
-from planaria.models.layer_names import LAYER
 from planaria.models.optimizers.adamw import FIRST, SECOND, AdamW, adamw
-from planaria.models.optimizers.base import NONE, StageOptimizer, groups
+from planaria.models.optimizers.base import LAYER, NONE, StageOptimizer, groups
 
 
 class Muon(AdamW):

@@ -73,7 +73,7 @@ class Lora:
         wanted = matrices if self.targets == (LINEAR,) else set(self.targets)
         if unknown := sorted(wanted - matrices):
             raise UserError(
-                f"model.lora.targets: {unknown[0]!r} is no matrix of this model's layers; it has "
+                f"model.lora.targets: {unknown[0]!r} is not a linear layer of this model; it has "
                 f"{', '.join(sorted(matrices))}"
             )
         return LoraConfig(
@@ -152,7 +152,7 @@ def base_reader(lora: Lora, text: str) -> Callable[[str], Tensor]:
 
 
 def _wrong_base(lora: Lora, name: str, error: Exception) -> UserError:
-    return UserError(f"{lora.base}: {name}: {in_one_line(error)}; give the weights the run started from")
+    return UserError(f"{lora.base}: {name}: {in_one_line(error)}; use the weights that the run started from")
 
 
 def base_name(local: str) -> str:
@@ -222,7 +222,7 @@ def write_adapters(lora: Lora, layers: nn.Module, named: Mapping[str, Tensor], f
     save_file(tensors, folder / ADAPTERS, metadata={"format": "pt", _DIGEST: lora.base_sha256})
 
 
-def trained_name(name: str) -> str:
+def global_name_of(name: str) -> str:
     """Return the global name of an adapter's tensor by its name in the file.
 
     >>> trained_name("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight")
@@ -237,7 +237,7 @@ def settings_of(folder: Path) -> AdapterConfig:
     :raises UserError: if the files are damaged.
     """
     path = folder / SETTINGS
-    settings = documents.parse_json(documents.data(path, fix=_FIX), path, _FIX)
+    settings = documents.parse_json(documents.read_bytes(path, fix=_FIX), path, _FIX)
     try:
         with safe_open(folder / ADAPTERS, framework="pt") as opened:
             sha256 = (opened.metadata() or {})[_DIGEST]

@@ -15,7 +15,8 @@ Signature = tuple[object, ...]
 
 
 def signature(layer: nn.Module) -> Signature:
-    """Return what two equal layers share: class, plain attributes and parameter shapes of each submodule."""
+    """Return the properties that two equal layers share: class, plain attributes and parameter shapes of each
+    submodule."""
     return tuple(
         (
             name,

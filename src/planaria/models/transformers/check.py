@@ -66,7 +66,7 @@ def require_cuttable(decoder: Decoder, masked: bool) -> CutDifferences:
     if not errors.future <= MAX_RELATIVE_DIFFERENCE:
         raise UserError(f"{kind}: tokens see later ones; only causal decoders can be trained")
     if masked and not errors.leak <= MAX_RELATIVE_DIFFERENCE:
-        raise UserError(f"data.document_mask: {kind}: documents of one sample see each other; leave it out")
+        raise UserError(f"data.document_mask: {kind}: documents of one sample see each other; remove it")
     return errors
 
 

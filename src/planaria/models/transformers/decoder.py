@@ -80,7 +80,7 @@ class Decoder:
         except ValueError:
             content = None
         if not isinstance(content, dict):
-            raise UserError(f"{PLACE} = {self.text!r:.80}: no such file; give the path of a model's config.json")
+            raise UserError(f"{PLACE} = {self.text!r:.80}: no such file; use the path of a model's config.json")
         return content
 
     @property
@@ -113,7 +113,7 @@ class Decoder:
 
         :raises ValueError: if there is no such stage, or the layers do not divide into the stages.
         """
-        if not 0 <= stage <= stages or model.uncut(stages):
+        if not 0 <= stage <= stages or model.why_uncuttable(stages):
             raise ValueError(f"no stage {stage} of {stages} in a model of {model.layers} layers")
         device = torch.get_default_device()
         dtype = torch.float32 if self.lora is None else self.lora.dtype

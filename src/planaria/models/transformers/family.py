@@ -20,8 +20,8 @@ from planaria.models.transformers.decoder import Decoder
 from planaria.models.transformers.files import open_decoder
 from planaria.models.transformers.generation import LibraryText
 from planaria.models.transformers.recipe_section import lora_of, section_from_config, settings_beside
+from planaria.models.transformers.stage_costs import layer_parameters, layer_work, pass_bytes
 from planaria.models.transformers.stages import TransformersBlock, TransformersEnds
-from planaria.models.transformers.weighing import layer_parameters, layer_work, pass_bytes
 from planaria.models.transformers.whole import assemble
 
 
@@ -82,13 +82,13 @@ class TransformersFamily(Family):
         facts = self.decoder(config).facts
         for name, size in (("vocab", facts.vocab), ("dim", facts.width), ("layers", facts.layers)):
             if getattr(config, name) != size:
-                raise UserError(f"model.{name} = {getattr(config, name)}: the model's config has {size}; leave it out")
+                raise UserError(f"model.{name} = {getattr(config, name)}: the model's config has {size}; remove it")
         decoder = self.decoder(config).base
         positions = getattr(decoder.config, "max_position_embeddings", None)
         if require_cuttable(decoder, masked).longest and isinstance(positions, int) and config.context > positions:
             raise UserError(f"model.context = {config.context}: the model has {positions} positions; use at most these")
         if config.lora.rank and not config.lora.base:
-            raise UserError("model.lora.rank: adapters need trained weights under them; give train.start")
+            raise UserError("model.lora.rank: adapters need trained weights under them; set train.start")
         if config.lora.rank:
             with torch.device("meta"):
                 self.build_stage(config, stages, 1)

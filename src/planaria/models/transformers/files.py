@@ -15,10 +15,10 @@ from torch import Tensor
 from planaria.common import digests, documents
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.foreign_weights import WeightsFile, checked_config
+from planaria.models.foreign_weights import WeightsFile, validate_config
 from planaria.models.huggingface import INDEX, METADATA, WEIGHTS, read_tensor, tensor_shapes, tokenizer_of
 from planaria.models.model_metadata import ModelMetadata, metadata_of_folder, write_json
-from planaria.models.transformers.adapters import ADAPTERS, settings_of, trained_name, write_adapters
+from planaria.models.transformers.adapters import ADAPTERS, global_name_of, settings_of, write_adapters
 from planaria.models.transformers.loading import load_weights
 from planaria.models.transformers.recipe_section import decoder_of, model_section
 from planaria.models.transformers.skeleton import skeleton
@@ -30,15 +30,15 @@ SHARD = 1 << 30
 def open_decoder(folder: Path) -> WeightsFile:
     """Open a folder of any causal decoder that the library has.
 
-    Tensors are read one by one where the files have the library's names in memory, else all at once.
+    Tensors are read one by one where the files have the library's names in memory, else all together.
 
     :raises UserError: if files are missing or damaged, or the model cannot be cut into stages.
     """
     if sums := digests.read(folder):  # it was exported here
         digests.require(folder, sums, sums)
     path = folder / "config.json"
-    config_json = documents.json_object(path)
-    config = checked_config(path, model_section(config_json, str(path)))
+    config_json = documents.read_json_object(path)
+    config = validate_config(path, model_section(config_json, str(path)))
     usage = metadata_of_folder(folder, config_json, config.context)
     if (folder / ADAPTERS).is_file():
         return _open_adapters(folder, config, usage, exported=bool(sums))
@@ -53,7 +53,7 @@ def open_decoder(folder: Path) -> WeightsFile:
             f"{folder}: weights: {head} differs from {table}, but {path} ties them; set tie_word_embeddings = false"
         )
     if files.keys() - {head} != expected.keys():  # the library knows which to rename, and which have no use
-        fix = "give a folder of its text model alone" if "text_config" in config_json else "download it again"
+        fix = "use a folder of its text model alone" if "text_config" in config_json else "download it again"
         named = load_weights(folder, decoder.text, fix)
         shapes, read = {name: tuple(tensor.shape) for name, tensor in named.items()}, named.__getitem__
     kept = {name: shape for name, shape in shapes.items() if name in expected}  # without tied heads and buffers
@@ -65,7 +65,7 @@ def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, expo
     if not exported:
         raise UserError(f"{folder}: these adapters were not exported here; merge them into their model with `peft`")
     config = config.model_copy(update={"lora": settings_of(folder)})
-    shapes, files = tensor_shapes(folder, trained_name, exported, ADAPTERS)
+    shapes, files = tensor_shapes(folder, global_name_of, exported, ADAPTERS)
     read, expected = partial(read_tensor, files), decoder_of(config).shapes
     return WeightsFile(folder, config, shapes, read, tokenizer_of(folder), usage=usage, expected=expected)
 

@@ -1,7 +1,7 @@
 """Completion by the whole model of ``transformers``: the library's own ``generate``, with planaria's draws.
 
 The library keeps caches and prepares inputs as each architecture needs; the choice of tokens is that of
-:class:`planaria.models.sampling.Sampling`, so equal logits and seeds give equal texts in both families.
+:class:`planaria.models.sampling.Sampling`, so equal logits and seeds yield equal texts in both families.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 from planaria.common import documents
 from planaria.common.errors import UserError
-from planaria.config.names import expanded
+from planaria.config.names import expand_home
 from planaria.config.schema import ModelConfig
 from planaria.models.huggingface import open_folder
 from planaria.models.start_settings import FIXED, is_equal, options_of, require_same
@@ -17,7 +17,7 @@ from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.skeleton import read_config
 
 OF_ANY = ("family", "options", "lora", "vocab", "dim", "layers", "tied", "context", "ends_layers")
-"""settings that a recipe may give beside weights of this family"""
+"""settings that a recipe may set beside weights of this family"""
 
 
 def lora_of(config: ModelConfig) -> Lora | None:
@@ -58,8 +58,8 @@ def section_from_config(stated: Mapping[str, Any]) -> dict[str, Any]:
         return dict(stated)
     if location.lstrip().startswith("{"):  # its contents
         return dict(stated)
-    location = str(expanded(location))
-    section = model_section(documents.json_object(Path(location)), location)
+    location = str(expand_home(location))
+    section = model_section(documents.read_json_object(Path(location)), location)
     _require_no_sizes(f"model.options.config = {location!r}", stated)
     require_same(f"model.options.config = {location!r}", ModelConfig.model_validate(section), stated)
     section["context"] = min(section["context"], ModelConfig().context)
@@ -69,7 +69,7 @@ def section_from_config(stated: Mapping[str, Any]) -> dict[str, Any]:
 def settings_beside(folder: Path, named: str, own: ModelConfig, stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return the section ``stated`` beside the weights ``named`` in ``folder``, of the model ``own``.
 
-    :raises UserError: for another config.json than the weights', or other sizes than config.json determines.
+    :raises UserError: if ``stated`` names a different config.json, or sizes that differ from config.json's.
     """
     kept = _without_sizes_of(folder, stated)
     _require_own_config(named, own, kept)
@@ -77,7 +77,7 @@ def settings_beside(folder: Path, named: str, own: ModelConfig, stated: Mapping[
 
 
 def _require_own_config(named: str, own: ModelConfig, stated: Mapping[str, Any]) -> None:
-    """Raise UserError if a recipe states another config.json than the weights', or sizes that config.json determines.
+    """Raise UserError if a recipe names a different config.json, or sets sizes that config.json determines.
 
     A run's own configuration states all settings.
     """
@@ -85,7 +85,7 @@ def _require_own_config(named: str, own: ModelConfig, stated: Mapping[str, Any])
     if config is None:
         _require_no_sizes(named, stated)
     elif config != own.options["config"]:
-        raise UserError(f"{named}: its model has a config.json; leave model.options.config out")
+        raise UserError(f"{named}: its model has a config.json; remove model.options.config")
 
 
 def _without_sizes_of(folder: Path, stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,4 +108,4 @@ def _without_sizes_of(folder: Path, stated: Mapping[str, Any]) -> dict[str, Any]
 def _require_no_sizes(named: str, stated: Mapping[str, object]) -> None:
     """Raise UserError for sizes of the family llama beside a model whose config.json has its own."""
     if sizes := ", ".join(f"model.{name}" for name in stated if name not in OF_ANY):
-        raise UserError(f"{named}: config.json determines {sizes} (model.family = 'transformers'); leave them out")
+        raise UserError(f"{named}: config.json determines {sizes} (model.family = 'transformers'); remove them")

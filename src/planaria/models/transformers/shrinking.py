@@ -36,7 +36,7 @@ def shrink_config(config: Any, layers: int = LAYERS, widths: bool = True) -> dic
     """
     values: dict[str, Any] = {key: value for key, value in config.to_dict().items() if not key.startswith("_")}
     depth = int(config.num_hidden_layers)
-    kept = chosen_layers(values, depth, layers)
+    kept = choose_layers(values, depth, layers)
     for key in ("dtype", "torch_dtype", "architectures", "transformers_version"):
         values.pop(key, None)
     for key, value in values.items():
@@ -71,7 +71,7 @@ def _fit(values: dict[str, Any]) -> None:
             values["mamba_d_ssm"] = inner
 
 
-def chosen_layers(values: Mapping[str, Any], depth: int, layers: int) -> Sequence[int]:
+def choose_layers(values: Mapping[str, Any], depth: int, layers: int) -> Sequence[int]:
     """Return the numbers of at most ``layers`` layers: the first of each kind, then the first others, in order.
 
     Kinds are distinguished by the lists in a configuration that have an entry for each layer.

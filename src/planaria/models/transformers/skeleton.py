@@ -2,7 +2,7 @@
 
 A stage calls the library's own forward pass, so the library computes masks, positions, rotary tables and choices by
 layer. Decoder layers that belong to other stages are replaced by :class:`AbsentLayer`; the first own layer takes the
-stage's input in place of what arrives there, and the last one ends the call. Nothing here depends on an architecture.
+stage's input instead of what arrives there, and the last one ends the call. Nothing here depends on an architecture.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RANDOM = ("dropout", "pdrop", "drop_rate", "router_jitter_noise", "layerdrop")
 """parts of names of settings that make training random; a repeated step must be the same step"""
 _REFUSED = {
     "auto_map": "needs code from its repository, which is not run; use a model of the library",
-    "quantization_config": "is quantised; give the weights in bf16, fp16 or fp32",
+    "quantization_config": "is quantised; use the weights in bf16, fp16 or fp32",
 }
 
 
@@ -172,7 +172,7 @@ class LastLayerReached(Exception):
     """A call reached the layer at which it ends."""
 
     def __init__(self, hidden: Tensor, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> None:
-        """``hidden``: the hidden states there; the rest are the layer's arguments."""
+        """:param hidden: the hidden states there; the rest are the layer's arguments."""
         super().__init__()
         self.hidden = hidden
         self.args_given = args
@@ -344,5 +344,5 @@ def initialise(model: nn.Module, module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if parameter.isnan().any():
             raise UserError(
-                f"model.family = 'transformers': the library gives {name} no initial values; give train.start"
+                f"model.family = 'transformers': the library gives {name} no initial values; set train.start"
             )

@@ -126,7 +126,7 @@ class _Stage(nn.Module, ABC):
             if wanted and not hasattr(layer, "gradient_checkpointing"):
                 raise UserError(
                     f"train.recompute: layers of model_type = {self.frame.config.model_type!r} cannot be recomputed; "
-                    "leave it out"
+                    "remove it"
                 )
             layer.gradient_checkpointing = wanted  # type: ignore[assignment]
             layer._gradient_checkpointing_func = _recomputed  # type: ignore[assignment]
@@ -169,7 +169,7 @@ class TransformersBlock(_Stage):
 class TransformersEnds(TiedHead, _Stage):
     """All modules outside of decoder layers: embeddings, final norm, head; and the first ``ends_layers`` layers.
 
-    The gradients of a tied table are summed apart (:mod:`planaria.models.tied_head`).
+    The gradients of a tied table are summed separately (:mod:`planaria.models.tied_head`).
     """
 
     def __init__(self, frame: ModelFrame, own: int) -> None:
@@ -210,14 +210,14 @@ class TransformersEnds(TiedHead, _Stage):
         rows, targets = x.flatten(0, 1), targets.flatten()
         most = max(1, LOGIT_BYTES // (4 * int(self.frame.config.vocab_size)))
         if len(rows) <= most:
-            return self._summed(x, targets) / (targets != IGNORED).sum()
+            return self._cross_entropy_sum(x, targets) / (targets != IGNORED).sum()
         sums = [
-            _recomputed(self._summed, chunk[None], wanted)
+            _recomputed(self._cross_entropy_sum, chunk[None], wanted)
             for chunk, wanted in zip(torch.split(rows, most), torch.split(targets, most), strict=True)
         ]
         return torch.stack(sums).sum() / (targets != IGNORED).sum()
 
-    def _summed(self, x: Tensor, targets: Tensor) -> Tensor:
+    def _cross_entropy_sum(self, x: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(x).flatten(0, 1).float(), targets, reduction="sum")
 
     @property

@@ -13,7 +13,7 @@ from planaria.models.transformers.skeleton import decoder_layers, skeleton
 
 
 def assemble(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
-    """Return the library's model in evaluation mode; ``read`` gives the trained weights by global name.
+    """Return the library's model in evaluation mode; ``read`` returns the trained weights by global name.
 
     At most one tensor is in memory besides the model.
 

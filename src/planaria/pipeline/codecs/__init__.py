@@ -1,1 +1,1 @@
-"""Codecs of activations and their gradients between stages: what travels in place of a tensor, and how many bytes."""
+"""Codecs of activations and their gradients between stages: what travels instead of a tensor, and how many bytes."""

@@ -2,7 +2,7 @@
 
 A codec is pure and keeps no state, so a rebuilt stage, a twin and a repeated step send the same bytes. The gradient
 passes it unchanged ("straight through"): the receiver computes the gradient at the decoded activation, and the sender
-takes the decoded gradient for that of its own output.
+uses the decoded gradient as that of its own output.
 """
 
 from __future__ import annotations

@@ -26,36 +26,36 @@ _SHORT = re.compile(r"(\d+)/(\d+)")
 
 
 @lru_cache(maxsize=64)
-def codec_of(wire: str | Options) -> WireCodec:
+def make_codec(wire: str | Options) -> WireCodec:
     """Return the codec that ``pipeline.wire`` configures.
 
     :raises UserError: naming an unknown codec or option, or a value out of range.
     """
-    kind, options = _parsed(wire)
+    kind, options = _parse(wire)
     return CODECS.make(kind, options)
 
 
-def codec_for(model: ModelConfig, pipeline: PipelineConfig) -> WireCodec:
-    """Return the codec of a run; UserError as :func:`codec_of`."""
-    return codec_of(pipeline.wire).for_model(model)
+def make_model_codec(model: ModelConfig, pipeline: PipelineConfig) -> WireCodec:
+    """Return the codec of a run; UserError as :func:`make_codec`."""
+    return make_codec(pipeline.wire).for_model(model)
 
 
 def codec_class(wire: str | Options) -> type[WireCodec]:
     """Return the class of that codec; UserError if it is unknown or must not be imported."""
-    return CODECS.find(_parsed(wire)[0])
+    return CODECS.find(_parse(wire)[0])
 
 
 def message_bytes(model: ModelConfig, pipeline: PipelineConfig) -> MessageBytes:
     """Return the bytes on the wire of one activation (microbatch_size, context, dim) and of its gradient."""
-    return codec_for(model, pipeline).bytes((pipeline.microbatch_size, model.context, model.dim))
+    return make_model_codec(model, pipeline).bytes((pipeline.microbatch_size, model.context, model.dim))
 
 
-def _parsed(wire: str | Options) -> tuple[str, dict[str, Any]]:
+def _parse(wire: str | Options) -> tuple[str, dict[str, Any]]:
     """Return the codec's name and options; ``"6/4"`` is short for groups of 6 bits forward and 4 backward."""
     if isinstance(wire, str):
         bits = _SHORT.fullmatch(wire)
         return (wire, {}) if bits is None else ("groups", {"forward": int(bits[1]), "backward": int(bits[2])})
     options = dict(wire)
     if not isinstance(kind := options.pop("kind", None), str):
-        raise UserError(f"pipeline.wire = {wire!r}: give kind, a name: {', '.join(CODECS.names)}")
+        raise UserError(f"pipeline.wire = {wire!r}: set kind to one of {', '.join(CODECS.names)}")
     return kind, options

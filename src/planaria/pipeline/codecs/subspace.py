@@ -1,4 +1,4 @@
-"""Hidden states in the run's subspace (:mod:`planaria.models.subspace`): k numbers and a token id in place of D.
+"""Hidden states in the run's subspace (:mod:`planaria.models.subspace`): k numbers and a token id instead of D.
 
 Forward: y = (x − F[id]) U and the ids; backward: g U. Nothing is lost before rounding, since every stage writes to the
 subspace. A message holds the k numbers of each token, as bfloat16 or in groups, then the ids in 2 bytes each, little
@@ -27,7 +27,7 @@ _ID_BYTES = 8
 
 def _bits(bits: int) -> int:
     if not (2 <= bits <= 8 or bits == 16):
-        raise ValueError("give 2 to 8 bits, or 16 for bfloat16")
+        raise ValueError("bits is 2 to 8, or 16 for bfloat16")
     return bits
 
 
@@ -92,7 +92,7 @@ class SubspaceCodec(WireCodec):
     @property
     def space(self) -> Subspace:
         """The subspace of the model."""
-        assert self._space is not None, "for_model gives a codec its subspace"
+        assert self._space is not None, "for_model sets a codec's subspace"
         return self._space
 
     def _inner_codec(self, leg: Leg) -> WireCodec:

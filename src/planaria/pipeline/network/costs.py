@@ -43,7 +43,7 @@ class Costs:
         if stage >= len(seconds):
             raise UserError(
                 f"network.{setting} has {len(seconds)} numbers, none for stage {stage}; "
-                f"give one number, or one for each of the stages 0..S"
+                f"set one number, or one for each of the stages 0..S"
             )
         return seconds[stage]
 

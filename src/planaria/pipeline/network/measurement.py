@@ -24,7 +24,7 @@ TARGET_S = 0.2
 GROWTH = 16
 """maximum factor between trial messages, because small messages are imprecise"""
 CAPACITY = 1e9 / 8
-"""bytes per second of emulated links that this machine carries at once without interference"""
+"""bytes per second of emulated links that this machine carries together without interference"""
 MAX_SAMPLES = 64
 
 NodePair = tuple[int, int]
@@ -127,7 +127,9 @@ def quartiles(numbers: Sequence[float]) -> Quartiles:
     return Quartiles(middle, low, high)
 
 
-def between_sites(nodes: Sequence[Node], links: Mapping[NodePair, MeasuredLink]) -> dict[tuple[str, str], MeasuredLink]:
+def links_of_sites(
+    nodes: Sequence[Node], links: Mapping[NodePair, MeasuredLink]
+) -> dict[tuple[str, str], MeasuredLink]:
     """Return the links between sites, from those between nodes, each way (``links`` has a pair in both orders).
 
     Several pairs give the median, and the outermost of their spreads. A site with one node has no link to itself.

@@ -124,11 +124,11 @@ class _PathBuilder:
 
     def add_direct(self, a: str, b: str) -> None:
         """Add the only path between sites that no entry joins."""
-        if (given := _link_between(self.matrix, a, b)) is None:
+        if (link := _link_between(self.matrix, a, b)) is None:
             raise UserError(f"{self.file}: link: nothing joins {a} and {b}; add a [[link]] with sites = [{a!r}, {b!r}]")
         name = f"{a} → {b}"
-        self.capacity[name] = given[1]
-        self.paths[a, b] = [Path("direct", a, b, (name,), given[0])]
+        self.capacity[name] = link[1]
+        self.paths[a, b] = [Path("direct", a, b, (name,), link[0])]
         self._add_to_count(1)
 
     def _add_to_count(self, more: int) -> None:
@@ -137,16 +137,16 @@ class _PathBuilder:
             raise UserError(f"{self.file}: link: sites are joined by more than {MAX_IN_ALL} paths in all; list fewer")
 
     def _link(self, entry: LinkEntry, a: str, b: str) -> Path:
-        given = _link_between(self.matrix, a, b)
-        latency = None if given is None else given[0]
-        bandwidth = None if given is None else given[1]
+        link = _link_between(self.matrix, a, b)
+        latency = None if link is None else link[0]
+        bandwidth = None if link is None else link[1]
         if entry.latency_ms is not None:
             latency = entry.latency_ms / 1000
         if entry.bandwidth_mbit is not None:
             bandwidth = entry.bandwidth_mbit * MBIT
         if latency is None or bandwidth is None:
             key = "latency_ms" if latency is None else "bandwidth_mbit"
-            raise UserError(f"{self.file}: link {entry.id!r}: {key}: give it, as no matrix has {a} – {b}")
+            raise UserError(f"{self.file}: link {entry.id!r}: set {key}, because no matrix has {a} – {b}")
         name = f"{entry.id}: {a} → {b}"
         self.capacity[name] = bandwidth
         return Path(entry.id, a, b, (name,), latency)
@@ -173,22 +173,22 @@ class _PathBuilder:
         """Return the links between a site and a relay's."""
         if listed := self.direct.get(frozenset((a, b))):
             return [self._link(direct, a, b) for direct in listed]
-        if (given := _link_between(self.matrix, a, b)) is None:
+        if (link := _link_between(self.matrix, a, b)) is None:
             joined = " and ".join(entry.sites)
             raise UserError(
                 f"{self.file}: link {entry.id!r}: via = {entry.via!r} does not join {joined}: there is no link "
                 f"{a} – {b}; add one"
             )
         name = f"{a} → {b}"
-        self.capacity[name] = given[1]
-        return [Path("direct", a, b, (name,), given[0])]
+        self.capacity[name] = link[1]
+        return [Path("direct", a, b, (name,), link[0])]
 
 
 def _require_known(file: File, entries: Sequence[LinkEntry], matrix: Links, relay: str | None, sites: set[str]) -> None:
     """Check the entries."""
     for name, times in Counter(entry.id for entry in entries).items():
         if times > 1:
-            raise UserError(f"{file}: link: {times} entries have the id {name!r}; give each its own")
+            raise UserError(f"{file}: link: {times} entries have the id {name!r}; use a different id for each")
     known = (
         sites
         | {site for pair in matrix for site in pair}
@@ -203,12 +203,12 @@ def _require_known(file: File, entries: Sequence[LinkEntry], matrix: Links, rela
         if len(set(entry.sites)) < len(entry.sites):
             raise UserError(f"{where}: sites = {entry.sites}: a link joins different sites")
         if entry.via is None and len(entry.sites) > 2:
-            raise UserError(f"{where}: sites = {entry.sites}: a link joins two; give one for each pair, or a via")
+            raise UserError(f"{where}: sites = {entry.sites}: a link joins two; add one for each pair, or set via")
         if entry.via == RELAY and relay is None:
-            raise UserError(f"{where}: via = 'relay': there is no [relay]; add it, or name the relay's site")
-        at = relay if entry.via == RELAY else entry.via
-        if at is not None and at in entry.sites:
-            raise UserError(f"{where}: via = {entry.via!r}: {at} is one of the sites that it joins; leave via out")
+            raise UserError(f"{where}: via = 'relay': there is no [relay]; add it, or set via to the relay's site")
+        relay_site = relay if entry.via == RELAY else entry.via
+        if relay_site is not None and relay_site in entry.sites:
+            raise UserError(f"{where}: via = {entry.via!r}: {relay_site} is one of the sites that it joins; remove via")
 
 
 def _link_between(matrix: Links, a: str, b: str) -> tuple[float, float] | None:

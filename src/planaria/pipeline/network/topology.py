@@ -184,7 +184,7 @@ def read(path: Path, scale: float = 1.0) -> Topology:
     links: Links = {}
     if parsed.matrix is None:
         if not parsed.link:
-            raise UserError(f"{path}: matrix: not given; name one, or join all sites by [[link]] entries")
+            raise UserError(f"{path}: matrix: missing; set one, or join all sites by [[link]] entries")
     elif isinstance(parsed.matrix, MatrixFiles):
         links = _read_links(path, parsed.matrix)
     elif parsed.matrix in MATRICES:
@@ -215,19 +215,19 @@ def read(path: Path, scale: float = 1.0) -> Topology:
 def _paths_between_sites(path: Path, parsed: TopologyFile, links: Links) -> PathNetwork:
     """Return the paths of ``[[link]]`` between the sites of nodes."""
     between = {pair: link for pair, link in links.items() if pair[0] != pair[1]}
-    at = None if parsed.relay is None else parsed.relay.site
-    return path_network(path, parsed.link, between, at, {group.site for group in parsed.nodes})
+    relay_site = None if parsed.relay is None else parsed.relay.site
+    return path_network(path, parsed.link, between, relay_site, {group.site for group in parsed.nodes})
 
 
 def _parse(path: Path) -> TopologyFile:
     if not path.is_file():
-        raise UserError(f"{path}: there is no such topology; network.topology names a TOML file")
+        raise UserError(f"{path}: no such topology; set network.topology to a TOML file")
     if path.stat().st_size > MAX_BYTES:
         raise UserError(f"{path} is larger than {MAX_BYTES >> 20} MiB; a topology lists sites and nodes")
     try:
-        return TopologyFile.model_validate(documents.toml(path, MAX_BYTES))
+        return TopologyFile.model_validate(documents.read_toml(path, MAX_BYTES))
     except ValidationError as error:
-        raise UserError(f"{path}: {documents.first(error, TopologyFile, values=True)}") from None
+        raise UserError(f"{path}: {documents.first_error(error, TopologyFile, values=True)}") from None
 
 
 def _links_via_relay(path: Path, links: Links, relay: RelayedSites, sites: set[str]) -> Links:
@@ -258,12 +258,12 @@ def _read_links(path: Path, files: MatrixFiles) -> Links:
 def _read_matrix(path: Path, lowest: float) -> dict[tuple[str, str], float]:
     """Return the numbers of a square table; an empty cell means the same link as from the other side."""
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file; a topology's matrix names it")
-    lines = documents.text(path, MAX_BYTES, "give a table of sites").splitlines()
+        raise UserError(f"{path}: no such file, but a topology's matrix refers to it")
+    lines = documents.read_text(path, MAX_BYTES, "use a table of sites").splitlines()
     try:
         rows = [row for row in csv.reader(lines) if row]
     except csv.Error as error:
-        raise UserError(f"{path} is not CSV: {error}; give a table of sites") from None
+        raise UserError(f"{path} is not CSV: {error}; use a table of sites") from None
     sites = [name.strip() for name in rows[0][1:]] if rows else []
     if len(sites) > MAX_SITES or len(set(sites)) < len(sites) or "" in sites:
         raise UserError(f"{path}: its first row must name sites, each once and at most {MAX_SITES}")
@@ -278,7 +278,7 @@ def _read_matrix(path: Path, lowest: float) -> dict[tuple[str, str], float]:
     for a in sites:
         for b in sites:
             if a != b and (a, b) not in numbers and (b, a) not in numbers:
-                raise UserError(f"{path}: {a} - {b}: there is no number for this pair")
+                raise UserError(f"{path}: {a} - {b}: this pair has no number")
     return numbers
 
 

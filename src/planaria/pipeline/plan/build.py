@@ -11,7 +11,7 @@ from planaria.config.schema import PipelineConfig
 from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import UNIT, MessageCosts
 from planaria.pipeline.plan.actions import Action, Key, Route, StepPlan
-from planaria.pipeline.plan.clock import FirstComeClock, PlanSimulation
+from planaria.pipeline.plan.simulation import FirstComeSimulation, PlanSimulation
 
 
 def plan_routes(routes: Sequence[Route], order: str, limit: int, backward: bool = True) -> StepPlan:
@@ -64,7 +64,7 @@ def build_plan(config: PipelineConfig, routes: Sequence[Route], backward: bool =
 
 
 def max_in_flight(config: PipelineConfig, microbatches: int) -> int:
-    """Return how many of a step's microbatches may be in flight at once.
+    """Return how many of a step's microbatches may be in flight concurrently.
 
     By default 1F1B has two per worker: with one, slow links or an expensive stage 0 leave the pipeline half empty.
     """
@@ -89,9 +89,9 @@ def _order_of_sums(routes: Sequence[Route], order: str, limit: int) -> dict[Key,
     if len({tuple(route) for route in routes}) == 1:
         executed = sorted((back for _, back in visits(routes)), key=lambda action: (action.microbatch, -action.hop))
     else:
-        clock = PlanSimulation(_build(routes, order, limit, True, {}), MessageCosts(UNIT, MessageBytes.both(0)))
-        clock.run()
-        executed = [clock.graph.actions[n] for ran in clock.ran.values() for n in ran]
+        simulation = PlanSimulation(_build(routes, order, limit, True, {}), MessageCosts(UNIT, MessageBytes.both(0)))
+        simulation.run()
+        executed = [simulation.graph.actions[n] for ran in simulation.ran.values() for n in ran]
     return backward_predecessors(executed)
 
 
@@ -104,7 +104,7 @@ def backward_predecessors(executed: Iterable[Action]) -> dict[Key, Key]:
     return {later: earlier for keys in sums.values() for earlier, later in pairwise(keys)}
 
 
-def simulate_first_come(routes: Sequence[Route], slots: Mapping[int, int], prices: MessageCosts) -> FirstComeClock:
+def simulate_first_come(routes: Sequence[Route], slots: Mapping[int, int], prices: MessageCosts) -> FirstComeSimulation:
     """Simulate one step in which microbatch ``i`` takes ``routes[i]``, to its end.
 
     Nodes prefer backwards and losses, then the earliest arrival; a node holds at most ``slots`` microbatches between
@@ -115,11 +115,11 @@ def simulate_first_come(routes: Sequence[Route], slots: Mapping[int, int], price
     lists: dict[int, list[Action]] = defaultdict(list)
     for forward, back in visits(routes):
         lists[forward.node] += [forward, back]
-    clock = FirstComeClock(
+    simulation = FirstComeSimulation(
         StepPlan(tuple(routes), dict(slots), {n: tuple(todo) for n, todo in lists.items()}), prices, slots
     )
-    clock.run()
-    return clock
+    simulation.run()
+    return simulation
 
 
 def compile_plan(routes: Sequence[Route], slots: Mapping[int, int], prices: MessageCosts) -> StepPlan:
@@ -129,8 +129,8 @@ def compile_plan(routes: Sequence[Route], slots: Mapping[int, int], prices: Mess
     Every wait then refers to an earlier action of one execution: the plan cannot deadlock, and no node exceeds
     ``slots``, whatever the real times are.
     """
-    clock = simulate_first_come(routes, slots, prices)
-    ran = {node: [clock.graph.actions[n] for n in numbers] for node, numbers in clock.ran.items()}
+    simulation = simulate_first_come(routes, slots, prices)
+    ran = {node: [simulation.graph.actions[n] for n in numbers] for node, numbers in simulation.ran.items()}
     before = backward_predecessors(action for actions in ran.values() for action in actions)
     return StepPlan(
         routes=tuple(tuple(route) for route in routes),

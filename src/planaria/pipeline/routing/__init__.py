@@ -17,7 +17,7 @@ from planaria.pipeline.routing.base import (
 )
 from planaria.pipeline.routing.skipping import Skipping
 
-__all__ = ["ROUTINGS", "full_routes", "routes", "routes_vary", "routing_of", "skip_stages"]
+__all__ = ["ROUTINGS", "full_routes", "make_routing", "routes", "routes_vary", "skip_stages"]
 
 ROUTINGS: Registry[Routing] = Registry(
     "routing",
@@ -32,16 +32,16 @@ def routes(config: RunConfig, step: int) -> list[StageRoute]:
 
     :raises UserError: for an unknown kind or option, or an invalid route.
     """
-    kind, chosen = config.routing.kind, routing_of(config).routes(config, step)
+    kind, chosen = config.routing.kind, make_routing(config).routes(config, step)
     return chosen if kind in ROUTINGS.shipped else require(chosen, config, f"routing.kind = {kind!r}")
 
 
 def routes_vary(config: RunConfig) -> bool:
-    """Whether routes are drawn anew in every step, so that any two stages may meet."""
-    return routing_of(config).varies
+    """Whether routes are drawn again in every step, so that any two stages may meet."""
+    return make_routing(config).varies
 
 
-def routing_of(config: RunConfig) -> Routing:
+def make_routing(config: RunConfig) -> Routing:
     """Return the routing that a recipe names; UserError for an unknown kind or option."""
     return ROUTINGS.make(config.routing.kind, config.routing.options)
 

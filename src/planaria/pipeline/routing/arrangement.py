@@ -18,7 +18,7 @@ class Arrangement:
     """The present nodes, by number, and the stage of each."""
 
     def __init__(self, nodes: Mapping[int, Sequence[int]]) -> None:
-        """``nodes``: stage → its nodes; the first sums up their gradients. Those of stage 0 are data nodes."""
+        """:param nodes: stage → its nodes; the first sums up their gradients. Those of stage 0 are data nodes."""
         self._nodes = {stage: tuple(held) for stage, held in sorted(nodes.items()) if held}
         self.stage = dict(sorted((node, stage) for stage, held in self._nodes.items() for node in held))
 

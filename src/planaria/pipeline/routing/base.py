@@ -18,7 +18,7 @@ class Routing(Choice, ABC):
     """Base class of routings; its fields are its options. Routes depend on the arguments alone."""
 
     varies: ClassVar[bool] = False
-    """whether routes are drawn anew in every step, so that any two stages may meet"""
+    """whether routes are drawn again in every step, so that any two stages may meet"""
     exchanges_stages: ClassVar[bool] = False
     """whether stages take each other's place in some routes, so that block stages must be alike"""
     visits_all_stages: ClassVar[bool] = False

@@ -27,7 +27,7 @@ def visits_per_microbatch(stages: int, skip: float) -> int:
 
 
 class Skipping(Routing):
-    """Routes drawn from the run's seed, anew in every step."""
+    """Routes drawn from the run's seed, again in every step."""
 
     varies: ClassVar[bool] = True
 
@@ -75,7 +75,7 @@ def cc3_violation(walk: Sequence[int], swaps: int, jump: int) -> str:
 def balanced_sets(stages: int, count: int, jump: int, rng: random.Random) -> Iterator[list[int]]:
     """Yield endless sets of ``count`` stages in natural order, in which all stages occur equally often, within one.
 
-    No two neighbours in a set are further apart than ``jump``.
+    No two neighbours in a set differ by more than ``jump``.
 
     :raises UserError: if such sets cannot be drawn.
     """

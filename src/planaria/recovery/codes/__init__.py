@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from planaria.config.registry import Registry
-from planaria.recovery.codes.base import MAX_BYTES, MAX_SHARDS, CodeFamily, ErasureCode, LossError, refuse_sizes
+from planaria.recovery.codes.base import MAX_BYTES, MAX_SHARDS, CodeFamily, ErasureCode, LossError, require_valid_sizes
 from planaria.recovery.codes.local import LocalCodes
 from planaria.recovery.codes.reed_solomon import ReedSolomon, XorParity
-from planaria.recovery.codes.sparse import SparseCode, embedded_code, read_code
+from planaria.recovery.codes.sparse import SparseCode, parse_code, read_code
 
 __all__ = [
     "CODES",
@@ -20,7 +20,7 @@ __all__ = [
     "ErasureCode",
     "LossError",
     "SparseCode",
-    "code",
+    "make_code",
     "read_code",
 ]
 
@@ -32,19 +32,19 @@ CODES: Registry[CodeFamily] = Registry(
 )
 
 
-def code(name: str, members: int, tolerate: int, options: Mapping[str, Any] | None = None) -> ErasureCode:
-    """Return the code of a group by its name in a recipe: a family, ``auto``, a code file (.json) or its contents.
+def make_code(name: str, members: int, tolerate: int, options: Mapping[str, Any] | None = None) -> ErasureCode:
+    """Return the code that a recipe selects for a group: a family, ``auto``, a code file (.json) or its contents.
 
     ``auto`` is XOR for ``tolerate = 1`` and Reed–Solomon otherwise. ``options`` are the family's own (``group`` of
     ``local``).
 
     :raises UserError: for an unknown name or option, or a group that the code does not support.
     """
-    refuse_sizes(members, tolerate)
+    require_valid_sizes(members, tolerate)
     if name == "auto":
         name = "xor" if tolerate == 1 else "reed_solomon"
     if name.startswith("{"):
-        return SparseCode(given=embedded_code(name)).code(members, tolerate)
+        return SparseCode(file=parse_code(name)).code(members, tolerate)
     if name.endswith(".json"):
-        return SparseCode(given=read_code(Path(name)), location=name).code(members, tolerate)
+        return SparseCode(file=read_code(Path(name)), location=name).code(members, tolerate)
     return CODES.make(name, options or {}).code(members, tolerate)

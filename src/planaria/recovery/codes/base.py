@@ -75,8 +75,8 @@ class ErasureCode:
 
         Checks that need the fewest further reads come first; elimination over all remaining shards is last.
         """
-        missing = self._validated(lost)
-        requested = missing if wanted is None else self._validated(wanted) & missing
+        missing = self._require_shards(lost)
+        requested = missing if wanted is None else self._require_shards(wanted) & missing
         order = self._by_checks(missing, requested)
         order += [shard for shard in range(self.shards) if shard not in missing and shard not in order]
         coefficients = solve_in_columns(self.generator[:, order], self.generator[:, sorted(requested)])
@@ -90,7 +90,7 @@ class ErasureCode:
         :raises LossError: if the shards read do not suffice.
         :raises ValueError: for an invalid shard number, or shards of unequal lengths.
         """
-        order, requested = sorted(self._validated(reads)), sorted(self._validated(wanted))
+        order, requested = sorted(self._require_shards(reads)), sorted(self._require_shards(wanted))
         rows = [_bytes(reads[shard]) for shard in order]
         if len({shard.size for shard in rows}) > 1:
             raise ValueError(f"shards of unequal lengths: {_list(shard.size for shard in rows)} bytes; pad them")
@@ -101,7 +101,7 @@ class ErasureCode:
             )
         return dict(zip(requested, combine(coefficients, rows, rows[0].size if rows else 0), strict=True))
 
-    def _validated(self, numbers: Collection[int]) -> set[int]:
+    def _require_shards(self, numbers: Collection[int]) -> set[int]:
         if invalid := [number for number in numbers if not 0 <= number < self.shards]:
             raise ValueError(f"shards {_list(invalid)}: there are {self.shards}")
         return set(numbers)
@@ -109,15 +109,15 @@ class ErasureCode:
     def _by_checks(self, lost: set[int], requested: set[int]) -> list[int]:
         """Return the reads for repairs by checks, cheapest first, those of wanted shards before others."""
         reads: list[int] = []
-        missing, open_ = set(lost), set(requested)
-        while open_:
+        missing, unplanned = set(lost), set(requested)
+        while unplanned:
             usable = [check for check in self.checks if len(check & missing) == 1]
             if not usable:
                 break
-            best = min(usable, key=lambda check: (not check & open_, len(check - lost - set(reads)), sorted(check)))
+            best = min(usable, key=lambda check: (not check & unplanned, len(check - lost - set(reads)), sorted(check)))
             reads += sorted(best - lost - set(reads))
             missing -= best
-            open_ -= best
+            unplanned -= best
         return reads
 
 
@@ -132,7 +132,7 @@ class CodeFamily(Choice):
         """
 
 
-def refuse_sizes(members: int, tolerate: int) -> None:
+def require_valid_sizes(members: int, tolerate: int) -> None:
     """Check a group's size.
 
     :raises UserError: if no code supports it.
@@ -164,38 +164,38 @@ def _list(numbers: Collection[int] | Any) -> str:
     return ", ".join(str(number) for number in sorted(numbers))
 
 
-def checks(code: ErasureCode) -> Bytes:
+def check_matrix(code: ErasureCode) -> Bytes:
     """Return the check matrix [n − k, n]: each row's weighted sum of the shards is zero."""
     return np.concatenate([code.weights, np.eye(len(code.weights), dtype=np.uint8)], axis=1)
 
 
-def share(code: ErasureCode, lost: int) -> float:
+def repairable_share(code: ErasureCode, lost: int) -> float:
     """Return the share of sets of ``lost`` shards that can be rebuilt: their columns of checks are independent.
 
     :raises UserError: if there are more than :data:`MAX_LOSS_SETS` sets.
     """
     count = comb(code.shards, lost)
     if count > MAX_LOSS_SETS:
-        raise UserError(f"{count} sets of {lost} lost shards of {code.shards}: too many to try; take fewer")
+        raise UserError(f"{count} sets of {lost} lost shards of {code.shards}: too many to try; use fewer")
     if lost > len(code.weights):
         return 0.0
-    matrix, restored = checks(code), 0
-    for some in _pieces(code.shards, lost):
+    matrix, restored = check_matrix(code), 0
+    for some in _loss_sets(code.shards, lost):
         restored += int((rank(matrix[:, some].transpose(1, 0, 2)) == lost).sum())
     return restored / count
 
 
 def tolerates(code: ErasureCode, lost: int) -> bool:
-    """Whether any ``lost`` shards can be rebuilt; UserError as in :func:`share`."""
-    return share(code, lost) == 1
+    """Whether any ``lost`` shards can be rebuilt; UserError as in :func:`repairable_share`."""
+    return repairable_share(code, lost) == 1
 
 
-def shares(code: ErasureCode) -> list[float]:
-    """Return :func:`share` for 0, 1, 2 … n − k lost shards."""
-    return [share(code, lost) for lost in range(len(code.weights) + 1)]
+def repairable_shares(code: ErasureCode) -> list[float]:
+    """Return :func:`repairable_share` for 0, 1, 2 … n − k lost shards."""
+    return [repairable_share(code, lost) for lost in range(len(code.weights) + 1)]
 
 
-def _pieces(shards: int, lost: int) -> Iterator[NDArray[np.int64]]:
+def _loss_sets(shards: int, lost: int) -> Iterator[NDArray[np.int64]]:
     """Yield all sets, in arrays of bounded size."""
     sets = combinations(range(shards), lost)
     while some := list(islice(sets, 4096)):

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_COLUMNS, MAX_DIMENSION = 64, 20
-"""limits of a code whose words are counted: 64 bits per word, and 2ᵏ words"""
+MAX_COLUMNS = 64
+"""maximum number of bits in a word of a code whose words are counted"""
+MAX_DIMENSION = 20
+"""maximum k of a code whose 2ᵏ words are counted"""
 
 
-def reduced(rows: Iterable[int]) -> dict[int, int]:
+def reduce_rows(rows: Iterable[int]) -> dict[int, int]:
     """Return independent rows with the same span, by their highest bit, which no other row has."""
     independent: dict[int, int] = {}
     for row in rows:
@@ -27,17 +29,17 @@ def reduced(rows: Iterable[int]) -> dict[int, int]:
 
 def rank(rows: Iterable[int]) -> int:
     """Return the number of independent rows."""
-    return len(reduced(rows))
+    return len(reduce_rows(rows))
 
 
 def kernel(rows: Iterable[int], columns: int) -> list[int]:
     """Return words that span the solutions of the checks ``rows``: one for each column that is not a pivot."""
-    pivots = reduced(rows)
+    pivots = reduce_rows(rows)
     free = [bit for bit in range(columns) if bit not in pivots]
     return [1 << bit | sum(1 << pivot for pivot, row in pivots.items() if row >> bit & 1) for bit in free]
 
 
-def transposed(rows: Sequence[int], columns: int) -> list[int]:
+def transpose(rows: Sequence[int], columns: int) -> list[int]:
     """Return the columns as rows: bit i of the j-th is bit j of ``rows[i]``."""
     return [sum((row >> column & 1) << n for n, row in enumerate(rows)) for column in range(columns)]
 

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from planaria.common.errors import UserError
-from planaria.recovery.codes.base import CodeFamily, ErasureCode, product, refuse_sizes, tolerates
+from planaria.recovery.codes.base import CodeFamily, ErasureCode, product, require_valid_sizes, tolerates
 from planaria.recovery.codes.field import INVERSE, Bytes
 
 TRIES = 64
@@ -24,7 +24,7 @@ class LocalCodes(CodeFamily):
     """members of a local group; a lost one is the XOR of the group - 1 others"""
 
     def code(self, members: int, tolerate: int) -> ErasureCode:
-        refuse_sizes(members, tolerate)
+        require_valid_sizes(members, tolerate)
         groups = -(-members // self.group)
         globals_ = required_parities(tolerate, self.group)
         data = members - groups - globals_
@@ -37,7 +37,9 @@ class LocalCodes(CodeFamily):
             candidate = local(data, globals_, groups, seed)
             if tolerates(candidate, tolerate):
                 return candidate
-        raise UserError(f"code = 'local': found none of {members} for any {tolerate} losses; use 'reed_solomon'")
+        raise UserError(
+            f"code = 'local': no code of {members} shards found for any {tolerate} losses; use 'reed_solomon'"
+        )
 
 
 def required_parities(tolerate: int, group: int) -> int:

@@ -25,7 +25,7 @@ class ClassicalCode:
     @property
     def transposed(self) -> ClassicalCode:
         """The code whose checks are this one's shards."""
-        return ClassicalCode(tuple(gf2.transposed(self.rows, self.shards)), len(self.rows))
+        return ClassicalCode(tuple(gf2.transpose(self.rows, self.shards)), len(self.rows))
 
     @property
     def dimension(self) -> int:
@@ -42,7 +42,7 @@ class ClassicalCode:
         if len(words) > MAX_DATA or self.shards > gf2.MAX_COLUMNS:
             raise UserError(
                 f"a code of {self.shards} shards and 2^{len(words)} words: at most {gf2.MAX_COLUMNS} and 2^{MAX_DATA} "
-                "are counted; take a smaller one"
+                "are counted; use a smaller one"
             )
         return gf2.distance(words, self.shards)
 
@@ -98,7 +98,7 @@ def parameters(first: ClassicalCode, second: ClassicalCode) -> tuple[int, int, i
     return qubits, sum(terms), min(distances, default=0)
 
 
-def file(first: ClassicalCode, second: ClassicalCode) -> ProductFile:
+def product_file(first: ClassicalCode, second: ClassicalCode) -> ProductFile:
     """Return the product as a file.
 
     :raises UserError: as :func:`parameters`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planaria.common.errors import UserError
-from planaria.recovery.codes.base import CodeFamily, ErasureCode, refuse_sizes
+from planaria.recovery.codes.base import CodeFamily, ErasureCode, require_valid_sizes
 from planaria.recovery.codes.field import INVERSE, PRODUCT, Bytes
 
 
@@ -13,7 +13,7 @@ class ReedSolomon(CodeFamily):
     """Codes for any ``tolerate``; repairing one shard reads N − tolerate shards."""
 
     def code(self, members: int, tolerate: int) -> ErasureCode:
-        refuse_sizes(members, tolerate)
+        require_valid_sizes(members, tolerate)
         return ErasureCode(cauchy(tolerate, members - tolerate))
 
 
@@ -41,7 +41,7 @@ class XorParity(CodeFamily):
     """RAID-5's parity, for ``tolerate = 1``."""
 
     def code(self, members: int, tolerate: int) -> ErasureCode:
-        refuse_sizes(members, tolerate)
+        require_valid_sizes(members, tolerate)
         if tolerate != 1:
             raise UserError(f"code = 'xor': survives one loss, not {tolerate}; use 'reed_solomon'")
         return ErasureCode(np.ones((1, members - 1), np.uint8))

@@ -12,19 +12,21 @@ from random import Random
 
 from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
-from planaria.recovery.codes.base import ErasureCode, share
-from planaria.recovery.codes.gf2 import distance, kernel, transposed
+from planaria.recovery.codes.base import ErasureCode, repairable_share
+from planaria.recovery.codes.gf2 import distance, kernel, transpose
 from planaria.recovery.codes.sparse import MAX_DATA, MAX_SHARDS, CodeFile, from_checks, weights
 
-HOT, COLD = 2.0, 0.02
-"""first and last temperature, in units of the cost"""
+INITIAL_TEMPERATURE = 2.0
+"""temperature of the first try, in units of the cost"""
+FINAL_TEMPERATURE = 0.02
+"""temperature of the last try"""
 
 
 @dataclass(frozen=True)
 class SearchTarget:
     """The code to search for: n shards, k of them data, distance d, at most w shards per check and c checks per shard.
 
-    ``degree`` c = 0 is no bound.
+    ``degree`` c = 0 means no limit.
     """
 
     shards: int
@@ -41,12 +43,12 @@ class SearchTarget:
                 f"{MAX_SHARDS} and more than data, a check 2 or more"
             )
         if not 0 <= self.degree <= self.checks:
-            raise UserError(f"degree = {self.degree}: a shard can be in at most {self.checks} checks; 0 is no bound")
-        most = n - k - math.ceil(k / (w - 1)) + 2
-        if not 1 <= self.distance <= most:
+            raise UserError(f"degree = {self.degree}: a shard can be in at most {self.checks} checks; 0 means no limit")
+        bound = n - k - math.ceil(k / (w - 1)) + 2
+        if not 1 <= self.distance <= bound:
             raise UserError(
-                f"distance = {self.distance}: checks of {w} allow at most {most} for {n} shards of {k} data (the bound "
-                "of locality); lower it"
+                f"distance = {self.distance}: checks of {w} allow at most {bound} for {n} shards of {k} data (the "
+                "bound of locality); lower it"
             )
 
     @property
@@ -59,7 +61,7 @@ def excess_weight(target: SearchTarget, rows: Sequence[int]) -> int:
     """Return the total by which checks and shards exceed the target's weights."""
     above = sum(max(0, row.bit_count() - target.weight) for row in rows)
     if target.degree:
-        columns = transposed(rows, target.shards)
+        columns = transpose(rows, target.shards)
         above += sum(max(0, column.bit_count() - target.degree) for column in columns)
     return above
 
@@ -96,20 +98,20 @@ class SearchedCode:
 
 
 def anneal(target: SearchTarget, seed: int, tries: int = 20_000) -> SearchedCode:
-    """Return the best check matrix of ``tries``, flipping or moving one bit at a time; the same seed gives the same
-    code."""
+    """Return the best check matrix of ``tries``, flipping or moving one bit at a time; the same seed finds the
+    same code."""
     random = Random(seed)
     rows, words = _start(target, random)
     now = _cost(target, rows, words)
     best = (now, rows)
     for n in range(tries):
-        changed = _changed(target, rows, random)
+        changed = _flip_or_move_bit(target, rows, random)
         words = gf2.kernel(changed, target.shards)
         if len(words) != target.data:  # of lower rank
             continue
         cost = _cost(target, changed, words)
-        heat = HOT * (COLD / HOT) ** (n / tries)
-        if cost <= now or random.random() < math.exp((now - cost) / heat):
+        temperature = INITIAL_TEMPERATURE * (FINAL_TEMPERATURE / INITIAL_TEMPERATURE) ** (n / tries)
+        if cost <= now or random.random() < math.exp((now - cost) / temperature):
             rows, now = changed, cost
             best = min(best, (now, rows))
     return SearchedCode(_code(best[1], target.shards), excess_weight(target, best[1]), seed, tries)
@@ -117,14 +119,14 @@ def anneal(target: SearchTarget, seed: int, tries: int = 20_000) -> SearchedCode
 
 def certificate(code: SearchedCode) -> dict[str, object]:
     """Return the properties of a found code, from counts of all words and of all losses of d − 1 and d shards."""
-    counted, least = weights(code.code)
-    lower, upper = share(code.code, least - 1), share(code.code, least)
+    counted, distance = weights(code.code)
+    lower, upper = repairable_share(code.code, distance - 1), repairable_share(code.code, distance)
     if lower != 1 or upper == 1:
-        raise AssertionError(f"distance {least} by words, but shares {lower} and {upper} of losses are restored")
+        raise AssertionError(f"distance {distance} by words, but shares {lower} and {upper} of losses are restored")
     return {
         "shards": code.code.shards,
         "data": code.code.data,
-        "distance": least,
+        "distance": distance,
         "check weights": sorted(len(check) for check in code.code.checks),
         "words by weight": counted.tolist(),
         "excess": code.excess,
@@ -133,8 +135,8 @@ def certificate(code: SearchedCode) -> dict[str, object]:
     }
 
 
-def file(code: SearchedCode) -> CodeFile:
-    """Return the code as a file that a recipe can name."""
+def code_file(code: SearchedCode) -> CodeFile:
+    """Return the code as a file that a recipe can use."""
     rows = tuple(tuple(sorted(check)) for check in code.code.checks)
     return CodeFile(shards=code.code.shards, distance=weights(code.code)[1], checks=rows)
 
@@ -150,7 +152,7 @@ def _start(target: SearchTarget, random: Random) -> tuple[list[int], list[int]]:
             return rows, words
 
 
-def _changed(target: SearchTarget, rows: list[int], random: Random) -> list[int]:
+def _flip_or_move_bit(target: SearchTarget, rows: list[int], random: Random) -> list[int]:
     """Return the checks with one bit flipped, or moved within its check."""
     n, bits = random.randrange(len(rows)), 1 << random.randrange(target.shards)
     if random.random() < 0.8:
@@ -168,7 +170,7 @@ def _cost(target: SearchTarget, rows: list[int], generators: list[int]) -> float
 
 def _code(rows: list[int], shards: int) -> ErasureCode:
     """Return the code, with its shards numbered so that the pivots are parities, last."""
-    pivots = gf2.reduced(rows)
+    pivots = gf2.reduce_rows(rows)
     order = [bit for bit in range(shards) if bit not in pivots] + sorted(pivots)
     checks = tuple(tuple(n for n, bit in enumerate(order) if row >> bit & 1) for row in rows)
     return from_checks(checks, shards, "a found code")

@@ -9,10 +9,10 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.recovery import RECOVERIES
 from planaria.recovery.base import Recovery
-from planaria.report.membership import Membership
 from planaria.report.run.event_lines import SLOWNESS
 from planaria.report.run.naming import Naming, replicas, stages
-from planaria.report.run.verdict_lines import line
+from planaria.report.run.slowness_lines import slowness_line
+from planaria.report.worker_assignments import Membership
 
 
 class Caption(NamedTuple):
@@ -22,7 +22,7 @@ class Caption(NamedTuple):
     text: str
 
 
-WEAPONS = {
+FAULT_CAPTIONS = {
     "SIGKILL": "was killed: its process and the stage's weights in its memory are lost",
     "SIGSTOP": "was frozen: it still has its weights, but does not compute or answer",
     "SIGCONT": "was thawed",
@@ -38,7 +38,7 @@ WEAPONS = {
     "disk_full": "cannot write: its disk is full",
     "disk_slow": "waits for its disk",
     "flip": "has a flipped bit in its newest checkpoint",
-    "lie": "starts to send corrupted updates",
+    "corrupt_update": "starts to send corrupted updates",
 }
 CAUSES = {
     "connection": "its connections closed",
@@ -57,48 +57,48 @@ class Captions:
         self._naming = Naming()
         self._sources: dict[int, d.Source] = {}
         """node that waits for a state → its source"""
-        self._back: set[int] = set()
+        self._restarted: set[int] = set()
         """replicas that were formed again and have not started a step since"""
 
     def caption(self, fact: e.Event | d.Decision, left: Iterable[int] = ()) -> Caption | None:
-        """Return a fact's caption, if it has one; ``left``: nodes that lost their holder by it."""
+        """Return a fact's caption, if it has one; ``left``: nodes that lost their holder."""
         match fact:
             case e.RunStarted():
                 self._naming = Naming(fact)
                 self._sources = {}
-                self._back = set()
+                self._restarted = set()
                 return Caption("calm", "The workers are starting: one for each stage of the model, and the spares.")
             case d.Form():
-                return self._formed(fact)
+                return self._form_caption(fact)
             case e.Linked():
-                return self._linked(fact)
+                return self._linked_caption(fact)
             case e.FaultInjected():
-                label = WEAPONS.get(fact.signal, f"was hit by a fault ({fact.signal})")
+                label = FAULT_CAPTIONS.get(fact.signal, f"was hit by a fault ({fact.signal})")
                 subject = "A spare" if fact.node < 0 else f"The worker of {self._name([fact.node])}"
                 return Caption("fault", f"{subject}, {fact.worker}, {label}.")
             case e.WorkerLost() if fact.worker not in self._members.unstarted:
-                return self._lost(fact, list(left))
+                return self._loss_caption(fact, list(left))
             case d.RunStep():
-                return self._begun(fact)
+                return self._step_caption(fact)
             case _:
-                return self._other(fact)
+                return self._other_caption(fact)
 
     def _name(self, nodes: Iterable[int]) -> str:
         return self._naming.name(nodes)
 
-    def _lost(self, lost: e.WorkerLost, left: list[int]) -> Caption:
+    def _loss_caption(self, lost: e.WorkerLost, left: list[int]) -> Caption:
         why = CAUSES[lost.cause]
         if lost.worker in self._members.released:
             return Caption("note", f"Worker {lost.worker} has left.")
         if not left:
             return Caption("loss", f"The spare {lost.worker} is dead ({why}). No weights are lost.")
         rest = "The other stages stop and keep their weights"
-        return Caption("loss", f"{_capital(self._name(left))} is dead: {why}. {rest}.")
+        return Caption("loss", f"{_capitalise(self._name(left))} is dead: {why}. {rest}.")
 
-    def _formed(self, form: d.Form) -> Caption | None:
+    def _form_caption(self, form: d.Form) -> Caption | None:
         self._sources = {n: s for n, s in self._sources.items() if self._naming.replica(n) != form.replica}
         self._sources |= {m.node: m.source for m in form.members if not isinstance(m.source, d.Keep)}
-        self._back.add(form.replica)
+        self._restarted.add(form.replica)
         rebuilt = {m.node: m for m in form.members if isinstance(m.source, d.Rebuild)}
         if form.outcome == "started":
             return Caption("calm", "Every worker takes its stage in the ring and connects to its neighbours.")
@@ -109,7 +109,7 @@ class Captions:
         if any(isinstance(member.source, d.CatchUp) for member in rebuilt.values()):
             return Caption("recovery", f"Replica {form.replica} receives the rounds that it missed from another one.")
         if rebuilt:
-            return Caption("recovery", " ".join(self._rebuilt(member) for member in rebuilt.values()))
+            return Caption("recovery", " ".join(self._rebuild_sentence(member) for member in rebuilt.values()))
         if form.outcome == "relinked":
             return Caption(
                 "relink", "A connection broke, but no worker died: it is replaced, and the step starts again."
@@ -117,28 +117,28 @@ class Captions:
         if form.outcome == "handed over":
             return Caption("relink", "A stage moves to another worker with its state unchanged: nothing is lost.")
         if form.outcome == "skipping":
-            return Caption("relink", "There is no worker for a lost stage yet: training continues without it.")
+            return Caption("relink", "No worker is available for a lost stage: training continues without it.")
         return Caption("recovery", "The ring closes again.")
 
-    def _rebuilt(self, member: d.Member) -> str:
+    def _rebuild_sentence(self, member: d.Member) -> str:
         source = member.source
         assert isinstance(source, d.Rebuild)
         stage, donors = self._name([member.node]), self._name(source.donors)
         how = _rebuild_caption(source.by).format(donors=donors, stage=stage, strategy=source.by)
         return f"Worker {member.worker} takes over {stage}: {how}."
 
-    def _linked(self, linked: e.Linked) -> Caption | None:
+    def _linked_caption(self, linked: e.Linked) -> Caption | None:
         replica = self._naming.replica(linked.node)
         if linked.generation != self._members.generation.get(replica):
             return None
         source = self._sources.pop(linked.node, None)
         if not isinstance(source, d.Rebuild | d.Handover):
             return None
-        return Caption("recovery", f"{_capital(self._name([linked.node]))} is rebuilt in worker {linked.worker}.")
+        return Caption("recovery", f"{_capitalise(self._name([linked.node]))} is rebuilt in worker {linked.worker}.")
 
-    def _begun(self, run: d.RunStep) -> Caption:
-        restarted = run.replica in self._back
-        self._back.discard(run.replica)
+    def _step_caption(self, run: d.RunStep) -> Caption:
+        restarted = run.replica in self._restarted
+        self._restarted.discard(run.replica)
         subject = f"Replica {run.replica}: step" if self._naming.several else "Step"
         if run.mode == "evaluate":
             return Caption("calm", f"After step {run.step} the model is evaluated on text that it does not train on.")
@@ -147,30 +147,30 @@ class Captions:
         sent = f"{self._microbatches} microbatches pass" if self._microbatches > 1 else "one microbatch passes"
         return Caption("calm", f"{subject} {run.step}: {sent} through the ring and back; then all stages update.")
 
-    def _is_present(self, fact: e.EdgeBroken) -> bool:
+    def _is_current(self, fact: e.EdgeBroken) -> bool:
         return fact.generation == self._members.generation.get(self._members.replica(fact.node))
 
-    def _other(self, fact: e.Event | d.Decision) -> Caption | None:
+    def _other_caption(self, fact: e.Event | d.Decision) -> Caption | None:
         match fact:
-            case e.EdgeBroken() if self._is_present(fact):
+            case e.EdgeBroken() if self._is_current(fact):
                 ends = self._naming.edge(*sorted((fact.node, fact.peer)))
-                return Caption("fault", f"The connection {ends} is broken. Whether a worker died is not known yet.")
+                return Caption("fault", f"The connection {ends} is broken. It is unknown whether a worker died.")
             case d.SlowPartFound() | d.HandOverSlowStage() | d.Reroute() | d.Cleared():
-                text = line(fact, self._naming)
+                text = slowness_line(fact, self._naming)
                 if isinstance(fact, d.SlowPartFound):  # a panel shows its evidence
                     text = text.partition(": ")[0]
-                return Caption(SLOWNESS[fact.kind], f"{_capital(text)}.")
+                return Caption(SLOWNESS[fact.kind], f"{_capitalise(text)}.")
             case d.BeginRound():
                 return Caption(
-                    "calm", f"{_capital(replicas(fact.members))} meet: each stage exchanges updates with its copies."
+                    "calm", f"{_capitalise(replicas(fact.members))} meet: each stage exchanges updates with its copies."
                 )
             case d.Save() if not fact.background:
                 return Caption("calm", f"Every stage writes its weights to disk: checkpoint {fact.step}.")
             case d.Unrecoverable():
                 lost = f"{stages(fact.lost)} cannot be rebuilt" if fact.lost else "the run cannot continue"
-                return Caption("loss", f"{_capital(lost)}: {fact.reason}.")
+                return Caption("loss", f"{_capitalise(lost)}: {fact.reason}.")
             case d.ExcludeMember():
-                return Caption("loss", f"{_capital(fact.reason)}: its workers are excluded.")
+                return Caption("loss", f"{_capitalise(fact.reason)}: its workers are excluded.")
             case d.Disband():
                 spares = " Its workers are spares now." if fact.workers else ""
                 return Caption("loss", f"Replica {fact.replica} is disbanded: {fact.reason}.{spares}")
@@ -189,7 +189,7 @@ class Captions:
 
 
 def _rebuild_caption(strategy: str) -> str:
-    """Return the template of a sentence's second half: how ``strategy``, or a stage's peer, rebuilds a stage.
+    """Return the template of a clause about how ``strategy``, or a stage's peer, rebuilds a stage.
 
     A log must not choose what is imported, so ``module:Class`` has the caption of the base class.
     """
@@ -199,12 +199,12 @@ def _rebuild_caption(strategy: str) -> str:
 
 
 def _rollback_target(form: d.Form) -> str:
-    """Return where a replica goes back to."""
+    """Return the state to which a replica rolls back."""
     origins = {member.source.origin for member in form.members}
     if "recall" in origins:
         return "to the snapshot in memory"
     return "to the checkpoint on disk" if "load" in origins else "to the weights that the seed gives"
 
 
-def _capital(text: str) -> str:
+def _capitalise(text: str) -> str:
     return text[:1].upper() + text[1:]

@@ -11,11 +11,11 @@ from typing import Any
 
 from planaria.report.live_page.limits import FULL_DETAIL, MAX_FRAMES
 
-SCHEMA = 1
+SCHEMA = 2
 """version of frames and states; changes with every incompatible change"""
 
-HEAVIEST = 1 << 40
-"""maximum frames joined to one"""
+MAX_WEIGHT = 1 << 40
+"""maximum number of frames joined into one"""
 
 Json = dict[str, Any]
 
@@ -81,12 +81,15 @@ def merge_patches(first: Mapping[str, Any], then: Mapping[str, Any]) -> Json:
 
 
 class Frames:
-    """The frames of one story in order; a bounded number with uniform detail."""
+    """The frames of one run in order; a bounded number with uniform detail."""
 
-    def __init__(self, most: int = MAX_FRAMES, detailed: int = FULL_DETAIL) -> None:
-        """``detailed``: number of newest frames that are never joined."""
+    def __init__(self, max_frames: int = MAX_FRAMES, detailed: int = FULL_DETAIL) -> None:
+        """
+        :param max_frames: maximum number of frames
+        :param detailed: number of newest frames that are never joined
+        """
         self._frames: list[StateChange] = []
-        self._most, self._detailed = most, detailed
+        self._max_frames, self._detailed = max_frames, detailed
         self._weight = 1
         """current maximum weight of a frame"""
 
@@ -101,34 +104,34 @@ class Frames:
     def add(self, frame: StateChange) -> None:
         """Append a frame."""
         self._frames.append(frame)
-        if len(self._frames) > self._most:
+        if len(self._frames) > self._max_frames:
             self._thin()
 
-    def after(self, number: int, most: int) -> list[StateChange]:
-        """Return the first ``most`` frames after ``number``.
+    def after(self, number: int, limit: int) -> list[StateChange]:
+        """Return the first ``limit`` frames after ``number``.
 
-        A joined frame is also correct for watchers that have seen some of its frames.
+        A joined frame is also correct for watchers that have received some of its frames.
         """
         start = bisect_right(self._frames, number, key=lambda frame: frame.number)
-        return self._frames[start : start + most]
+        return self._frames[start : start + limit]
 
     def _thin(self) -> None:
-        enough = (self._most + self._detailed) // 2
-        while len(self._frames) > enough and self._weight < HEAVIEST:
+        target = (self._max_frames + self._detailed) // 2
+        while len(self._frames) > target and self._weight < MAX_WEIGHT:
             old, new = self._frames[: -self._detailed], self._frames[-self._detailed :]
-            crowded = sum(not frame.routine for frame in old) > enough // 2  # with events
-            self._frames = _paired(old, self._weight, crowded) + new
-            if len(self._frames) > enough:
+            join_all = sum(not frame.routine for frame in old) > target // 2  # with events
+            self._frames = _join_neighbours(old, self._weight, join_all) + new
+            if len(self._frames) > target:
                 self._weight *= 2
 
 
-def _paired(frames: list[StateChange], heaviest: int, all_kinds: bool) -> list[StateChange]:
+def _join_neighbours(frames: list[StateChange], max_weight: int, all_kinds: bool) -> list[StateChange]:
     """Join neighbouring routine frames (or all kinds) up to a total weight."""
     kept: list[StateChange] = []
     for frame in frames:
         last = kept[-1] if kept else None
-        light = last is not None and last.weight + frame.weight <= heaviest
-        if last is None or not light or not (last.routine or all_kinds) or _undoes(last.change, frame.change):
+        fits = last is not None and last.weight + frame.weight <= max_weight
+        if last is None or not fits or not (last.routine or all_kinds) or _recreates(last.change, frame.change):
             kept.append(frame)
             continue
         change, line = merge_patches(last.change, frame.change), frame.line or last.line
@@ -137,12 +140,12 @@ def _paired(frames: list[StateChange], heaviest: int, all_kinds: bool) -> list[S
     return kept
 
 
-def _undoes(first: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
+def _recreates(first: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
     """Return whether ``then`` replaces an object that ``first`` removes, which no single patch can express."""
     both = first.keys() & then.keys()
     recreated = any(first[name] is None and isinstance(then[name], dict) for name in both)
     return recreated or any(
-        _undoes(first[name], then[name])
+        _recreates(first[name], then[name])
         for name in both
         if isinstance(first[name], dict) and isinstance(then[name], dict)
     )

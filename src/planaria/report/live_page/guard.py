@@ -19,10 +19,10 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from planaria.report.live_page.limits import LONGEST_TARGET
+from planaria.report.live_page.limits import MAX_TARGET
 
-OPEN = ("/health", "/ready")
-"""paths without a token; their answers say nothing about the run"""
+OPEN_PATHS = ("/health", "/ready")
+"""paths that need no token; their answers contain nothing about the run"""
 NO_TOKEN = "no token; use the address that planaria printed, or send the header 'Authorization: Bearer TOKEN'"
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -49,22 +49,22 @@ class Guard:
     hosts: Collection[str]
     cookie: str
 
-    def refusal(self, method: str, path: str, query: bytes, headers: Headers) -> tuple[HTTPStatus, str] | None:
-        """Return why a request is refused; None if it is accepted."""
-        if len(path) + len(query) > LONGEST_TARGET:
-            return HTTPStatus.REQUEST_URI_TOO_LONG, f"an address has at most {LONGEST_TARGET} characters"
+    def rejection(self, method: str, path: str, query: bytes, headers: Headers) -> tuple[HTTPStatus, str] | None:
+        """Return the status and reason with which a request is rejected; None if it is accepted."""
+        if len(path) + len(query) > MAX_TARGET:
+            return HTTPStatus.REQUEST_URI_TOO_LONG, f"an address has at most {MAX_TARGET} characters"
         hosts = headers.getlist("host")
         if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
             return HTTPStatus.FORBIDDEN, "unknown host; use the address that planaria printed"
         origins = headers.getlist("origin")
         if any(origin.lower() not in self._origins for origin in origins):
             return HTTPStatus.FORBIDDEN, "unknown origin"
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not _goes_there(method, headers):
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not _is_navigation(method, headers):
             return HTTPStatus.FORBIDDEN, "unknown origin"
-        if path in OPEN:
+        if path in OPEN_PATHS:
             return None
-        bearer = self._is_token(_bearer(headers))
-        if not (bearer or self._is_token(self._from_cookie(headers)) or self._is_token(_from_query(path, query))):
+        bearer = self._is_token(_bearer_token(headers))
+        if not (bearer or self._is_token(self._cookie_token(headers)) or self._is_token(_query_token(path, query))):
             return HTTPStatus.FORBIDDEN, NO_TOKEN
         if method not in ("GET", "HEAD") and not bearer and not origins:
             return HTTPStatus.FORBIDDEN, "no origin"
@@ -77,27 +77,27 @@ class Guard:
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode(), self.token.encode())
 
-    def _from_cookie(self, headers: Headers) -> str:
+    def _cookie_token(self, headers: Headers) -> str:
         return cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
 
-    def set_cookie(self) -> str:
+    def cookie_header(self) -> str:
         """Return the Set-Cookie header of the token, for this server only and unreadable for scripts."""
         return f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
 
 
-def _goes_there(method: str, headers: Headers) -> bool:
-    """Return whether a user follows a link to the page, e.g. from an e-mail."""
+def _is_navigation(method: str, headers: Headers) -> bool:
+    """Return whether the request follows a link to the page, e.g. from an e-mail."""
     return (
         method == "GET" and headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     )
 
 
-def _bearer(headers: Headers) -> str:
+def _bearer_token(headers: Headers) -> str:
     scheme, _, credential = headers.get("authorization", "").partition(" ")
     return credential.strip() if scheme.lower() == "bearer" else ""
 
 
-def _from_query(path: str, query: bytes) -> str:
+def _query_token(path: str, query: bytes) -> str:
     """Return the token in the page's own address; no other address may contain it."""
     return parse_qs(query.decode("latin-1")).get("token", [""])[0] if path == "/" else ""
 
@@ -106,7 +106,7 @@ class Guarded:
     """An application behind a :class:`Guard`; adds :data:`HEADERS` to all answers."""
 
     def __init__(self, app: ASGIApp, guard: Guard | None = None) -> None:
-        """Nothing is answered until ``guard`` is set."""
+        """Requests get no answer until ``guard`` is set."""
         self._app, self.guard = app, guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,20 +118,20 @@ class Guarded:
             return
         first = scope["path"] == "/" and b"token=" in scope["query_string"]
 
-        async def answer(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = dict(HEADERS)
                 if first and message["status"] == HTTPStatus.OK:
-                    headers["set-cookie"] = guard.set_cookie()
+                    headers["set-cookie"] = guard.cookie_header()
                 added = [(name.encode(), value.encode()) for name, value in headers.items()]
                 message = {**message, "headers": [*message.get("headers", []), *added]}
             await send(message)
 
         requested = scope["method"], scope["path"], scope["query_string"]
-        refused = guard.refusal(*requested, Headers(scope=scope))
-        if refused is None:
-            await self._app(scope, receive, answer)
+        rejected = guard.rejection(*requested, Headers(scope=scope))
+        if rejected is None:
+            await self._app(scope, receive, send_with_headers)
             return
         first = False
-        status, why = refused
-        await PlainTextResponse(f"{why}\n", status, {"connection": "close"})(scope, receive, answer)
+        status, why = rejected
+        await PlainTextResponse(f"{why}\n", status, {"connection": "close"})(scope, receive, send_with_headers)

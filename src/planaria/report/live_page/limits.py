@@ -14,9 +14,9 @@ MAX_LOST = 12
 
 POLL_S = 0.2
 """polling interval of a log"""
-BATCH = 200
+MAX_BATCH = 200
 """maximum frames per message"""
-QUIET_S = 10.0
+KEEP_ALIVE_S = 10.0
 """keep-alive interval of a stream"""
 READY_S = 60.0
 """maximum age of the newest fact of a ready run"""
@@ -25,15 +25,15 @@ MAX_CONNECTIONS = 128
 """maximum connections; beyond that, a new one replaces the one idle for longest"""
 MAX_STREAMS = 64
 """maximum simultaneous watchers"""
-LONGEST_TARGET = 512
+MAX_TARGET = 512
 """maximum characters of a path and its query"""
-LARGEST_HEAD = 16 << 10
+MAX_HEAD = 16 << 10
 """maximum bytes of a request's headers"""
-LARGEST_BODY = 1 << 10
+MAX_BODY = 1 << 10
 """maximum bytes of a request to inject a fault"""
-ASK_S = 10.0
+REQUEST_TIMEOUT_S = 10.0
 """timeout of a request after the connection opens"""
-STUCK_S = 20.0
+SEND_TIMEOUT_S = 20.0
 """timeout of a reader that does not receive"""
-LEAVE_S = 3.0
+SHUTDOWN_S = 3.0
 """time to send the last frames when the server stops"""

@@ -12,9 +12,9 @@ The state is JSON of schema ``frames.SCHEMA``:
     links       "low-high" → open, opening or broken, and bytes sent over it
     rounds      "r.r" → replicas that meet
     recoveries  replica → its latest recovery, with its phases in seconds
-    slow        "class nodes" → what is slow: node, step, evidence, and the action against it
+    slow        "class nodes" → slow part: nodes, step, evidence, and the action against it
     caption     the current caption
-    over        how the run ended
+    over        outcome of the run; empty before its end
 
 The log does not record where microbatches are within a step; the page animates them along ``routes``.
 """
@@ -33,33 +33,43 @@ from planaria.pipeline.routing import ROUTINGS, routes, routes_vary, skip_stages
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.frames import SCHEMA, Json, StateChange, apply_patch, difference
 from planaria.report.live_page.page_state import PageState
-from planaria.report.membership import Membership
 from planaria.report.observe.tally import RunTally, SlowVerdict, SlowVerdicts
 from planaria.report.run.event_lines import Narrator
 from planaria.report.run.naming import Naming
 from planaria.report.run.recovery_timing import RecoveryTiming
-from planaria.report.run.verdict_lines import line as verdict_line
+from planaria.report.run.slowness_lines import slowness_line
+from planaria.report.worker_assignments import Membership
 
 PHASES: dict[type, str] = {
-    d.RunStep: "step", d.Commit: "commit", d.Form: "link", d.Save: "save", d.Replan: "replan", d.Disband: "left",
+    d.RunStep: "step", d.Commit: "commit", d.Form: "link", d.Save: "save", d.Replan: "replan", d.Disband: "vacated",
     d.ReplicaRestarted: "wait", d.Unrecoverable: "cannot",
 }  # fmt: skip
 """decision about a replica → phase that it starts"""
+MAX_RECOVERY_CHECKS = 200
+"""maximum routine facts after the last non-routine one within which a recovery can complete"""
+REPLACED_PARTS = ("nodes", "workers", "machines", "links", "replicas", "rounds", "recoveries", "run", "slow")
+"""parts of the state that a non-routine frame replaces as a whole"""
+INVISIBLE_FACTS: set[type] = {
+    e.StageCommitted, e.StageCopied, e.StageSaved, e.UpdateReceived, e.UpdatesWeighted, e.MessageCompressed,
+    e.RoundApplied, ResultsSent, RoundLate, CloseRound, e.RoundWaitExpired, e.GraceExpired, d.DrawGroups,
+    d.OpenPrefetchLinks, e.RetryDue, e.IntervalChosen, d.Discard,
+}  # fmt: skip
+"""facts that change nothing visible"""
 
 
 class LogFold:
     """Folds a run's log in order; ``state`` is the page's current state."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.state: Json = {"schema": SCHEMA, "run": _run(config)}
+        self.state: Json = {"schema": SCHEMA, "run": _run_summary(config)}
         self._config = config
         self._narrator = Narrator()
         self.members = self._narrator.members
-        self._scene = PageState(self.members)
+        self._page_state = PageState(self.members)
         self._captions = Captions(self.members, config.pipeline.microbatches)
         self.tally = RunTally()
         self._routes = MicrobatchRoutes(config, self.members)
-        self._looks = 0
+        self._recovery_checks = 0
         """remaining routine facts that can complete a recovery"""
         self._number = 0
         self._origin = 0.0
@@ -69,55 +79,57 @@ class LogFold:
         self.latest = 0.0
         """clock time of the newest fact"""
 
-    def opening(self) -> StateChange:
+    def initial_frame(self) -> StateChange:
         """Return the initial frame."""
         return StateChange(0, 0.0, self.state, routine=False)
 
-    def take(self, t: float, entry: LogItem) -> StateChange | None:
+    def apply(self, t: float, entry: LogItem) -> StateChange | None:
         """Return the frame of a fact at clock time ``t``; None if it changes nothing visible."""
         if isinstance(entry, e.RunStarted):
             self._end = self.seconds(self.latest) if self._number else 0.0
             self._origin = t
         self.latest = max(self.latest, t) if not isinstance(entry, e.RunStarted) else t
         if isinstance(entry, StepMetric | ValidationMetric):
-            self.tally.take_metric(entry)
-            return self._frame(t, {"loss": _loss(entry)} if isinstance(entry, StepMetric) else _validation(entry))
+            self.tally.apply_metric(entry)
+            return self._frame(
+                t, {"loss": _loss_summary(entry)} if isinstance(entry, StepMetric) else _validation_summary(entry)
+            )
         if isinstance(entry, e.WorkReport):
-            return self._worked(t, entry)
-        return self._fact(t, entry)
+            return self._apply_work_report(t, entry)
+        return self._apply_fact(t, entry)
 
     def seconds(self, t: float) -> float:
         """Convert clock time to seconds of the run, without the time between its parts."""
         return self._end + max(0.0, t - self._origin)
 
-    def _fact(self, t: float, fact: e.Event | d.Decision) -> StateChange | None:
+    def _apply_fact(self, t: float, fact: e.Event | d.Decision) -> StateChange | None:
         holders = dict(self.members.holders)
         line = self._narrator.describe(t, fact)
-        left = [node for node, worker in holders.items() if self.members.holders.get(node) != worker]
-        self.tally.take(t, fact)
-        self._scene.take(fact)
-        caption = self._captions.caption(fact, left)
+        vacated = [node for node, worker in holders.items() if self.members.holders.get(node) != worker]
+        self.tally.apply(t, fact)
+        self._page_state.apply(fact)
+        caption = self._captions.caption(fact, vacated)
         patch: Json = {"caption": caption._asdict()} if caption else {}
         patch |= {"step": self.members.progress}
         if isinstance(fact, d.RunStep | d.Commit | e.StageReady):
-            return self._frame(t, patch | self._step(t, fact))
+            return self._frame(t, patch | self._step_changes(t, fact))
         if isinstance(fact, d.SlowPartFound | d.Cleared | d.HandOverSlowStage | d.Reroute | e.RunStarted):
-            patch |= {"slow": slow_shown(self.tally.verdicts, Naming(self.members.started))}
-        if type(fact) in QUIET:
+            patch |= {"slow": slow_summary(self.tally.verdicts, Naming(self.members.started))}
+        if type(fact) in INVISIBLE_FACTS:
             return None
-        after = self._all(t, fact) | patch
+        after = self._full_changes(t, fact) | patch
         story = {"step": line.step, "tone": line.tone, "text": line.text} if line else None
         return self._frame(t, after, story, routine=False)
 
-    def _worked(self, t: float, worked: e.WorkReport) -> StateChange | None:
-        self.tally.take_work_report(worked)
-        self._scene.take(worked)
-        patch: Json = {"links": self._scene.links()}
+    def _apply_work_report(self, t: float, worked: e.WorkReport) -> StateChange | None:
+        self.tally.apply_work_report(worked)
+        self._page_state.apply(worked)
+        patch: Json = {"links": self._page_state.links()}
         if worked.worker in self.state.get("workers", {}):
-            patch["workers"] = {worked.worker: self._scene.peak(worked.worker)}
-        return self._frame(t, patch | self._recovered())
+            patch["workers"] = {worked.worker: self._page_state.peak(worked.worker)}
+        return self._frame(t, patch | self._recovery_changes())
 
-    def _step(self, t: float, fact: d.RunStep | d.Commit | e.StageReady) -> Json:
+    def _step_changes(self, t: float, fact: d.RunStep | d.Commit | e.StageReady) -> Json:
         """Return the changes by a step's routine facts, which can complete a recovery."""
         if isinstance(fact, e.StageReady):
             node = self.members.node_of.get(fact.worker)
@@ -129,15 +141,15 @@ class LogFold:
         phase = "evaluate" if isinstance(fact, d.RunStep) and fact.mode == "evaluate" else PHASES[type(fact)]
         about: Json = {"phase": phase, "since": round(self.seconds(t), 4), "step": fact.step}
         if isinstance(fact, d.RunStep):
-            about |= {"done": [], "routes": self._routes.of(fact)}
-        return {"replicas": {str(fact.replica): about}} | self._recovered()
+            about |= {"done": [], "routes": self._routes.of_step(fact)}
+        return {"replicas": {str(fact.replica): about}} | self._recovery_changes()
 
-    def _all(self, t: float, fact: e.Event | d.Decision) -> Json:
-        """Return everything that a fact other than a step's routine may change."""
-        after = self._scene.snapshot() | {"replicas": self._replicas(t, fact), "rounds": self._meeting(fact)}
-        after |= self._recovered(routine=False)
+    def _full_changes(self, t: float, fact: e.Event | d.Decision) -> Json:
+        """Return all parts of the state that a non-routine fact may change."""
+        after = self._page_state.snapshot() | {"replicas": self._replicas(t, fact), "rounds": self._open_rounds(fact)}
+        after |= self._recovery_changes(routine=False)
         if isinstance(fact, e.RunStarted):
-            after |= {"over": "", "run": self.state["run"] | _started(fact), "recoveries": {}}
+            after |= {"over": "", "run": self.state["run"] | _start_summary(fact), "recoveries": {}}
         if isinstance(fact, d.Finish):
             after |= {"over": fact.outcome}
         if isinstance(fact, d.Seal):
@@ -145,12 +157,15 @@ class LogFold:
         return after
 
     def _replicas(self, t: float, fact: e.Event | d.Decision) -> Json:
-        members, shown = self.members, self.state.get("replicas", {})
+        members, replicas_before = self.members, self.state.get("replicas", {})
         if isinstance(fact, e.RunStarted):
-            shown = {}
-        known = {str(n): dict(shown.get(str(n), {"phase": "wait", "step": members.own_step(n)})) for n in members.live}
-        concerned, phase = _concerned(fact, self), PHASES.get(type(fact), "broken")
-        for number in concerned:
+            replicas_before = {}
+        known = {
+            str(n): dict(replicas_before.get(str(n), {"phase": "wait", "step": members.own_step(n)}))
+            for n in members.live
+        }
+        affected, phase = _affected_replicas(fact, self), PHASES.get(type(fact), "broken")
+        for number in affected:
             if (about := known.get(str(number))) is not None:
                 about |= {"phase": phase, "since": round(self.seconds(t), 4), "done": []}
         for name, about in known.items():
@@ -159,7 +174,7 @@ class LogFold:
                 about["step"] = fact.step
         return known
 
-    def _meeting(self, fact: e.Event | d.Decision) -> Json:
+    def _open_rounds(self, fact: e.Event | d.Decision) -> Json:
         """Return the current rounds by their members."""
         rounds: Json = dict(self.state.get("rounds", {})) if not isinstance(fact, e.RunStarted) else {}
         if isinstance(fact, d.BeginRound):
@@ -169,23 +184,23 @@ class LogFold:
             rounds = {name: meeting for name, meeting in rounds.items() if not lost & {*meeting["members"]}}
         return rounds
 
-    def _recovered(self, routine: bool = True) -> Json:
+    def _recovery_changes(self, routine: bool = True) -> Json:
         """Return the recoveries; nothing if a routine fact cannot change one."""
-        if routine and not self._looks:
+        if routine and not self._recovery_checks:
             return {}
         recoveries = {
-            str(n): recovery_shown(timing, self.seconds)
+            str(n): recovery_summary(timing, self.seconds)
             for n, timing in self.tally.latest.items()
             if timing.outcome != "handed over" or timing.nodes
         }
-        self._looks = self._looks - 1 if routine else LOOKS
+        self._recovery_checks = self._recovery_checks - 1 if routine else MAX_RECOVERY_CHECKS
         if all("ended" in recovery for recovery in recoveries.values()):
-            self._looks = 0
+            self._recovery_checks = 0
         return {"recoveries": recoveries}
 
     def _frame(self, t: float, updates: Json, line: Json | None = None, routine: bool = True) -> StateChange | None:
         """Return the frame that updates these parts of the state."""
-        replaced = () if routine else WHOLE
+        replaced = () if routine else REPLACED_PARTS
         before = {name: self.state.get(name, {}) for name in updates}
         after = {
             name: apply_patch(before[name], value) if isinstance(value, dict) and name not in replaced else value
@@ -199,19 +214,7 @@ class LogFold:
         return StateChange(self._number, self.seconds(t), patch, line, routine)
 
 
-LOOKS = 200
-"""routine facts after the last other one within which a recovery completes"""
-WHOLE = ("nodes", "workers", "machines", "links", "replicas", "rounds", "recoveries", "run", "slow")
-"""parts of the state that a non-routine frame replaces as a whole"""
-QUIET: set[type] = {
-    e.StageCommitted, e.StageCopied, e.StageSaved, e.UpdateReceived, e.UpdatesWeighted, e.MessageCompressed,
-    e.RoundApplied, ResultsSent, RoundLate, CloseRound, e.RoundWaitExpired, e.GraceExpired, d.DrawGroups,
-    d.OpenPrefetchLinks, e.RetryDue, e.IntervalChosen, d.Discard,
-}  # fmt: skip
-"""facts that change nothing visible"""
-
-
-def _concerned(fact: e.Event | d.Decision, story: LogFold) -> list[int]:
+def _affected_replicas(fact: e.Event | d.Decision, story: LogFold) -> list[int]:
     """Return the replicas whose phase a fact changes."""
     if isinstance(fact, d.Form | d.Save | d.Replan | d.Disband | d.ReplicaRestarted | d.Unrecoverable):
         return [fact.replica]
@@ -225,13 +228,13 @@ def _members(numbers: list[int]) -> str:
     return ".".join(map(str, numbers))
 
 
-def _loss(metric: StepMetric) -> Json:
+def _loss_summary(metric: StepMetric) -> Json:
     each = {str(replica): _finite(loss) for replica, loss in metric.losses.items()}
     point: Json = {"step": metric.step, "value": _finite(metric.loss), "tokens_per_s": round(metric.tokens_per_s, 1)}
     return point | ({"each": each} if each else {})
 
 
-def _validation(metric: ValidationMetric) -> Json:
+def _validation_summary(metric: ValidationMetric) -> Json:
     return {"validation": {"step": metric.step, "value": _finite(metric.val_loss)}}
 
 
@@ -240,7 +243,7 @@ def _finite(value: float) -> float | str:
     return round(value, 5) if abs(value) < float("inf") else str(value)
 
 
-def _run(config: RunConfig) -> Json:
+def _run_summary(config: RunConfig) -> Json:
     return {
         "name": config.name,
         "engine": config.engine,
@@ -253,21 +256,21 @@ def _run(config: RunConfig) -> Json:
     }
 
 
-def _started(fact: e.RunStarted) -> Json:
+def _start_summary(fact: e.RunStarted) -> Json:
     return {"steps": fact.steps, "stages": fact.stages, "replicas": fact.replicas, "first_step": fact.first_step}
 
 
-def slow_shown(verdicts: SlowVerdicts, naming: Naming) -> Json:
-    """Return what is slow by class and nodes, earliest first, each with the log's sentence about it."""
+def slow_summary(verdicts: SlowVerdicts, naming: Naming) -> Json:
+    """Return slow parts by class and nodes, earliest first, each with the log's sentence about it."""
     by_step = sorted(verdicts.current.items(), key=lambda item: item[1].blamed.step)
     return {
-        f"{fault} {'-'.join(map(str, nodes))}": _verdict_shown(verdict, naming) for (fault, nodes), verdict in by_step
+        f"{fault} {'-'.join(map(str, nodes))}": _verdict_summary(verdict, naming) for (fault, nodes), verdict in by_step
     }
 
 
-def _verdict_shown(verdict: SlowVerdict, naming: Naming) -> Json:
+def _verdict_summary(verdict: SlowVerdict, naming: Naming) -> Json:
     blamed = verdict.blamed
-    label, _, evidence = verdict_line(blamed, naming).partition(": ")
+    label, _, evidence = slowness_line(blamed, naming).partition(": ")
     summary: Json = {
         "class": blamed.fault,
         "replica": blamed.replica,
@@ -277,7 +280,7 @@ def _verdict_shown(verdict: SlowVerdict, naming: Naming) -> Json:
         "what": label,
         "evidence": evidence,
     }
-    return summary | ({} if verdict.action is None else {"action": verdict_line(verdict.action, naming)})
+    return summary | ({} if verdict.action is None else {"action": slowness_line(verdict.action, naming)})
 
 
 class MicrobatchRoutes:
@@ -289,11 +292,11 @@ class MicrobatchRoutes:
         self._fixed = routes(config, 0) if self._shipped and not routes_vary(config) else None
         """routes over stages, if they are the same in every step"""
 
-    def of(self, run: d.RunStep) -> list[list[int]]:
+    def of_step(self, run: d.RunStep) -> list[list[int]]:
         """Return a route per microbatch of the step, from its first node and back to it.
 
-        The log's routes are used for custom routings, since a log must not choose what is imported, and if the recipe
-        has another number of stages than this part of the run.
+        The log's routes are used for custom routings, since a log must not choose what is imported, and if the recipe's
+        number of stages differs from that of this part of the run.
         """
         started, config = self._members.started, self._config
         if started is None:
@@ -316,7 +319,7 @@ class MicrobatchRoutes:
         return [nodes[0] for nodes in started.nodes(replica)]
 
 
-def recovery_shown(timing: RecoveryTiming, seconds: Callable[[float], float]) -> Json:
+def recovery_summary(timing: RecoveryTiming, seconds: Callable[[float], float]) -> Json:
     """Return a recovery with the durations of its completed phases.
 
     ``seconds`` converts a clock time to seconds of the run. Phases:
@@ -339,7 +342,7 @@ def recovery_shown(timing: RecoveryTiming, seconds: Callable[[float], float]) ->
         "nodes": list(timing.nodes),
         "workers": list(timing.workers),
         "causes": list(timing.causes),
-        "heirs": {str(node): worker for node, worker in timing.new_workers.items()},
+        "new_workers": {str(node): worker for node, worker in timing.new_workers.items()},
         "step": timing.step,
         "outcome": timing.outcome,
         "attempts": timing.attempts,

@@ -1,6 +1,6 @@
 """Nodes, workers, machines and links as the live page shows them.
 
-Assignments and statuses come from ``report/membership.py``; this adds pending states, injected faults and traffic.
+Assignments and statuses come from ``report/worker_assignments.py``; this adds pending states, faults and traffic.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from planaria.control.facts import events as e
 from planaria.control.state.roster import identity_order
 from planaria.report.live_page.frames import Json
 from planaria.report.live_page.limits import MAX_LOST
-from planaria.report.membership import Membership
+from planaria.report.worker_assignments import Membership
 
-STRIKING = {
+SILENCING_FAULTS = {
     "SIGKILL": "killed",
     "kill": "killed",
     "SIGSTOP": "frozen",
@@ -46,7 +46,7 @@ class PageState:
         """lost workers, in order"""
         self._lost = 0
 
-    def take(self, fact: e.Event | d.Decision | e.WorkReport) -> None:
+    def apply(self, fact: e.Event | d.Decision | e.WorkReport) -> None:
         """Process a fact."""
         match fact:
             case e.RunStarted():
@@ -57,52 +57,52 @@ class PageState:
                 self._facts[fact.worker] = {"incarnation": fact.incarnation, "pid": fact.pid}
                 self._facts[fact.worker] |= {"device": fact.device} if fact.device else {}
             case e.WorkerLeaving():
-                self._about(fact.worker)["leaving"] = True
+                self._facts_of(fact.worker)["leaving"] = True
             case d.ExcludeMember():
                 for worker in fact.workers:
-                    self._about(worker)["excluded"] = True
+                    self._facts_of(worker)["excluded"] = True
             case e.WorkerLost():
-                self._about(fact.worker)["cause"] = fact.cause
+                self._facts_of(fact.worker)["cause"] = fact.cause
                 self._lost += fact.worker not in self._members.released | self._members.unstarted
                 self._deaths = [*(w for w in self._deaths if w != fact.worker), fact.worker]
             case e.FaultInjected():
-                self._struck(fact)
+                self._apply_fault(fact)
             case e.HostJoined():
                 self._machines[fact.host] = fact.detail
             case e.HostLeft():
                 self._machines.pop(fact.host, None)
             case d.Form():
-                self._formed(fact)
+                self._apply_form(fact)
             case e.Linked():
-                self._linked(fact)
+                self._apply_linked(fact)
             case e.EdgeBroken() if fact.generation == self._members.generation.get(self._members.replica(fact.node)):
                 self._links.setdefault(self._members.replica(fact.node), {})[_pair(fact.node, fact.peer)] = "broken"
             case d.Disband():
                 self._links.pop(fact.replica, None)
             case e.WorkReport():
-                self._worked(fact)
+                self._apply_work_report(fact)
 
-    def _about(self, worker: str) -> Json:
+    def _facts_of(self, worker: str) -> Json:
         return self._facts.setdefault(worker, {})
 
-    def _struck(self, fault: e.FaultInjected) -> None:
-        about = self._about(fault.worker)
-        about.pop("struck", None)
-        if fault.signal in STRIKING:
-            about["struck"] = STRIKING[fault.signal]
+    def _apply_fault(self, fault: e.FaultInjected) -> None:
+        facts = self._facts_of(fault.worker)
+        facts.pop("fault", None)
+        if fault.signal in SILENCING_FAULTS:
+            facts["fault"] = SILENCING_FAULTS[fault.signal]
 
-    def _formed(self, form: d.Form) -> None:
+    def _apply_form(self, form: d.Form) -> None:
         awaited: dict[int, d.Source] = {m.node: m.source for m in form.members if not isinstance(m.source, d.Keep)}
         for worker in form.holders.values():
-            if self._about(worker).get("struck") == "cut":  # it gets new connections
-                del self._facts[worker]["struck"]
+            if self._facts_of(worker).get("fault") == "cut":  # it gets new connections
+                del self._facts[worker]["fault"]
         others = {n: source for n, source in self.source.items() if self._members.replica(n) != form.replica}
         self.source = others | awaited
         before = self._links.get(form.replica, {})
         names = [_pair(link.low, link.high) for link in form.links]
         self._links[form.replica] = {name: "open" if before.get(name) == "open" else "opening" for name in names}
 
-    def _linked(self, linked: e.Linked) -> None:
+    def _apply_linked(self, linked: e.Linked) -> None:
         replica = self._members.replica(linked.node)
         if linked.generation != self._members.generation.get(replica):
             return
@@ -112,11 +112,11 @@ class PageState:
             {name: "open" for name in links if str(linked.node) in name.split("-") and links[name] != "broken"}
         )
 
-    def _worked(self, worked: e.WorkReport) -> None:
+    def _apply_work_report(self, worked: e.WorkReport) -> None:
         self._sent.update({_pair(worked.node, peer): sent for peer, sent in worked.sent_bytes.items()})
-        about = self._about(worked.worker)
+        facts = self._facts_of(worked.worker)
         peaks = {"peak": worked.peak_bytes, "device_peak": worked.device_peak_bytes}
-        about |= {name: most for name, peak in peaks.items() if (most := max(peak, about.get(name, 0)))}
+        facts |= {name: peak_bytes for name, peak in peaks.items() if (peak_bytes := max(peak, facts.get(name, 0)))}
 
     # ---- the shown state
 
@@ -124,7 +124,7 @@ class PageState:
         """Return nodes, workers, machines and links."""
         return {
             "nodes": {str(node): self._node(node) for node in self._nodes()},
-            "workers": {worker: self._worker(worker) for worker in self._present()},
+            "workers": {worker: self._worker(worker) for worker in self._shown_workers()},
             "machines": dict(self._machines),
             "links": self.links(),
             "lost": self._lost,
@@ -132,10 +132,10 @@ class PageState:
 
     def links(self) -> Json:
         """Return state and, if known, bytes of every edge of the current generations."""
-        state_of = {name: how for links in self._links.values() for name, how in links.items()}
+        state_of = {name: state for links in self._links.values() for name, state in links.items()}
         return {
-            name: {"state": how} | ({"bytes": self._sent[name]} if name in self._sent else {})
-            for name, how in state_of.items()
+            name: {"state": state} | ({"bytes": self._sent[name]} if name in self._sent else {})
+            for name, state in state_of.items()
         }
 
     def peak(self, worker: str) -> Json:
@@ -165,7 +165,7 @@ class PageState:
             summary |= {"by": source.by, "donors": source.donors}
         return summary
 
-    def _present(self) -> list[str]:
+    def _shown_workers(self) -> list[str]:
         """Return the workers to show: living, starting, and the last ones lost."""
         members = self._members
         lost = [worker for worker in self._deaths if worker in members.lost][-MAX_LOST:]

@@ -15,19 +15,19 @@ from planaria.control.facts.events import RunStarted
 from planaria.control.log.logs import EVENTS, IN_MEMORY, LogFollower, LogItem
 from planaria.control.log.run_record import REPORTS
 from planaria.report.live_page.frames import Frames, Json, StateChange
-from planaria.report.live_page.limits import BATCH, POLL_S, QUIET_S, READY_S
+from planaria.report.live_page.limits import KEEP_ALIVE_S, MAX_BATCH, POLL_S, READY_S
 from planaria.report.live_page.log_fold import LogFold
 from planaria.report.live_page.source import LogSource, age_s
 from planaria.report.observe.tally import RunTally
 
-AT_ONCE = 2_000
-"""facts folded before watchers are notified"""
-OF_PARTS = (
+MAX_FACTS = 2_000
+"""maximum facts folded before watchers are notified"""
+OTHER_SOURCES = (
     "planaria.swarm.report.swarm_source:SwarmSource",
     "planaria.lab.report.comparison_source:ComparisonSource",
 )
 """sources of other parts, imported only for folders without a run"""
-OTHERS = {"drill.json": "a drill's", "experts.json": "an ensemble's"}
+PAGELESS_FOLDERS = {"drill.json": "a drill's", "experts.json": "an ensemble's"}
 """file → kind of folder without a live page"""
 
 
@@ -39,16 +39,16 @@ class FolderFollower:
         self.folder, self.name = folder, name
         self.source: LogSource = source_of(folder)
         self.frames = Frames()
-        self.frames.add(self.source.opening())
+        self.frames.add(self.source.initial_frame())
         self.caught_up = False
-        """everything that existed at the start has been read"""
+        """whether everything that existed at the start has been read"""
         self.trouble = ""
         """reason for which reading stopped"""
         self.closing = False
-        """the server is stopping"""
+        """whether the server is stopping"""
         self.over = False
-        """no more frames will come"""
-        self._news = asyncio.Condition()
+        """whether no more frames will follow"""
+        self._changed = asyncio.Condition()
         self._version = 0
         """number of changes"""
         self._message = (-1, -1), b""
@@ -69,20 +69,20 @@ class FolderFollower:
         await self.notify()
 
     def _read(self) -> tuple[bool, bool]:
-        """Fold at most :data:`AT_ONCE` facts; return whether there were any, and whether there are more."""
+        """Fold at most :data:`MAX_FACTS` facts; return whether there were any, and whether there are more."""
         folded = 0
         try:
-            for frame in self.source.read(AT_ONCE):
+            for frame in self.source.read(MAX_FACTS):
                 folded += 1
                 if frame is not None:
                     self.frames.add(frame)
         except (UserError, OSError) as error:
             self.trouble = str(error)
             return True, False
-        return folded > 0, folded == AT_ONCE
+        return folded > 0, folded == MAX_FACTS
 
-    def gave_up(self, following: asyncio.Task[None]) -> None:
-        """Show watchers the internal error that ended ``following``, the reading of the log."""
+    def on_reading_failed(self, following: asyncio.Task[None]) -> None:
+        """Show watchers the internal error that ended the task ``following``, which reads the log."""
         error = None if following.cancelled() else following.exception()
         if error is not None:
             self.trouble = f"this page cannot follow it ({type(error).__name__}: {error})"
@@ -91,17 +91,17 @@ class FolderFollower:
     async def notify(self) -> None:
         """Wake all watchers."""
         self._version += 1
-        async with self._news:
-            self._news.notify_all()
+        async with self._changed:
+            self._changed.notify_all()
 
-    async def since(self, number: int) -> AsyncIterator[list[StateChange]]:
+    async def frames_since(self, number: int) -> AsyncIterator[list[StateChange]]:
         """Yield the frames after ``number`` in batches as they come; an empty batch marks other changes or idleness."""
         reported = -1
         while True:
-            version, some = self._version, self.frames.after(number, BATCH)
-            if some:
-                number = some[-1].number
-                yield some
+            version, frames = self._version, self.frames.after(number, MAX_BATCH)
+            if frames:
+                number = frames[-1].number
+                yield frames
             elif version != reported:
                 reported = version
                 yield []
@@ -109,18 +109,18 @@ class FolderFollower:
                 return
             else:
                 try:
-                    async with asyncio.timeout(QUIET_S), self._news:
+                    async with asyncio.timeout(KEEP_ALIVE_S), self._changed:
                         if self._version == version:
-                            await self._news.wait()
+                            await self._changed.wait()
                 except TimeoutError:
                     reported = -1
 
-    def message(self, some: list[StateChange]) -> bytes:
+    def message(self, frames: list[StateChange]) -> bytes:
         """Return frames as an event of a stream; the last one is cached, since current watchers share it."""
-        about = some[0].number, some[-1].number
-        if self._message[0] != about:
-            frames = ",".join(frame.text for frame in some)
-            self._message = about, f"id: {about[1]}\nevent: frames\ndata: [{frames}]\n\n".encode()
+        numbers = frames[0].number, frames[-1].number
+        if self._message[0] != numbers:
+            data = ",".join(frame.text for frame in frames)
+            self._message = numbers, f"id: {numbers[1]}\nevent: frames\ndata: [{data}]\n\n".encode()
         return self._message[1]
 
     @property
@@ -128,15 +128,15 @@ class FolderFollower:
         """Seconds since the last write."""
         return self.source.age_s
 
-    def unready(self) -> str:
-        """Return why no news of this run can be expected; empty if it can."""
+    def unready_reason(self) -> str:
+        """Return why no new frames of this run can be expected; empty if it can."""
         if self.trouble:
             return "its log is broken"
         if not self.source.began:
-            return "it has not begun"
+            return "it has not started"
         if over := self.source.state.get("over"):
             return f"it is over: {over}"
-        return f"no news for more than {READY_S:g} s" if self.age_s > READY_S else ""
+        return f"nothing new for more than {READY_S:g} s" if self.age_s > READY_S else ""
 
 
 def source_of(folder: Path) -> LogSource:
@@ -145,10 +145,12 @@ def source_of(folder: Path) -> LogSource:
     :raises UserError: if the folder is of a known kind without a page.
     """
     if not (folder / EVENTS).exists():
-        for name, label in OTHERS.items():
+        for name, kind_name in PAGELESS_FOLDERS.items():
             if (folder / name).exists():
-                raise UserError(f"{folder} is not a run's folder but {label}, which has no page; see its report.html")
-        for kind in map(resolve_name, OF_PARTS):
+                raise UserError(
+                    f"{folder} is not a run's folder but {kind_name}, which has no page; see its report.html"
+                )
+        for kind in map(resolve_name, OTHER_SOURCES):
             if kind.fits(folder):
                 source: LogSource = kind(folder)
                 return source
@@ -165,7 +167,7 @@ class RunSource:
         self.tally: RunTally | None = self._story.tally
         self.began = False
         self._reading: Iterator[tuple[float, LogItem]] | None = None
-        """news of the log that are not folded yet"""
+        """new facts of the log that have not been folded"""
 
     @property
     def state(self) -> Json:
@@ -175,16 +177,16 @@ class RunSource:
     def age_s(self) -> float:
         return age_s([self._folder / EVENTS])
 
-    def opening(self) -> StateChange:
-        return self._story.opening()
+    def initial_frame(self) -> StateChange:
+        return self._story.initial_frame()
 
-    def read(self, most: int) -> Iterator[StateChange | None]:
+    def read(self, limit: int) -> Iterator[StateChange | None]:
         """Yield frames; per-stage reports are skipped while the log is far ahead, so that long ones open in seconds."""
         if self._reading is None:
             self._reading = self._log.more(REPORTS if self._log.ahead > IN_MEMORY else frozenset())
-        for _ in range(most):
+        for _ in range(limit):
             if (entry := next(self._reading, None)) is None:
                 self._reading = None
                 return
             self.began = self.began or isinstance(entry[1], RunStarted)
-            yield self._story.take(*entry)
+            yield self._story.apply(*entry)

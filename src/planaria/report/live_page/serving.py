@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from planaria.common.errors import UserError
 from planaria.report.live_page.guard import Guard, Guarded
-from planaria.report.live_page.limits import ASK_S, LARGEST_HEAD, LEAVE_S, MAX_CONNECTIONS, STUCK_S
+from planaria.report.live_page.limits import MAX_CONNECTIONS, MAX_HEAD, REQUEST_TIMEOUT_S, SEND_TIMEOUT_S, SHUTDOWN_S
 
 
 class BoundedConnection(H11Protocol):
@@ -24,14 +24,14 @@ class BoundedConnection(H11Protocol):
     block the server.
     """
 
-    _asked: asyncio.TimerHandle | None = None
-    _stuck: asyncio.TimerHandle | None = None
+    _request_timer: asyncio.TimerHandle | None = None
+    _send_timer: asyncio.TimerHandle | None = None
     _idle_since = 0.0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._idle_since = self.loop.time()
-        self._asked = self.loop.call_later(ASK_S, self._drop_idle)
+        self._request_timer = self.loop.call_later(REQUEST_TIMEOUT_S, self._drop_idle)
         if len(self.connections) > MAX_CONNECTIONS:
             idle = (c for c in self.connections if isinstance(c, BoundedConnection) and c.idle)
             oldest = min(idle, key=lambda c: c._idle_since)
@@ -44,23 +44,23 @@ class BoundedConnection(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no complete request is being answered."""
+        """True if no complete request is being answered."""
         return self.cycle is None or bool(self.cycle.response_complete)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for timer in (self._asked, self._stuck):
+        for timer in (self._request_timer, self._send_timer):
             if timer is not None:
                 timer.cancel()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stuck = self.loop.call_later(STUCK_S, self.transport.abort)
+        self._send_timer = self.loop.call_later(SEND_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._stuck is not None:
-            self._stuck.cancel()
+        if self._send_timer is not None:
+            self._send_timer.cancel()
 
     def _drop_idle(self) -> None:
         if self.cycle is None:
@@ -116,8 +116,8 @@ class Server(uvicorn.Server):
             access_log=False,
             log_level="critical",
             server_header=False,
-            h11_max_incomplete_event_size=LARGEST_HEAD,
-            timeout_graceful_shutdown=int(LEAVE_S),
+            h11_max_incomplete_event_size=MAX_HEAD,
+            timeout_graceful_shutdown=int(SHUTDOWN_S),
         )
         super().__init__(config)
         self._page = page
@@ -132,7 +132,7 @@ class Server(uvicorn.Server):
         except SystemExit:
             where = f"{self._address.host}:{self._address.port}"
             raise UserError(
-                f"{where}: cannot listen at this address; give another, or port 0 for any free one"
+                f"{where}: cannot listen at this address; use another one, or port 0 for any free port"
             ) from None
         port = self.servers[0].sockets[0].getsockname()[1]
         self._guarded.guard = Guard(self._token, self._address.hosts(port), f"planaria-{port}")
@@ -142,15 +142,15 @@ class Server(uvicorn.Server):
         await self._page.end()
         await super().shutdown(sockets)
 
-    def until_closed(self, file: int) -> None:
+    def stop_at_end_of(self, file: int) -> None:
         """Stop at the end of this file, a pipe from the parent process."""
 
-        def look() -> None:
+        def check_closed() -> None:
             if not os.read(file, 1 << 10):
                 self.should_exit = True
                 asyncio.get_running_loop().remove_reader(file)
 
-        asyncio.get_running_loop().add_reader(file, look)
+        asyncio.get_running_loop().add_reader(file, check_closed)
 
 
 def serve(server: Server, closed: int | None = None) -> None:
@@ -158,7 +158,7 @@ def serve(server: Server, closed: int | None = None) -> None:
 
     async def run() -> None:
         if closed is not None:
-            server.until_closed(closed)
+            server.stop_at_end_of(closed)
         await server.serve()
 
     asyncio.run(run())

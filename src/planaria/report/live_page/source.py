@@ -16,7 +16,7 @@ class LogSource(Protocol):
     """Reads files as they grow; finished ones work the same way."""
 
     began: bool
-    """there is something to show"""
+    """whether there is something to show"""
     tally: RunTally | None
     """totals of a run for ``/metrics``; None for others"""
 
@@ -28,11 +28,11 @@ class LogSource(Protocol):
     def age_s(self) -> float:
         """Seconds since the last write; infinite without any."""
 
-    def opening(self) -> StateChange:
+    def initial_frame(self) -> StateChange:
         """Return the initial frame."""
 
-    def read(self, most: int) -> Iterator[StateChange | None]:
-        """Yield a frame for each of the next ``most`` facts, None if it changes nothing; end when there are no more.
+    def read(self, limit: int) -> Iterator[StateChange | None]:
+        """Yield a frame for each of the next ``limit`` facts, None if it changes nothing; end when there are no more.
 
         :raises UserError: if the files cannot be read.
         """
@@ -58,10 +58,10 @@ class FolderSource(ABC):
     def age_s(self) -> float:
         return age_s(self._files())
 
-    def opening(self) -> StateChange:
+    def initial_frame(self) -> StateChange:
         return StateChange(0, 0.0, self.state, routine=False)
 
-    def _change(
+    def _update(
         self, when: float, updates: Mapping[str, object], line: tuple[int, str, str] | None = None
     ) -> StateChange | None:
         """Set these parts of the state at Unix time ``when``; return the frame, or None if nothing changed.

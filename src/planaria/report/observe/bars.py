@@ -18,7 +18,7 @@ from rich.text import Text
 
 from planaria.planner.search import SearchBudget, SearchResult
 
-BETWEEN_S = 5.0
+MIN_INTERVAL_S = 5.0
 """minimum time between two lines of a count"""
 
 
@@ -149,7 +149,7 @@ class SurveyProgress(BarDisplay):
 
 
 class CountProgress(BarDisplay):
-    """Progress of work in parts. Without a terminal, prints every :data:`BETWEEN_S`."""
+    """Progress of work in parts. Without a terminal, prints every :data:`MIN_INTERVAL_S`."""
 
     def __init__(self, label: str, unit: str, total: int, stream: TextIO | None = None) -> None:
         """``stream`` defaults to standard error, since results go to standard output."""
@@ -164,10 +164,10 @@ class CountProgress(BarDisplay):
     def __enter__(self) -> Self:
         return self._begin(self._label, self._total)
 
-    def done(self, count: int = 1) -> None:
-        """Count ``count`` further parts as done."""
+    def advance(self, count: int = 1) -> None:
+        """Count ``count`` more parts as done."""
         self._done += count
-        if not self._update(self._done, self._label) and time.monotonic() - self._printed >= BETWEEN_S:
+        if not self._update(self._done, self._label) and time.monotonic() - self._printed >= MIN_INTERVAL_S:
             self._printed = time.monotonic()
             self._print(f"{self._label}: {self._done}/{self._total} {self._unit}")
 
@@ -180,15 +180,15 @@ class JobsProgress(BarDisplay):
         super().__init__(*columns(count), quiet=quiet, stream=stream, transient=True)
         self._tasks: list[TaskID] = []
 
-    def note(self, line: str) -> None:
+    def print_note(self, line: str) -> None:
         """Print a line."""
         self._print(line)
 
-    def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+    def on_progress(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
         """Show progress: ``reached`` of all ``steps``, and (reached, steps) of each job in ``running``."""
         if self._bar is None:
             return
-        lines = {title: (reached, steps)} | {f"  {name}": how for name, how in running.items()}
+        lines = {title: (reached, steps)} | {f"  {name}": counts for name, counts in running.items()}
         for index in range(len(lines), len(self._tasks)):
             self._bar.update(self._tasks[index], visible=False)
         for index, (description, (completed, total)) in enumerate(lines.items()):

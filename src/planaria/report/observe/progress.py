@@ -13,7 +13,7 @@ from planaria.control.facts.decisions import Decision, Form
 from planaria.control.facts.events import Event, RunStarted
 from planaria.control.log.run_record import Metric, StepMetric
 from planaria.report.observe.bars import columns
-from planaria.report.phrases import counted
+from planaria.report.phrases import format_count
 from planaria.report.run.event_lines import EventLine, Narrator, Tone
 
 STYLES: dict[Tone, str] = {
@@ -114,7 +114,7 @@ class Progress(NoProgress):
     def _summary(self) -> list[str]:
         """Return the newest numbers, the most important first."""
         members = self._members
-        workers = f"{len(members.holders)} workers, {counted(members.spares, 'spare')}" if members.alive else ""
+        workers = f"{len(members.holders)} workers, {format_count(members.spares, 'spare')}" if members.alive else ""
         order = (self._numbers.get(name) for name in ("loss", "validation", "speed"))
         return [text for text in (*order, workers) if text]
 

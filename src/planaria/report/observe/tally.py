@@ -11,7 +11,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import Metric, ValidationMetric
 from planaria.report.run.naming import Naming
-from planaria.report.run.recovery_fold import Recoveries
+from planaria.report.run.recoveries import RecoveryFold
 from planaria.report.run.recovery_timing import RecoveryTiming
 
 RECOVERY_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -61,28 +61,28 @@ class SlowVerdicts:
         self.actions: Counter[str] = Counter()
         """number of actions by kind: hand_over_slow_stage, reroute"""
 
-    def take(self, fact: e.Event | d.Decision) -> None:
+    def apply(self, fact: e.Event | d.Decision) -> None:
         """Process a fact; the start of a run or of its resumption clears all verdicts."""
         match fact:
             case e.RunStarted():
                 self.current = {}
             case d.SlowPartFound():
-                self.current[_key(fact)] = SlowVerdict(fact)
+                self.current[_verdict_key(fact)] = SlowVerdict(fact)
                 self.blamed[fact.fault] += 1
             case d.Cleared():
-                self.current.pop(_key(fact), None)
+                self.current.pop(_verdict_key(fact), None)
             case d.HandOverSlowStage():
-                self._act(fact, [key for key in self.current if "link" not in key[0] and fact.node in key[1]])
+                self._record_action(fact, [key for key in self.current if "link" not in key[0] and fact.node in key[1]])
             case d.Reroute():
-                self._act(fact, [key for key in self.current if key[0] == "slow link"])
+                self._record_action(fact, [key for key in self.current if key[0] == "slow link"])
 
-    def _act(self, action: d.HandOverSlowStage | d.Reroute, keys: list[Key]) -> None:
+    def _record_action(self, action: d.HandOverSlowStage | d.Reroute, keys: list[Key]) -> None:
         self.actions[action.kind] += 1
         for key in keys:
             self.current[key] = replace(self.current[key], action=action)
 
 
-def _key(fact: d.SlowPartFound | d.Cleared) -> Key:
+def _verdict_key(fact: d.SlowPartFound | d.Cleared) -> Key:
     return fact.fault, tuple(fact.nodes)
 
 
@@ -93,8 +93,8 @@ class RunTally:
     """
 
     def __init__(self, naming: Naming | None = None) -> None:
-        """``naming``: names of a complete log, whose work reports are processed before its facts."""
-        self._naming, self._fold = naming, Recoveries(remembers=naming is not None)
+        """:param naming: names of a complete log, whose work reports are processed before its facts"""
+        self._naming, self._fold = naming, RecoveryFold(keep_reports=naming is not None)
         self.members = self._fold.members
         self.loss: float | None = None
         """loss of the last step, nats per token"""
@@ -118,7 +118,7 @@ class RunTally:
         self.checkpoint: int | None = None
         """step of the newest sealed checkpoint"""
         self.outcome = ""
-        """how the run ended"""
+        """outcome of the run; empty before its end"""
         self.committed_at: float | None = None
         """Unix time of the last commit"""
         self.verdicts = SlowVerdicts()
@@ -126,10 +126,10 @@ class RunTally:
         self._epoch = 0.0
         """Unix time at which the monotonic clock was 0"""
 
-    def take(self, t: float, fact: e.Event | d.Decision) -> list[RecoveryTiming]:
+    def apply(self, t: float, fact: e.Event | d.Decision) -> list[RecoveryTiming]:
         """Process an event or decision at monotonic time ``t``; return the recoveries it completes."""
-        over = self._fold.take(t, fact)
-        self.verdicts.take(fact)
+        over = self._fold.apply(t, fact)
+        self.verdicts.apply(fact)
         match fact:
             case e.RunStarted():
                 self._epoch = fact.wall_time - t
@@ -157,21 +157,21 @@ class RunTally:
             case d.Finish():
                 self.outcome = fact.outcome
                 over += self._fold.close()
-        return self._count(over)
+        return self._count_recoveries(over)
 
-    def take_metric(self, metric: Metric) -> None:
+    def apply_metric(self, metric: Metric) -> None:
         """Process the metrics of a committed step or a validation."""
         if isinstance(metric, ValidationMetric):
             self.validation_loss = metric.val_loss
         else:
             self.loss, self.tokens_per_s = metric.loss, metric.tokens_per_s
 
-    def take_work_report(self, work: e.WorkReport) -> list[RecoveryTiming]:
+    def apply_work_report(self, work: e.WorkReport) -> list[RecoveryTiming]:
         """Process a work report; return the recoveries it completes."""
         replica = self._naming.replica if self._naming else self.members.replica
         for peer, sent in work.sent_bytes.items():
             self.sent["stages" if replica(peer) == replica(work.node) else "replicas"] += sent
-        return self._count(self._fold.take_work_report(work, replica(work.node)))
+        return self._count_recoveries(self._fold.apply_work_report(work, replica(work.node)))
 
     @property
     def steps(self) -> int:
@@ -206,7 +206,7 @@ class RunTally:
             "workers_lost": float(self.lost.total()),
         }
 
-    def _count(self, over: Iterable[RecoveryTiming]) -> list[RecoveryTiming]:
+    def _count_recoveries(self, over: Iterable[RecoveryTiming]) -> list[RecoveryTiming]:
         for timing in (over := list(over)):
             self.recoveries[timing.outcome] += 1
             if timing.total is not None:

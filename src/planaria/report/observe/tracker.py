@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pydantic import PrivateAttr
 
 from planaria.common.errors import missing_package
-from planaria.common.filesystems import is_url, shown
+from planaria.common.filesystems import is_url, without_password
 from planaria.config.registry import Choice
 from planaria.config.schema import RunConfig
 
@@ -27,7 +27,7 @@ class Tracker(Choice, ABC):
     """Receives a run's metrics; its fields are its options.
 
     All methods but :meth:`require` are called in a separate thread. After an error or a hang, the run continues without
-    the tracker (``report/observe/watch.py``).
+    the tracker (``report/observe/run_observer.py``).
     """
 
     former_members: ClassVar[Mapping[str, str]] = {"introduced": "identify"}
@@ -80,23 +80,27 @@ def settings(config: RunConfig) -> dict[str, Setting]:
 
     Secrets are replaced by ``***``; URLs lose user, password and query.
     """
-    return dict(_flat(config.model_dump(mode="json"), ""))
+    return dict(_flatten(config.model_dump(mode="json"), ""))
 
 
-def _flat(table: Mapping[str, Any], location: str) -> Iterator[tuple[str, Setting]]:
+def _flatten(table: Mapping[str, Any], location: str) -> Iterator[tuple[str, Setting]]:
     for key, value in table.items():
         name = f"{location}{key}"
         if value and not isinstance(value, bool) and _SECRETS.search(str(key)):
             yield name, SECRET
         elif isinstance(value, Mapping):
-            yield from _flat(value, f"{name}.")
+            yield from _flatten(value, f"{name}.")
         else:
-            yield name, _plain(value)
+            yield name, _plain_value(value)
 
 
-def _plain(value: Any) -> Setting:
+def _plain_value(value: Any) -> Setting:
     if isinstance(value, list):
-        return "[" + ", ".join(str(dict(_flat(v, "")) if isinstance(v, Mapping) else _plain(v)) for v in value) + "]"
+        return (
+            "["
+            + ", ".join(str(dict(_flatten(v, "")) if isinstance(v, Mapping) else _plain_value(v)) for v in value)
+            + "]"
+        )
     if isinstance(value, str) and is_url(value):
-        return re.sub(r"\?[^\s,]*", f"?{SECRET}", shown(value))
+        return re.sub(r"\?[^\s,]*", f"?{SECRET}", without_password(value))
     return value if isinstance(value, str | int | float | bool | None) else str(value)

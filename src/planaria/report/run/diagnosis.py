@@ -13,11 +13,12 @@ from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
 from planaria.control.state.gauges import DirectedPair, NodeGauge
 from planaria.report import page
+from planaria.report.phrases import format_seconds
 from planaria.report.run.naming import Naming, naming_of
-from planaria.report.run.verdict_lines import ms, sentence
+from planaria.report.run.slowness_lines import slow_part_sentence
 from planaria.report.theme import BLUE, PAPER, figure
 
-JUDGED = 24
+EFFECT_STEPS = 24
 """steps after an action over which its effect is measured"""
 FINDING_COLUMNS = ["from step", "to step", "what", "now", "at first", "elsewhere"]
 ACTION_COLUMNS = ["step", "what", "a step took", "predicted", "measured"]
@@ -86,7 +87,7 @@ def _diagnosis(record: RunRecord) -> Diagnosis:
                     before.with_report(fact) if before and same else NodeGauge(fact.worker, (fact,), (fact,))
                 )
                 for handover, seconds in zip(diagnosis.handovers, after, strict=True):
-                    if fact.stage == 0 and fact.steps < fact.step - handover.decision.step <= JUDGED:
+                    if fact.stage == 0 and fact.steps < fact.step - handover.decision.step <= EFFECT_STEPS:
                         seconds.append(fact.seconds / fact.steps)
     for handover, seconds in zip(diagnosis.handovers, after, strict=True):
         handover.measured_s = median(seconds) if seconds else None
@@ -97,18 +98,18 @@ def _diagnosis(record: RunRecord) -> Diagnosis:
 def summary_lines(record: RunRecord) -> Iterator[str]:
     """Yield a summary line per action and per slow worker or link, repeated findings combined."""
     diagnosed, naming = diagnosis_of(record), naming_of(record)
-    alike = dict[tuple[str, ...], list[SlownessFinding]]()
+    by_part = dict[tuple[str, ...], list[SlownessFinding]]()
     for finding in diagnosed.findings:
-        alike.setdefault((finding.blamed.fault, *map(str, finding.blamed.nodes)), []).append(finding)
-    for same in alike.values():
+        by_part.setdefault((finding.blamed.fault, *map(str, finding.blamed.nodes)), []).append(finding)
+    for same in by_part.values():
         until = "on" if same[-1].until is None else f"to {same[-1].until}"
         times = f"{len(same)} times " if len(same) > 1 else ""
-        label = sentence(same[0].blamed, naming).partition(":")[0]
+        label = slow_part_sentence(same[0].blamed, naming).partition(":")[0]
         yield f"slow          {times}from step {same[0].blamed.step} {until}: {label}"
     for handover in diagnosed.handovers:
-        after = "" if handover.measured_s is None else f", then {ms(handover.measured_s)}"
+        after = "" if handover.measured_s is None else f", then {format_seconds(handover.measured_s)}"
         handover_text = f"{naming.name([handover.decision.node])} handed over by {handover.decision.worker}"
-        before, predicted = ms(handover.decision.step_s), ms(handover.decision.predicted_s)
+        before, predicted = format_seconds(handover.decision.step_s), format_seconds(handover.decision.predicted_s)
         yield f"              {handover_text}: a step took {before}{after} ({predicted} predicted)"
 
 
@@ -118,19 +119,21 @@ def section(record: RunRecord) -> Iterator[str]:
     if not diagnosed.now:
         return
     measured = any(gauge.last.flows for gauge in diagnosed.now.values())
-    blocks = [page.chart(matrix(diagnosed, naming), "link-latency")] if measured else []
+    blocks = [page.chart(latency_figure(diagnosed, naming), "link-latency")] if measured else []
     if diagnosed.findings:
         rows = [
-            [f"{f.blamed.step}", "–" if f.until is None else f"{f.until}", sentence(f.blamed, naming).partition(":")[0],
-             ms(f.blamed.seconds), ms(f.blamed.initial_s),
-             ms(f.blamed.peer_median_s) if f.blamed.peer_median_s else "–"]
+            [f"{f.blamed.step}", "–" if f.until is None else f"{f.until}",
+             slow_part_sentence(f.blamed, naming).partition(":")[0],
+             format_seconds(f.blamed.seconds), format_seconds(f.blamed.initial_s),
+             format_seconds(f.blamed.peer_median_s) if f.blamed.peer_median_s else "–"]
             for f in diagnosed.findings
         ]  # fmt: skip
         blocks.append(page.table("slow", FINDING_COLUMNS, rows, numbers_from=3))
     if diagnosed.handovers:
         rows = [
             [f"{m.decision.step}", f"{naming.name([m.decision.node])} handed over by {m.decision.worker}",
-             ms(m.decision.step_s), ms(m.decision.predicted_s), "–" if m.measured_s is None else ms(m.measured_s)]
+             format_seconds(m.decision.step_s), format_seconds(m.decision.predicted_s),
+             "–" if m.measured_s is None else format_seconds(m.measured_s)]
             for m in diagnosed.handovers
         ]  # fmt: skip
         blocks += [page.subheading("Actions"), page.table("slowness-actions", ACTION_COLUMNS, rows, numbers_from=2)]
@@ -141,7 +144,7 @@ def section(record: RunRecord) -> Iterator[str]:
     yield page.section("Diagnosis", text if diagnosed.findings else f"Nothing was slow. {text}", *blocks)
 
 
-def matrix(diagnosis: Diagnosis, naming: Naming) -> go.Figure:
+def latency_figure(diagnosis: Diagnosis, naming: Naming) -> go.Figure:
     """Draw the last measured transfer times of activations, from node to node."""
     latency_ms: dict[DirectedPair, float] = {
         (peer, node): 1e3 * flow.low_s

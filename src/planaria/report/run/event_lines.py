@@ -9,12 +9,12 @@ from planaria.common.printing import printable
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
-from planaria.report.membership import Membership
-from planaria.report.phrases import counted, listed
+from planaria.report.phrases import format_count, join_names
 from planaria.report.run.naming import Naming, naming_of, replicas, stages
 from planaria.report.run.repeats import Repeats
 from planaria.report.run.round_history import RoundHistory, Rounds
-from planaria.report.run.verdict_lines import differing_replicas, line
+from planaria.report.run.slowness_lines import differing_replicas, slowness_line
+from planaria.report.worker_assignments import Membership
 
 Tone = Literal["fault", "slow", "loss", "recovery", "rollback", "relink", "note"]
 SIGNS: dict[Tone, str] = {
@@ -47,19 +47,19 @@ class EventLine(NamedTuple):
 
 
 class Narrator:
-    """Folds events and decisions into lines; ``members`` holds the current assignments."""
+    """Converts events and decisions to lines; ``members`` holds the current assignments."""
 
     def __init__(self) -> None:
         self.members = Membership()
         self._t = 0.0
-        self._left: list[int] = []
+        self._vacated: list[int] = []
         """nodes that the present fact leaves without a worker"""
         self._rounds = Rounds(self.members)
         self._naming = Naming()
         self._lost_at: dict[int, float] = {}
         self._broken: set[tuple[int, int]] = set()
         self._rebuilding: dict[int, d.Rebuild | d.Handover] = {}
-        self._refused: set[tuple[int, int, str]] = set()
+        self._rejected: set[tuple[int, int, str]] = set()
         """(replica, stage, reason) of rejected gradients, each shown once"""
         self._relinked: dict[int, tuple[set[str], str]] = {}
         """replica → workers whose new edges are not open yet, and the line to show once all are"""
@@ -67,16 +67,16 @@ class Narrator:
         """relays that do not answer"""
         self._repeats = Repeats()
         self._unequal: set[str] = set()
-        """lines on differing weights, each shown once although every save finds them"""
+        """lines on differing weights, each shown once, although every save finds them"""
         self._copies: dict[int, str] = {}
         """replica that is copied as a whole → text to show when that is done"""
 
     def describe(self, t: float, fact: e.Event | d.Decision) -> EventLine | None:
         """Process a fact; return its line, if any."""
         self._t = t
-        self._left = self.members.take(fact)
-        history = self._rounds.take(t, fact, self._left)
-        return self._line_of(fact) if history is None else self._round(history)
+        self._vacated = self.members.apply(fact)
+        history = self._rounds.apply(t, fact, self._vacated)
+        return self._line_of(fact) if history is None else self._round_line(history)
 
     @singledispatchmethod
     def _line_of(self, fact: e.Event | d.Decision) -> EventLine | None:
@@ -90,7 +90,7 @@ class Narrator:
 
     @_line_of.register
     def _on_finish(self, _: d.Finish) -> EventLine | None:
-        return self._line("note", rest) if (rest := self._repeats.rest()) else None
+        return self._line("note", rest) if (rest := self._repeats.suppressed()) else None
 
     @_line_of.register
     def _on_edge_broken(self, broken: e.EdgeBroken) -> EventLine | None:
@@ -99,16 +99,16 @@ class Narrator:
         replica = self._naming.replica(broken.node)
         self._broken.add(edge)
         if broken.relay:
-            return self._relay(broken.relay, broken.cause)
+            return self._relay_line(broken.relay, broken.cause)
         current = broken.generation == self.members.generation.get(replica)
         if replica not in self._relinked or not broken.cause or not current:
             return None
         whose = f" of replica {replica}" if self._naming.several else ""
         text = f"edge {self._naming.edge(*edge)}{whose} still broken: {broken.cause}"
-        shown = self._repeats.limit(self._t, f"broken edges{whose}", text)
-        return None if shown is None else self._line("loss", shown, replica)
+        text_to_show = self._repeats.limit(self._t, f"broken edges{whose}", text)
+        return None if text_to_show is None else self._line("loss", text_to_show, replica)
 
-    def _relay(self, relay: str, error: str) -> EventLine | None:
+    def _relay_line(self, relay: str, error: str) -> EventLine | None:
         """Return a line for a relay that does not answer, once."""
         if relay in self._silent:
             return None
@@ -118,12 +118,12 @@ class Narrator:
     @_line_of.register
     def _on_verdict(self, verdict: d.SlowPartFound | d.Cleared) -> EventLine | None:
         """Return a line for a verdict, unless verdicts of its kind repeat."""
-        shown = self._repeats.limit(self._t, f"{verdict.fault}: verdicts", line(verdict, self._naming))
-        return None if shown is None else self._line(SLOWNESS[verdict.kind], shown, verdict.replica)
+        text_to_show = self._repeats.limit(self._t, f"{verdict.fault}: verdicts", slowness_line(verdict, self._naming))
+        return None if text_to_show is None else self._line(SLOWNESS[verdict.kind], text_to_show, verdict.replica)
 
     @_line_of.register
     def _on_remedy(self, decision: d.HandOverSlowStage | d.Reroute) -> EventLine:
-        return self._line(SLOWNESS[decision.kind], line(decision, self._naming), decision.replica)
+        return self._line(SLOWNESS[decision.kind], slowness_line(decision, self._naming), decision.replica)
 
     @_line_of.register
     def _on_worker_lost(self, lost: e.WorkerLost) -> EventLine | None:
@@ -131,23 +131,23 @@ class Narrator:
             return None
         if lost.worker in self.members.released:
             return self._line("note", f"worker {lost.worker} left")
-        self._lost_at |= dict.fromkeys(self._left, self._t)
-        node = self._left[0] if self._left else None
+        self._lost_at |= dict.fromkeys(self._vacated, self._t)
+        node = self._vacated[0] if self._vacated else None
         detail = f" ({lost.detail})" if lost.detail else ""
         text = f"worker {lost.worker} ({self._role(node)}) lost: {CAUSES[lost.cause]}{detail}"
-        return self._line("loss", text, self._of(node))
+        return self._line("loss", text, self._replica_of(node))
 
     @_line_of.register
     def _on_form(self, form: d.Form) -> EventLine | None:
         replica = form.replica
-        self._dismiss(replica)
+        self._drop_pending(replica)
         rebuilt = {m.node: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
         self._rebuilding |= rebuilt | {m.node: m.source for m in form.members if isinstance(m.source, d.Handover)}
         donor_replicas = {self._naming.replica(donor) for source in rebuilt.values() for donor in source.donors}
         if len(rebuilt) == len(form.members) and replica not in donor_replicas:
             partly = any(isinstance(source, d.CatchUp) for source in rebuilt.values())
-            how = "received the rounds it missed from" if partly else "rebuilt as a copy of"
-            self._copies[replica] = f"{how} {replicas(donor_replicas)}"
+            manner = "received the rounds it missed from" if partly else "rebuilt as a copy of"
+            self._copies[replica] = f"{manner} {replicas(donor_replicas)}"
         broken = sorted(edge for edge in self._broken if replica in map(self._naming.replica, edge))
         self._broken.difference_update(broken)
         whose = f" of replica {replica}" if self._naming.several else ""
@@ -157,15 +157,15 @@ class Narrator:
         if form.outcome == "recalled":
             return self._line("rollback", f"{prefix}rolled back to the snapshot of step {form.step}", replica)
         if form.outcome == "skipping":
-            left_out = self._naming.name(self.members.vacant(replica))
-            return self._line("relink", f"no worker for {left_out} yet: training continues without")
+            vacant = self._naming.name(self.members.vacant(replica))
+            return self._line("relink", f"no worker for {vacant}: training continues without it")
         if form.outcome == "relinked":
             edges = ", ".join(self._naming.edge(low, high) for low, high in broken)
             text = f"broken edge {edges}{whose} replaced" if edges else f"edges{whose} replaced"
             self._relinked[replica] = {member.worker for member in form.members}, text
         return None
 
-    def _dismiss(self, replica: int) -> None:
+    def _drop_pending(self, replica: int) -> None:
         """Forget the replica's pending recoveries."""
         self._rebuilding = {
             node: source for node, source in self._rebuilding.items() if self._naming.replica(node) != replica
@@ -196,25 +196,26 @@ class Narrator:
             left = self._naming.nodes(replica) & self._rebuilding.keys()
             return None if left else self._line("recovery", f"replica {replica} {self._copies.pop(replica)}", replica)
         after = "" if lost_at is None else f" in {self._t - lost_at:.2f} s"
-        text = f"{self._naming.name([linked.node])} rebuilt in {linked.worker} {self._origin(replica, source)}{after}"
+        origin = self._source_clause(replica, source)
+        text = f"{self._naming.name([linked.node])} rebuilt in {linked.worker} {origin}{after}"
         return self._line("recovery", text, replica)
 
-    def _origin(self, replica: int, source: d.Rebuild) -> str:
+    def _source_clause(self, replica: int, source: d.Rebuild) -> str:
         others = {self._naming.replica(donor) for donor in source.donors} - {replica}
         if source.by == d.PEER and others:
             return f"from {replicas(others)}"
-        return f"from {self._naming.name(source.donors)} ({source.by})" if source.donors else f"anew ({source.by})"
+        return f"from {self._naming.name(source.donors)} ({source.by})" if source.donors else f"by {source.by}"
 
-    def _round(self, history: RoundHistory) -> EventLine | None:
+    def _round_line(self, history: RoundHistory) -> EventLine | None:
         """Return a line for a round with missing members; a replica drawn alone gets none."""
         if not history.missing:
             return None
         members, missing = replicas(history.contributors), replicas(history.missing)
-        why = "late or not received" if history.impatient else "absent"
-        if history.refused:
-            why = f"invalid update: {'; '.join(history.refused.values())}"
-        how = "alone" if history.alone else "together"
-        text = f"round {history.round}: {members} continued {how} without {missing} ({why})"
+        why = "late or not received" if history.timed_out else "absent"
+        if history.rejected:
+            why = f"invalid update: {'; '.join(history.rejected.values())}"
+        manner = "alone" if history.alone else "together"
+        text = f"round {history.round}: {members} continued {manner} without {missing} ({why})"
         return self._line("relink", text, history.members[0])
 
     @_line_of.register
@@ -233,7 +234,7 @@ class Narrator:
 
     @_line_of.register
     def _on_disband(self, disband: d.Disband) -> EventLine:
-        self._dismiss(disband.replica)
+        self._drop_pending(disband.replica)
         spares = ", ".join(disband.workers) if disband.workers else "none"
         text = f"replica {disband.replica} disbanded: {disband.reason}; spares now: {spares}"
         return self._line("loss", text, disband.replica)
@@ -242,11 +243,13 @@ class Narrator:
     def _on_fault_injected(self, fault: e.FaultInjected) -> EventLine:
         when = f", {fault.moment}" if fault.moment not in ("", "any") else ""
         text = f"{fault.signal} sent to worker {fault.worker} ({self._role(fault.node)}){when}"
-        return self._line("fault", text, self._of(fault.node))
+        return self._line("fault", text, self._replica_of(fault.node))
 
     @_line_of.register
     def _on_replanned(self, plan: e.Replanned) -> EventLine:
-        return self._line("relink", f"new plan for {counted(len(plan.nodes), 'node')}, found in {plan.seconds:.2f} s")
+        return self._line(
+            "relink", f"new plan for {format_count(len(plan.nodes), 'node')}, found in {plan.seconds:.2f} s"
+        )
 
     @_line_of.register
     def _on_worker_failed(self, failed: e.WorkerFailed) -> EventLine:
@@ -269,7 +272,7 @@ class Narrator:
 
     @_line_of.register
     def _on_workers_starting(self, starting: e.WorkersStarting) -> EventLine:
-        names = listed(starting.workers, 6)
+        names = join_names(starting.workers, 6)
         waiting = f"waiting for {names} to start, for {starting.waited_s:.0f} s; {starting.ready} others are ready"
         return self._line("note", f"{waiting}; a start may take {starting.limit_s:g} s (fleet.start_timeout_s)")
 
@@ -292,7 +295,7 @@ class Narrator:
 
     @_line_of.register
     def _on_relay_silent(self, silent: e.RelaySilent) -> EventLine | None:
-        return self._relay(silent.relay, silent.detail)
+        return self._relay_line(silent.relay, silent.detail)
 
     @_line_of.register
     def _on_relay_answers(self, answers: e.RelayAnswers) -> EventLine:
@@ -301,7 +304,7 @@ class Narrator:
 
     @_line_of.register
     def _on_host_joined(self, joined: e.HostJoined) -> EventLine:
-        workers = counted(joined.workers, "worker")
+        workers = format_count(joined.workers, "worker")
         return self._line("note", f"machine {joined.host} ({joined.detail}) joined with {workers}")
 
     @_line_of.register
@@ -324,17 +327,17 @@ class Narrator:
     @_line_of.register
     def _on_update_rejected(self, fact: e.UpdateRejected) -> EventLine | None:
         """Return a line for a rejected gradient, once; rejections in rounds are shown when these are settled."""
-        refusal = fact.replica, fact.stage, fact.reason
-        if self._naming.several or refusal in self._refused:
+        rejection = fact.replica, fact.stage, fact.reason
+        if self._naming.several or rejection in self._rejected:
             return None
-        self._refused.add(refusal)
+        self._rejected.add(rejection)
         text = f"invalid update of replica {fact.replica} for {stages([fact.stage])} ({fact.reason})"
         return self._line("relink", text)
 
     def _role(self, node: int | None) -> str:
         return "spare" if node is None or node < 0 else self._naming.name([node])
 
-    def _of(self, node: int | None) -> int | None:
+    def _replica_of(self, node: int | None) -> int | None:
         """Return the replica of a node, if any."""
         return None if node is None or node < 0 else self._naming.replica(node)
 

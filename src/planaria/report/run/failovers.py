@@ -14,6 +14,7 @@ from planaria.report.theme import BLUE, GREEN, ORANGE, RED
 
 PHASES = {"unnoticed": RED, "replace": ORANGE, "order": BLUE, "commit": GREEN}
 """phases of a failover with their colours"""
+LOSS_CLAUSES = {"exited": "exited", "stopped": "was stopped", "machine": "was lost with its machine"}
 
 
 @dataclass
@@ -27,8 +28,15 @@ class Failover:
     """time of its first decision"""
     committed_t: float | None = None
     """time of its first commit"""
+    step: int = 0
+    """step in progress, or the next one"""
     repeated: set[tuple[int, int]] = field(default_factory=set)
     """replica and number of each training step that was ordered again"""
+
+    @property
+    def label(self) -> str:
+        """Name of the failover; terms begin again at 1 when a run is resumed."""
+        return f"step {self.step}, term {self.started.term}"
 
     @property
     def parts(self) -> dict[str, float | None]:
@@ -51,24 +59,26 @@ def failovers(record: RunRecord) -> list[Failover]:
     handovers: list[Failover] = []
     uncommitted: dict[int, int] = {}
     before: dict[int, int] = {}
+    next_step = 0
     for t, fact in record.turns:
         if isinstance(fact, e.RunStarted):
-            uncommitted, before = {}, {}
+            uncommitted, before, next_step = {}, {}, fact.first_step
         elif isinstance(fact, e.LeaderStarted):
-            handovers.append(Failover(fact, t))
+            handovers.append(Failover(fact, t, step=min(uncommitted.values(), default=next_step)))
             before = dict(uncommitted)
         elif d.is_decision(fact):
             if handovers:
-                _note(handovers[-1], t, fact, before)
+                _record(handovers[-1], t, fact, before)
             if isinstance(fact, d.RunStep) and fact.mode == "train":
                 uncommitted[fact.replica] = fact.step
             elif isinstance(fact, d.Commit):
+                next_step = fact.step + 1
                 uncommitted.pop(fact.replica, None)
                 before.pop(fact.replica, None)
     return handovers
 
 
-def _note(failover: Failover, t: float, decision: d.Decision, before: dict[int, int]) -> None:
+def _record(failover: Failover, t: float, decision: d.Decision, before: dict[int, int]) -> None:
     """Add a later decision; ``before``: replica → step that was in progress when the controller was lost."""
     if failover.ordered_t is None:
         failover.ordered_t = t
@@ -83,27 +93,24 @@ def section(record: RunRecord) -> Iterator[str]:
     handovers = failovers(record)
     if not handovers:
         return
-    bars = [(f"term {failover.started.term}", failover.parts, failover.total) for failover in handovers]
-    head = ["next controller", "the former one", "steps repeated", *PHASES, "total"]
+    bars = [(failover.label, failover.parts, failover.total) for failover in handovers]
+    head = ["failover", "the former controller", "steps repeated", *PHASES, "total"]
     yield page.section(
         "Lost controllers",
         "Unnoticed: from the controller's last log line, which may precede its loss, until a standby noticed. Replace: "
         "until that standby led. Order: to its first decision. Commit: to its first committed step; workers continue "
-        "with their step meanwhile, unless the controller's machine was lost. Times in milliseconds.",
+        "their step during this time, unless the controller's machine was lost. Times in milliseconds.",
         page.chart(phase_figure(bars, PHASES), "failovers"),
         page.table("failover-times", head, [_row(failover) for failover in handovers], numbers_from=2),
     )
 
 
-_ENDS = {"exited": "exited", "stopped": "was stopped", "machine": "was lost with its machine"}
-
-
 def _row(failover: Failover) -> list[str]:
     seconds = (*failover.parts.values(), failover.total)
-    elsewhere = failover.started.cause == "machine"  # the shared log lacks the order of a step in progress
+    other_machine = failover.started.cause == "machine"  # the shared log lacks the order of a step in progress
     return [
-        f"term {failover.started.term}",
-        _ENDS[failover.started.cause],
-        "–" if elsewhere else str(len(failover.repeated)),
+        failover.label,
+        LOSS_CLAUSES[failover.started.cause],
+        "–" if other_machine else str(len(failover.repeated)),
         *("–" if duration is None else f"{1000 * duration:.0f}" for duration in seconds),
     ]

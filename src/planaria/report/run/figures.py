@@ -14,12 +14,27 @@ from planaria.report.run.event_lines import SIGNS, EventLine
 from planaria.report.run.naming import naming_of
 from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.stage_holders import StageStay
-from planaria.report.theme import BLUE, GREEN, GREY, INK, ORANGE, PAPER, RED, TEAL, VIOLET, figure, label, lanes
+from planaria.report.theme import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PAPER,
+    RED,
+    TEAL,
+    VIOLET,
+    escape_label,
+    figure,
+    lane_axis,
+)
 
 ROW = 30
 """height of a bar's row, pixels"""
-LINES_DRAWN, RECOVERIES_DRAWN = 200, 60
-"""maximum fault lines in the loss figure, and recoveries drawn"""
+MAX_FAULT_LINES = 200
+"""maximum fault lines in the loss figure"""
+MAX_RECOVERIES = 60
+"""maximum recoveries drawn"""
 
 PARTS = {"notice": RED, "decide": ORANGE, "relink": VIOLET, "transfer": BLUE, "rebuild": GREEN, "redo": TEAL}
 
@@ -54,7 +69,7 @@ def loss_figure(metrics: Iterable[Metric], story: Sequence[tuple[float, EventLin
 
 def speed_figure(metrics: Iterable[Metric]) -> go.Figure:
     """Draw tokens per second over steps."""
-    fig = figure(260, x="step", y="tokens a second", hovermode="closest")
+    fig = figure(260, x="step", y="tokens per second", hovermode="closest")
     speeds: Curve = sorted({m.step: m.tokens_per_s for m in metrics if isinstance(m, StepMetric)}.items())
     line = {"color": GREEN, "width": 2}
     theme.add_curve(fig, speeds, "step %{x}: %{y:,.0f} tokens/s", mode="lines", line=line)
@@ -81,25 +96,27 @@ def _mark_faults(fig: go.Figure, kept: Curve, story: Sequence[tuple[float, Event
     by_step: dict[int, list[EventLine]] = defaultdict(list)
     for _, line in story:
         by_step[line.step].append(line)
-    hits = {step: lines for step, lines in by_step.items() if any(line.tone in ("fault", "loss") for line in lines)}
-    if not hits or not kept:
+    faults = {step: lines for step, lines in by_step.items() if any(line.tone in ("fault", "loss") for line in lines)}
+    if not faults or not kept:
         return
-    if len(hits) <= LINES_DRAWN:
+    if len(faults) <= MAX_FAULT_LINES:
         style = {"color": RED, "width": 1, "dash": "dot"}
         ends = {"type": "line", "yref": "y domain", "y0": 0, "y1": 1, "opacity": 0.55, "layer": "below", "line": style}
-        fig.update_layout(shapes=[{**ends, "x0": step, "x1": step} for step in hits])
+        fig.update_layout(shapes=[{**ends, "x0": step, "x1": step} for step in faults])
     fig.add_scatter(
-        x=list(hits),
-        y=[_near(kept, step) for step in hits],
+        x=list(faults),
+        y=[_value_near(kept, step) for step in faults],
         name="fault",
         mode="markers",
         marker=theme.symbol("x", RED),
-        text=["<br>".join(f"{SIGNS[line.tone]} {label(line.text)}" for line in lines) for lines in hits.values()],
+        text=[
+            "<br>".join(f"{SIGNS[line.tone]} {escape_label(line.text)}" for line in lines) for lines in faults.values()
+        ],
         hovertemplate="<b>step %{x}</b><br>%{text}<extra></extra>",
     )
 
 
-def _near(curve: Curve, step: int) -> float:
+def _value_near(curve: Curve, step: int) -> float:
     """Return the curve's value at the nearest step, the earlier of two."""
     after = bisect_left(curve, step, key=lambda point: point[0])
     neighbours = curve[max(0, after - 1) : after + 1]
@@ -107,7 +124,7 @@ def _near(curve: Curve, step: int) -> float:
 
 
 def recovery_figure(timings: Sequence[RecoveryTiming]) -> go.Figure:
-    """Draw the :data:`RECOVERIES_DRAWN` longest recoveries by phase."""
+    """Draw the :data:`MAX_RECOVERIES` longest recoveries by phase."""
     names = [recovery_name(number, timing) for number, timing in enumerate(timings, 1)]
     bars = [(name, timing.parts, timing.total) for name, timing in zip(names, timings, strict=True)]
     return phase_figure(bars, PARTS)
@@ -116,9 +133,9 @@ def recovery_figure(timings: Sequence[RecoveryTiming]) -> go.Figure:
 def phase_figure(bars: Sequence[PhaseBar], colours: Mapping[str, str]) -> go.Figure:
     """Draw a stacked bar of phases per recovery, in milliseconds; a diamond marks the total.
 
-    Shows the :data:`RECOVERIES_DRAWN` longest. ``colours``: phase → its colour, in order.
+    Shows the :data:`MAX_RECOVERIES` longest. ``colours``: phase → its colour, in order.
     """
-    longest = sorted(range(len(bars)), key=lambda index: bars[index][2] or 0.0)[-RECOVERIES_DRAWN:]
+    longest = sorted(range(len(bars)), key=lambda index: bars[index][2] or 0.0)[-MAX_RECOVERIES:]
     bars = [bars[index] for index in sorted(longest)]
     rows = [name for name, _, _ in bars]
     fig = figure(110 + ROW * len(rows), x="milliseconds", barmode="stack", bargap=0.35)
@@ -139,7 +156,7 @@ def phase_figure(bars: Sequence[PhaseBar], colours: Mapping[str, str]) -> go.Fig
         marker=theme.symbol("diamond", INK),
         hovertemplate="total: %{x:.1f} ms<extra></extra>",
     )
-    fig.update_layout(yaxis=lanes(rows), legend={"traceorder": "normal"})
+    fig.update_layout(yaxis=lane_axis(rows), legend={"traceorder": "normal"})
     return fig
 
 
@@ -171,20 +188,20 @@ def bytes_figure(record: RunRecord) -> go.Figure | None:
                 marker={"color": colour},
                 hovertemplate=f"%{{y}}: %{{x:.2f}} MB {name}<extra></extra>",
             )
-    fig.update_layout(yaxis=lanes(rows), showlegend=True, legend={"traceorder": "normal"})
+    fig.update_layout(yaxis=lane_axis(rows), showlegend=True, legend={"traceorder": "normal"})
     return fig
 
 
 def holdings_figure(stays: Sequence[StageStay], timings: Sequence[RecoveryTiming], zero: float) -> go.Figure:
     """Draw the holders of each stage over seconds since monotonic time ``zero``; a cross marks a lost holder."""
-    named = {h.node: h.where for h in stays}
-    rows = [named[node] for node in sorted(named)]
+    name_of = {h.node: h.where for h in stays}
+    rows = [name_of[node] for node in sorted(name_of)]
     fig = figure(80 + ROW * len(rows), x="seconds since the start", barmode="overlay", bargap=0.25)
-    turn: dict[int, int] = defaultdict(int)
+    changes: dict[int, int] = defaultdict(int)
     colours = []
     for h in stays:
-        colours.append(theme.SHADES[turn[h.node] % len(theme.SHADES)])
-        turn[h.node] += 1
+        colours.append(theme.SHADES[changes[h.node] % len(theme.SHADES)])
+        changes[h.node] += 1
     fig.add_bar(
         y=[h.where for h in stays],
         x=[h.end - h.start for h in stays],
@@ -192,14 +209,14 @@ def holdings_figure(stays: Sequence[StageStay], timings: Sequence[RecoveryTiming
         orientation="h",
         showlegend=False,
         marker={"color": colours, "line": {"color": PAPER, "width": 2}},
-        text=[label(h.worker) for h in stays],
+        text=[escape_label(h.worker) for h in stays],
         textposition="inside",
         insidetextanchor="start",
         textfont={"color": INK},
-        customdata=[f"{label(h.worker)}: {h.start - zero:.2f} to {h.end - zero:.2f} s" for h in stays],
+        customdata=[f"{escape_label(h.worker)}: {h.start - zero:.2f} to {h.end - zero:.2f} s" for h in stays],
         hovertemplate="%{customdata}<extra></extra>",
     )
-    losses = [(t.lost_t - zero, named[node]) for t in timings for node in t.nodes if node in named]
+    losses = [(t.lost_t - zero, name_of[node]) for t in timings for node in t.nodes if node in name_of]
     fig.add_scatter(
         x=[t for t, _ in losses],
         y=[where for _, where in losses],
@@ -208,7 +225,7 @@ def holdings_figure(stays: Sequence[StageStay], timings: Sequence[RecoveryTiming
         marker=theme.symbol("x", RED),
         hovertemplate="lost at %{x:.2f} s<extra></extra>",
     )
-    fig.update_layout(yaxis=lanes(rows), margin={"t": 12}, uniformtext={"minsize": 9, "mode": "hide"})
+    fig.update_layout(yaxis=lane_axis(rows), margin={"t": 12}, uniformtext={"minsize": 9, "mode": "hide"})
     first, last = min((h.start - zero for h in stays), default=0.0), max((h.end - zero for h in stays), default=1.0)
     fig.update_xaxes(range=[first, last])
     return fig

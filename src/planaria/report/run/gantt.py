@@ -33,10 +33,10 @@ from planaria.report.theme import (
     VEIL,
     VIOLET,
     WRITTEN,
+    escape_label,
     figure,
-    label,
-    lanes,
-    on,
+    lane_axis,
+    text_colour_on,
 )
 
 COLOURS = {
@@ -70,18 +70,18 @@ def ordinary_step(record: RunRecord) -> list[WorkReport]:
     """
     naming = naming_of(record)
     # Two passes, since a long run has too many reports for memory.
-    by_step: dict[StepKey, _Seen] = defaultdict(_Seen)
+    by_step: dict[StepKey, _StepSummary] = defaultdict(_StepSummary)
     for _, work in record.worked:
-        if _trained(work):
-            by_step[_step(work, naming)].add(work)
-    most = max((step.workers for step in by_step.values()), default=0)
-    whole = {key: step for key, step in by_step.items() if step.workers == most}
+        if _is_training(work):
+            by_step[_step_key(work, naming)].add(work)
+    max_workers = max((step.workers for step in by_step.values()), default=0)
+    whole = {key: step for key, step in by_step.items() if step.workers == max_workers}
     plain = {key: step for key, step in whole.items() if step.plain} or whole
     if not plain:
         return []
     middle = median_low(step.duration for step in plain.values())
     chosen = next(key for key, step in plain.items() if step.duration == middle)
-    return [work for _, work in record.worked if _trained(work) and _step(work, naming) == chosen]
+    return [work for _, work in record.worked if _is_training(work) and _step_key(work, naming) == chosen]
 
 
 StepKey = tuple[int, int, int]
@@ -89,7 +89,7 @@ StepKey = tuple[int, int, int]
 
 
 @dataclass
-class _Seen:
+class _StepSummary:
     """One step: number of reports, time range, and whether it only trained."""
 
     workers: int = 0
@@ -108,11 +108,11 @@ class _Seen:
         return self.end - self.start
 
 
-def _trained(work: WorkReport) -> bool:
+def _is_training(work: WorkReport) -> bool:
     return not work.dropped and any(span.action == "backward" for span in work.spans)
 
 
-def _step(work: WorkReport, naming: Naming) -> StepKey:
+def _step_key(work: WorkReport, naming: Naming) -> StepKey:
     return naming.replica(work.node), work.generation, work.step
 
 
@@ -148,17 +148,17 @@ def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
     rows: set[tuple[int, str]] = set(zip(timing.stage_of_worker, timing.workers, strict=True))
     bars, naming = [], naming_of(record)
     for work in (work for _, work in record.worked if naming.replica(work.node) == timing.replica):
-        seen = [_bar(work, span) for span in work.spans if span.end > begin and span.start < end]
-        bars += [bar._replace(start=max(bar.start, begin), end=min(bar.end, end)) for bar in seen]
-        rows |= {(work.stage, work.worker)} if seen else set()
-    for stage, bar in _links(record, timing):
+        visible = [_bar(work, span) for span in work.spans if span.end > begin and span.start < end]
+        bars += [bar._replace(start=max(bar.start, begin), end=min(bar.end, end)) for bar in visible]
+        rows |= {(work.stage, work.worker)} if visible else set()
+    for stage, bar in _link_bars(record, timing):
         bars.append(bar[1])
         rows.add((stage, bar[0]))
     # A lost worker's row comes before its successor's.
     ordered = sorted(rows, key=lambda row: (row[0], row[1] not in timing.workers, row[1]))
     fig = _draw(bars, [_row(worker, stage) for stage, worker in ordered], zero, flags=5)
     fig.update_xaxes(range=[1000 * (begin - zero), 1000 * (end - zero)])
-    _flag(fig, timing, zero)
+    _add_flags(fig, timing, zero)
     lost = [_row(worker, stage) for stage, worker in ordered if worker in timing.workers]
     fig.add_scatter(
         x=[0] * len(lost),
@@ -176,15 +176,15 @@ def _bars(work: WorkReport) -> list[Bar]:
 
 
 def _bar(work: WorkReport, span: Span) -> Bar:
-    took = f"{1000 * (span.end - span.start):.1f} ms"
+    duration = f"{1000 * (span.end - span.start):.1f} ms"
     numbered = f" of microbatch {span.microbatch}, hop {span.hop}" if span.microbatch >= 0 else ""
-    hover = f"{span.action}{numbered}, step {work.step}: {took}{' (dropped)' if work.dropped else ''}"
+    hover = f"{span.action}{numbered}, step {work.step}: {duration}{' (dropped)' if work.dropped else ''}"
     text = str(span.microbatch) if span.microbatch >= 0 else ""
     kind = "dropped" if work.dropped else span.action
     return Bar(_row(work.worker, work.stage), kind, span.start, span.end, text, hover)
 
 
-def _links(record: RunRecord, timing: RecoveryTiming) -> list[tuple[int, tuple[str, Bar]]]:
+def _link_bars(record: RunRecord, timing: RecoveryTiming) -> list[tuple[int, tuple[str, Bar]]]:
     """Return (stage, (worker, bar)) of each member, from the last formation to its link."""
     links = []
     formed: float | None = None
@@ -235,16 +235,18 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
                 insidetextanchor="middle",
                 textposition="inside",
                 textangle=0,
-                textfont={"size": 10, "color": MUTED if kind == "dropped" else on(str(style["color"]))},
+                textfont={"size": 10, "color": MUTED if kind == "dropped" else text_colour_on(str(style["color"]))},
                 customdata=[bar.hover for bar in of_kind],
                 hovertemplate="%{y}<br>%{customdata}<extra></extra>",
             )
     below = -52 / (ROW * len(rows))
-    fig.update_layout(yaxis=lanes(rows), showlegend=True, legend={"traceorder": "normal", "y": below, "yanchor": "top"})
+    fig.update_layout(
+        yaxis=lane_axis(rows), showlegend=True, legend={"traceorder": "normal", "y": below, "yanchor": "top"}
+    )
     return fig
 
 
-def _flag(fig: go.Figure, timing: RecoveryTiming, zero: float) -> None:
+def _add_flags(fig: go.Figure, timing: RecoveryTiming, zero: float) -> None:
     """Draw a line with a flag for each known moment, at different heights so that they do not overlap."""
     moments = [
         ("fault", timing.fault_t, RED), ("noticed", timing.lost_t, ORANGE), ("formed again", timing.formed_t, VIOLET),
@@ -258,16 +260,16 @@ def _flag(fig: go.Figure, timing: RecoveryTiming, zero: float) -> None:
         fig.add_shape(
             type="line", x0=ms, x1=ms, y0=0, y1=top, xref="x", yref="paper", line={"color": colour, "width": 1.4}
         )
-        late = ms - begin > 0.6 * (end - begin)  # no space for a flag to the right on a narrow screen
+        right_half = ms - begin > 0.6 * (end - begin)  # no space for a flag to the right on a narrow screen
         fig.add_annotation(
             x=ms,
             y=top,
             xref="x",
             yref="paper",
-            xanchor="right" if late else "left",
+            xanchor="right" if right_half else "left",
             yanchor="middle",
             showarrow=False,
-            xshift=-3 if late else 3,
+            xshift=-3 if right_half else 3,
             text=f"{name} <b>{ms:.0f} ms</b>",
             font={"size": 11.5, "color": colour},
             bgcolor=VEIL,
@@ -275,4 +277,4 @@ def _flag(fig: go.Figure, timing: RecoveryTiming, zero: float) -> None:
 
 
 def _row(worker: str, stage: int) -> str:
-    return f"{label(worker)} · stage {stage}"
+    return f"{escape_label(worker)} · stage {stage}"

@@ -10,7 +10,7 @@ from planaria.control.facts.decisions import Commit, Decision, Disband, Finish, 
 from planaria.control.facts.events import CONTROLLER, Event, ReplicaPosition, RunStarted, SaveFailed
 from planaria.control.log.run_record import RunRecord
 
-SHOWN = 3
+MAX_SHOWN = 3
 """maximum problems in an error message"""
 SampleRange = tuple[int, int]
 """half-open range of samples"""
@@ -36,7 +36,7 @@ def sample_ledger(record: RunRecord) -> list[LedgerLine]:
     A step counts once its commit is ordered, with the block of samples it started with. A rollback to step k undoes the
     replica's steps from k on; a resumption undoes those that its checkpoint lacks.
     """
-    return record.cached(_folded).lines
+    return record.cached(_fold_ledger).lines
 
 
 def prove_exactly_once(record: RunRecord) -> list[str]:
@@ -45,7 +45,7 @@ def prove_exactly_once(record: RunRecord) -> list[str]:
     The check covers the run's first step to its last commit, or to its last step if the run finished. Gaps between
     several replicas are allowed before the end. The used samples recorded in checkpoints must match the commits.
     """
-    ledger = record.cached(_folded)
+    ledger = record.cached(_fold_ledger)
     first, last = ledger.first, ledger.started
     if first is None or last is None:
         return ["the run never started"]
@@ -54,15 +54,15 @@ def prove_exactly_once(record: RunRecord) -> list[str]:
     if finished:
         end = last.samples_before(last.steps)
         spans.append((end, end))
-    covered = _begins(first)
-    missing, twice = [], []
-    for begin, end in sorted([*spans, *_ahead(first)]):
+    covered = _leading_samples(first)
+    missing, repeated = [], []
+    for begin, end in sorted([*spans, *_further_ranges(first)]):
         if begin > covered:
             missing.append((begin, f"samples {covered} to {begin - 1} are missing"))
         elif begin < min(covered, end):
-            twice.append((begin, f"samples {begin} to {min(covered, end) - 1} were used twice"))
+            repeated.append((begin, f"samples {begin} to {min(covered, end) - 1} were used twice"))
         covered = max(covered, end)
-    problems = sorted([*twice, *(missing if finished or not ledger.several else ())])
+    problems = sorted([*repeated, *(missing if finished or not ledger.several else ())])
     return [*ledger.close(), *(text for _, text in problems)]
 
 
@@ -72,9 +72,9 @@ def require_exactly_once(record: RunRecord) -> None:
     :raises LedgerError: if samples are missing or were used twice; the message is one line.
     """
     if sample_ledger(record) and (problems := prove_exactly_once(record)):
-        more = f"; {len(problems) - SHOWN} more in the report" if len(problems) > SHOWN else ""
+        more = f"; {len(problems) - MAX_SHOWN} more in the report" if len(problems) > MAX_SHOWN else ""
         raise LedgerError(
-            f"{record.folder}: not every sample was used exactly once: {'; '.join(problems[:SHOWN])}{more}"
+            f"{record.folder}: not every sample was used exactly once: {'; '.join(problems[:MAX_SHOWN])}{more}"
         )
 
 
@@ -100,7 +100,7 @@ class _Ledger:
         """None for undone steps"""
         self._part = 0
         """number of lines from earlier parts of the run"""
-        self._begun: dict[int, RunStep] = {}
+        self._started_steps: dict[int, RunStep] = {}
         self._sealed: dict[str, _Sealed] = {}
         self._newest: _Sealed | None = None
 
@@ -108,13 +108,13 @@ class _Ledger:
     def lines(self) -> list[LedgerLine]:
         return [line for line in self._written if line is not None]
 
-    def take(self, fact: Event | Decision) -> None:
+    def apply(self, fact: Event | Decision) -> None:
         if isinstance(fact, RunStarted):
             self._start(fact)
         elif isinstance(fact, RunStep) and fact.mode == "train":
-            self._begun[fact.replica] = fact
+            self._started_steps[fact.replica] = fact
         elif isinstance(fact, Form | Disband):
-            self._begun.pop(fact.replica, None)  # the current step is dropped
+            self._started_steps.pop(fact.replica, None)  # the current step is dropped
             if isinstance(fact, Form) and fact.is_rollback:
                 self._roll_back(fact)
         elif isinstance(fact, Commit):
@@ -139,21 +139,21 @@ class _Ledger:
             self.first = fact
         elif loaded is not None:
             self._check(loaded)
-            self._keep(self._held(loaded))
+            self._keep(self._indices_of(loaded))
         elif fact.most_replicas > 1 or self.several:
-            spans = [(0, _begins(fact)), *_ahead(fact)]
-            self._keep({i for i, line in enumerate(self._written) if line and not _without([line.span], spans)})
+            spans = [(0, _leading_samples(fact)), *_further_ranges(fact)]
+            self._keep({i for i, line in enumerate(self._written) if line and not _difference([line.span], spans)})
         else:
             self._keep({i for i, line in enumerate(self._written) if line and line.step < fact.first_step})
         self.started, self.several = fact, self.several or fact.most_replicas > 1
         self._part, self._newest = len(self._written), None
-        self._begun.clear()
+        self._started_steps.clear()
 
     def _keep(self, kept: set[int]) -> None:
         self._written = [line if index in kept else None for index, line in enumerate(self._written)]
 
-    def _held(self, sealed: _Sealed) -> set[int]:
-        """Return the indices of a checkpoint's lines, including all lines of replicas disbanded by then."""
+    def _indices_of(self, sealed: _Sealed) -> set[int]:
+        """Return the indices of a checkpoint's lines, including all lines of replicas that were disbanded before it."""
         where, indices = sealed.fact.positions, set(range(sealed.began))
         if not where:  # one replica, which may have trained until its files were written
             where = {0: ReplicaPosition(step=sealed.fact.step)}
@@ -174,12 +174,12 @@ class _Ledger:
 
     def _commit(self, fact: Commit) -> None:
         assert self.started is not None
-        settings, begun = self.started, self._begun.pop(fact.replica, None)
+        settings, begun = self.started, self._started_steps.pop(fact.replica, None)
         if settings.most_replicas == 1:  # older inline runs do not number blocks
             block = begun.block if begun is not None else 0
             first = settings.first_of(block) if block else settings.samples_before(fact.step)
         elif begun is None or (begun.generation, begun.step) != (fact.generation, fact.step):
-            self._problems.append(f"replica {fact.replica} committed step {fact.step}, which it had not begun")
+            self._problems.append(f"replica {fact.replica} committed step {fact.step} without starting it")
             return
         else:
             first = settings.first_of(begun.block)
@@ -190,47 +190,51 @@ class _Ledger:
         seal, settings = sealed.fact, self.started
         if settings is None or self.first is None or settings.most_replicas == 1:
             return
-        recorded = [(0, settings.first_of(seal.first_block)), *_blocks(settings, seal.blocks_ahead)]
-        lines = (self._written[index] for index in sorted(self._held(sealed)))
-        used = [(0, _begins(self.first)), *_ahead(self.first), *(line.span for line in lines if line is not None)]
-        for first, last in _without(recorded, used):
+        recorded = [(0, settings.first_of(seal.first_block)), *_block_ranges(settings, seal.blocks_ahead)]
+        lines = (self._written[index] for index in sorted(self._indices_of(sealed)))
+        used = [
+            (0, _leading_samples(self.first)),
+            *_further_ranges(self.first),
+            *(line.span for line in lines if line is not None),
+        ]
+        for first, last in _difference(recorded, used):
             self._problems.append(f"{seal.folder} records samples {first} to {last - 1} as used; they were not")
-        for first, last in _without(used, recorded):
+        for first, last in _difference(used, recorded):
             self._problems.append(f"{seal.folder} does not record samples {first} to {last - 1} as used")
 
 
-def _folded(record: RunRecord) -> _Ledger:
+def _fold_ledger(record: RunRecord) -> _Ledger:
     ledger = _Ledger()
     for _, fact in record.turns:
-        ledger.take(fact)
+        ledger.apply(fact)
     return ledger
 
 
-def _begins(started: RunStarted) -> int:
+def _leading_samples(started: RunStarted) -> int:
     """Return the number of leading samples used by earlier parts."""
     if started.first_block is None:
         return started.samples_before(started.first_step)
     return started.first_of(started.first_block)
 
 
-def _ahead(started: RunStarted) -> list[SampleRange]:
+def _further_ranges(started: RunStarted) -> list[SampleRange]:
     """Return further samples used by earlier parts."""
-    return _blocks(started, started.blocks_ahead)
+    return _block_ranges(started, started.blocks_ahead)
 
 
-def _blocks(started: RunStarted, blocks: Iterable[int]) -> list[SampleRange]:
+def _block_ranges(started: RunStarted, blocks: Iterable[int]) -> list[SampleRange]:
     return [(started.first_of(block), started.first_of(block + 1)) for block in blocks]
 
 
-def _without(spans: Iterable[SampleRange], taken: Iterable[SampleRange]) -> list[SampleRange]:
-    """Return the set difference of ``spans`` and ``taken`` as sorted, maximal ranges."""
+def _difference(spans: Iterable[SampleRange], removed: Iterable[SampleRange]) -> list[SampleRange]:
+    """Return the set difference of ``spans`` and ``removed`` as sorted, maximal ranges."""
     left: list[SampleRange] = []
-    holes = sorted(taken)
-    at = 0
-    for begin, end in _merged(spans):
-        while at < len(holes) and holes[at][1] <= begin:
-            at += 1
-        index = at
+    holes = sorted(removed)
+    first = 0
+    for begin, end in _merge(spans):
+        while first < len(holes) and holes[first][1] <= begin:
+            first += 1
+        index = first
         while begin < end:
             hole = holes[index] if index < len(holes) else (end, end)
             if begin < min(hole[0], end):
@@ -239,7 +243,7 @@ def _without(spans: Iterable[SampleRange], taken: Iterable[SampleRange]) -> list
     return left
 
 
-def _merged(spans: Iterable[SampleRange]) -> list[SampleRange]:
+def _merge(spans: Iterable[SampleRange]) -> list[SampleRange]:
     merged: list[SampleRange] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:

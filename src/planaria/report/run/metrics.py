@@ -13,8 +13,10 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import Metric, StepMetric, ValidationMetric
 
-STEPS_BACK, VALIDATIONS_BACK = 10_000, 100
-"""steps and validations of several replicas that are kept in memory until they are complete"""
+MAX_OPEN_STEPS = 10_000
+"""steps of several replicas that are kept in memory until they are complete"""
+MAX_OPEN_VALIDATIONS = 100
+"""the same for validations"""
 
 
 @dataclass(frozen=True)
@@ -47,77 +49,81 @@ class StepMetrics:
         """times of the last commits; initially the start of training"""
         self._parts: dict[int, dict[tuple[int, int], _Part]] = defaultdict(dict)
         """step of the run → (replica, its own step) → committed block"""
-        self._labels: dict[int, int] = {}
+        self._validation_step: dict[int, int] = {}
         """replica → step of its current validation"""
         self._validated: dict[int, dict[int, float]] = defaultdict(dict)
         """step → replica → loss"""
         self._live: set[int] = {0}
-        self._late: set[int] = set()
+        self._founded_later: set[int] = set()
         """replicas founded during training, which count steps from 0: only their last validation is compared"""
-        self._left = 0
+        self._blocks_left = 0
         """number of uncommitted blocks"""
-        self._whole = 0
+        self._saved_before = 0
         """steps before this one are in the last checkpoint but one"""
 
-    def take(self, t: float, fact: e.Event | d.Decision) -> Metric | None:
-        """Return the record that an event or a decision completes, else None."""
+    def apply(self, t: float, fact: e.Event | d.Decision) -> Metric | None:
+        """Return the metric that an event or a decision completes; None if it completes none."""
         if d.is_decision(fact):
             return self.on_decision(t, fact)
         return self.on_event(t, cast(e.Event, fact))
 
     def on_event(self, t: float, event: e.Event) -> ValidationMetric | None:
-        """Return a validation's record with its last report, else None."""
+        """Return the metric of a validation if this is its last report."""
         if isinstance(event, e.RunStarted) and event.most_replicas > 1:
             self._start(event)
         if isinstance(event, e.SaveFailed) and event.worker == e.CONTROLLER:
-            self._whole = 0
+            self._saved_before = 0
         if isinstance(event, e.StageReady):
             self._ready[event.replica][event.stage, event.worker] = event
             if event.loss is not None and event.mode == "evaluate":
                 if self._replicas == 1:
                     return ValidationMetric(t=t, step=event.step, val_loss=event.loss)
-                step = self._labels.get(event.replica, event.step)
-                if event.replica in self._late and step != self._last_step:
+                step = self._validation_step.get(event.replica, event.step)
+                if event.replica in self._founded_later and step != self._last_step:
                     return None
                 self._validated[step][event.replica] = event.loss
-                _forget(self._validated, VALIDATIONS_BACK)
-                return self._validation(t, [step])
+                _drop_oldest(self._validated, MAX_OPEN_VALIDATIONS)
+                return self._validation_metric(t, [step])
         return None
 
     def on_decision(self, t: float, decision: d.Decision) -> Metric | None:
-        """Return a step's record with its last commit, else None."""
+        """Return the metric of a step if this is its last commit."""
         if isinstance(decision, d.RunStep):
             self._ready[decision.replica].clear()
             if not self._commits:
                 self._commits.append(t)
-            over = self._started is not None and self._left <= 0
-            self._labels[decision.replica] = self._last_step if self._last_step is not None and over else decision.step
+            over = self._started is not None and self._blocks_left <= 0
+            self._validation_step[decision.replica] = (
+                self._last_step if self._last_step is not None and over else decision.step
+            )
         elif isinstance(decision, d.Commit):
-            return self._committed(t, decision)
+            return self._step_metric(t, decision)
         elif self._started is not None:
-            return self._other(t, decision, self._started)
+            return self._apply_replica_decision(t, decision, self._started)
         return None
 
     def _start(self, started: e.RunStarted) -> None:
         self._started, self._replicas = started, started.replicas
         floor, beyond = started.used
-        self._live, self._left = set(range(started.replicas)), started.last_block - floor - len(beyond)
+        self._live, self._blocks_left = set(range(started.replicas)), started.last_block - floor - len(beyond)
         self._commits = deque(maxlen=started.replicas + 1)
 
-    def _other(self, t: float, decision: d.Decision, started: e.RunStarted) -> ValidationMetric | None:
+    def _apply_replica_decision(self, t: float, decision: d.Decision, started: e.RunStarted) -> ValidationMetric | None:
         """Process a decision about one of several replicas."""
         if isinstance(decision, d.Form) and decision.is_rollback:
             self._undo(decision)
         elif isinstance(decision, d.Seal) and not decision.partial:  # no rollback reaches further back
-            for step in [step for step in self._parts if step < self._whole]:
+            for step in [step for step in self._parts if step < self._saved_before]:
                 del self._parts[step]
-            self._whole = started.progress(decision.first_block)  # confirmed by the next checkpoint
+            self._saved_before = started.progress(decision.first_block)  # confirmed by the next checkpoint
         elif isinstance(decision, d.ReplicaRestarted):
             self._live.add(decision.replica)
-            self._late.add(decision.replica)
+            self._founded_later.add(decision.replica)
         elif isinstance(decision, d.Disband):
             self._live.discard(decision.replica)
-            return self._validation(t, [s for s, losses in self._validated.items() if decision.replica not in losses])
+            return self._validation_metric(
+                t, [s for s, losses in self._validated.items() if decision.replica not in losses]
+            )
         elif isinstance(decision, d.Finish) and self._validated:
             return self._last_validation(t)
         return None
@@ -126,9 +132,9 @@ class StepMetrics:
         for by_commit in self._parts.values():
             for key in [key for key in by_commit if key[0] == form.replica and key[1] >= form.step]:
                 del by_commit[key]
-                self._left += 1
+                self._blocks_left += 1
 
-    def _committed(self, t: float, commit: d.Commit) -> StepMetric | None:
+    def _step_metric(self, t: float, commit: d.Commit) -> StepMetric | None:
         self._commits.append(t)
         first, intervals = self._commits[0], len(self._commits) - 1
         ready = self._ready[commit.replica].values()
@@ -140,9 +146,9 @@ class StepMetrics:
         losses = {}
         if self._started is not None:
             step = commit.progress
-            self._left -= 1
+            self._blocks_left -= 1
             self._parts[step][commit.replica, commit.step] = part
-            _forget(self._parts, STEPS_BACK)
+            _drop_oldest(self._parts, MAX_OPEN_STEPS)
             if len(self._parts[step]) < self._blocks(self._started, step):
                 return None
             parts = list(self._parts[step].values())
@@ -171,10 +177,10 @@ class StepMetrics:
         first = started.blocks_before(step)
         return sum(block >= floor and block not in beyond for block in range(first, first + started.replicas))
 
-    def _validation(self, t: float, steps: Iterable[int]) -> ValidationMetric | None:
-        """Return the newest of these validations that all live replicas, or those live from the start, have made."""
-        early = self._live - self._late
-        awaited = {step: self._live if step == self._last_step else early for step in steps}
+    def _validation_metric(self, t: float, steps: Iterable[int]) -> ValidationMetric | None:
+        """Return the newest of these validations that all live replicas, or all initial ones, have completed."""
+        initial = self._live - self._founded_later
+        awaited = {step: self._live if step == self._last_step else initial for step in steps}
         complete = [step for step, replicas in awaited.items() if replicas <= self._validated[step].keys()]
         if not complete:
             return None
@@ -193,10 +199,10 @@ class StepMetrics:
             validated = [step for step, losses in self._validated.items() if replica in losses]
             if validated:
                 self._validated[last][replica] = self._validated[max(validated)][replica]
-        return self._validation(t, [last]) if missing else None
+        return self._validation_metric(t, [last]) if missing else None
 
 
-def _forget(steps: dict[int, Any], most: int) -> None:
+def _drop_oldest(steps: dict[int, Any], limit: int) -> None:
     """Drop the oldest steps, which receive no more reports."""
-    if len(steps) > most:
+    if len(steps) > limit:
         del steps[min(steps)]

@@ -67,14 +67,14 @@ def naming_of(record: RunRecord) -> Naming:
 
 def stages(numbers: Iterable[int]) -> str:
     """Return 'stage 2', 'stages 1, 3'."""
-    return _counted("stage", numbers)
+    return _format_numbers("stage", numbers)
 
 
 def replicas(numbers: Iterable[int]) -> str:
     """Return 'replica 2', 'replicas 1, 3'."""
-    return _counted("replica", numbers)
+    return _format_numbers("replica", numbers)
 
 
-def _counted(noun: str, numbers: Iterable[int]) -> str:
+def _format_numbers(noun: str, numbers: Iterable[int]) -> str:
     ordered = sorted(numbers)
     return f"{noun}{'s' if len(ordered) != 1 else ''} {', '.join(map(str, ordered))}"

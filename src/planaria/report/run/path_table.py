@@ -9,39 +9,39 @@ from planaria.planner.paths import CutBound
 from planaria.planner.schedule import Schedule, SeveralPaths
 from planaria.report.tables import Table
 
-LISTED = 40
+MAX_EDGES = 40
 """maximum number of edges in the table, the slowest ones"""
 
 
-def table(schedule: Schedule, paths: SeveralPaths, was: Mapping[tuple[int, int], str] | None = None) -> Table:
+def table(schedule: Schedule, paths: SeveralPaths, old_paths: Mapping[tuple[int, int], str] | None = None) -> Table:
     """Return a table of the edges with the longest transfers of a step, each with its path and its rate.
 
-    ``was``: edge → its previous path.
+    ``old_paths``: edge → its previous path.
     """
     names = [machine.name for machine in schedule.nodes]
     longest = sorted(paths.edges, key=lambda edge: -edge.size / edge.rate)
     rows = [
         [
             names[edge.source], names[edge.target],
-            *([was.get((edge.source, edge.target), "–")] if was is not None else ()),
+            *([old_paths.get((edge.source, edge.target), "–")] if old_paths is not None else ()),
             edge.path, f"{edge.size / 1e6:.2f}", f"{edge.rate / MBIT:.4g}",
             f"{edge.size / edge.rate:.3g}",
         ]
-        for edge in longest[:LISTED]
+        for edge in longest[:MAX_EDGES]
     ]  # fmt: skip
     title = "edges between sites, and their paths"
-    if len(longest) > LISTED:
-        title += f": the {LISTED} slowest of {len(longest)}; the schedule has all"
+    if len(longest) > MAX_EDGES:
+        title += f": the {MAX_EDGES} slowest of {len(longest)}; the schedule has all"
     head = [
         "from",
         "to",
-        *(["path before"] if was is not None else ()),
+        *(["path before"] if old_paths is not None else ()),
         "path",
         "MB a step",
         "Mbit/s, all sending",
         "seconds a step",
     ]
-    return Table(title, head, rows, numbers_from=3 if was is None else 4)
+    return Table(title, head, rows, numbers_from=3 if old_paths is None else 4)
 
 
 def summary(paths: SeveralPaths) -> str:

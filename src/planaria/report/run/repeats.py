@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+MAX_WINDOW_S = 600.0
+"""longest window"""
+
 
 @dataclass
 class _Window:
@@ -21,13 +24,12 @@ class Repeats:
     """Shows the first ``shown`` lines of a subject in each window of time and counts the others.
 
     The next line that is shown states how many were held back. A subject with lines held back gets a window twice as
-    long next, up to ``longest_s``. Times are given, in seconds.
+    long next, up to :data:`MAX_WINDOW_S`. Callers pass the time, in seconds.
     """
 
-    def __init__(self, shown: int = 3, window_s: float = 60.0, longest_s: float = 600.0) -> None:
+    def __init__(self, shown: int = 3, window_s: float = 60.0) -> None:
         self._max_shown = shown
         self._window_s = window_s
-        self._longest_s = longest_s
         self._windows: dict[Hashable, _Window] = {}
 
     def limit(self, t: float, subject: Hashable, text: str) -> str | None:
@@ -35,7 +37,7 @@ class Repeats:
         before = self._windows.get(subject)
         if before is None or t >= before.began + before.lasts_s:
             longer = before is not None and before.held_back > 0
-            lasts_s = min(2 * before.lasts_s, self._longest_s) if before is not None and longer else self._window_s
+            lasts_s = min(2 * before.lasts_s, MAX_WINDOW_S) if before is not None and longer else self._window_s
             self._windows[subject] = _Window(t, lasts_s, shown=1)
             return text if before is None or not longer else f"{text} ({before})"
         if before.shown < self._max_shown:
@@ -44,6 +46,6 @@ class Repeats:
         before.held_back += 1
         return None
 
-    def rest(self) -> str:
-        """Return how many lines are held back at present, by subject; empty if none are."""
+    def suppressed(self) -> str:
+        """Return the numbers of lines held back at present, by subject; empty if there are none."""
         return "; ".join(f"{subject}: {window}" for subject, window in self._windows.items() if window.held_back)

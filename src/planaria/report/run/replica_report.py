@@ -12,9 +12,9 @@ import plotly.graph_objects as go
 from planaria.control.facts.decisions import Disband, Form, ReplicaRestarted
 from planaria.control.log.run_record import RunRecord
 from planaria.report import page
-from planaria.report.phrases import counted
+from planaria.report.phrases import format_count
 from planaria.report.run.ledger import sample_ledger
-from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.recoveries import recoveries
 from planaria.report.run.round_history import RoundHistory, settled_rounds, totals, totals_lines
 from planaria.report.theme import (
     CARRIED,
@@ -27,7 +27,7 @@ from planaria.report.theme import (
     add_curve,
     figure,
     integer_x_axis,
-    lanes,
+    lane_axis,
     stroke,
     symbol,
 )
@@ -44,13 +44,15 @@ def replica_section(record: RunRecord) -> Iterator[str]:
         return
     count = max([count, *(1 + fact.replica for _, fact in record.landmarks if isinstance(fact, Form))])
     histories = settled_rounds(record)
-    text = f"{counted(count, 'replica')} with separate steps and samples."
+    text = f"{format_count(count, 'replica')} with separate steps and samples."
     blocks = _validations(record)
     if histories:
         text += f" Their exchange ({record.config.exchange.kind}): {'; '.join(totals_lines(totals(histories)))}."
         blocks += _rounds(histories, count)
     table = page.table("each-replica", REPLICA_COLUMNS, _rows(record, histories, count), numbers_from=2)
-    yield page.section("Replicas", text, *blocks, page.subheading("Each replica"), page.note(COLUMNS_EXPLAINED), table)
+    yield page.section(
+        "Replicas", text, *blocks, page.subheading("Each replica"), page.paragraph(COLUMNS_EXPLAINED), table
+    )
 
 
 def _validations(record: RunRecord) -> list[str]:
@@ -70,7 +72,7 @@ def _rounds(histories: Sequence[RoundHistory], count: int) -> list[str]:
     if points := distance_by_round(rounds):
         charts += [
             page.subheading("Distance of replicas when they met"),
-            page.note(
+            page.paragraph(
                 "RMS distance of weights from their mean before each round, estimated from the groups that met; "
                 "stages count equally."
             ),
@@ -79,7 +81,7 @@ def _rounds(histories: Sequence[RoundHistory], count: int) -> list[str]:
     return [
         *charts,
         page.subheading("Waits in rounds"),
-        page.note(
+        page.paragraph(
             "From a replica's last work to its new weights. Bars are means over replicas; a diamond marks the longest "
             "wait." + (f" Of {len(rounds)} rounds, the {ROUNDS_DRAWN} with the longest waits." if many else "")
         ),
@@ -198,10 +200,11 @@ def draw_pair_counts(table: Sequence[Sequence[int | None]], alone: bool = False)
     count = len(table)
     fig = figure(120 + 26 * count)
     words = [
-        [f"replicas {b} and {a} met {counted(table[a][b] or 0, 'time')}" for b in range(count)] for a in range(count)
+        [f"replicas {b} and {a} met {format_count(table[a][b] or 0, 'time')}" for b in range(count)]
+        for a in range(count)
     ]
     for replica in range(count) if alone else ():
-        words[replica][replica] = f"replica {replica} was alone {counted(table[replica][replica] or 0, 'time')}"
+        words[replica][replica] = f"replica {replica} was alone {format_count(table[replica][replica] or 0, 'time')}"
     names = [f"replica {replica}" for replica in range(count)]
     fig.add_heatmap(
         x=names,
@@ -218,7 +221,7 @@ def draw_pair_counts(table: Sequence[Sequence[int | None]], alone: bool = False)
         showscale=False,
     )
     fig.update_xaxes(showgrid=False)
-    fig.update_layout(yaxis=lanes(names))
+    fig.update_layout(yaxis=lane_axis(names))
     return fig
 
 

@@ -17,12 +17,12 @@ from planaria.control.log.run_record import RunRecord
 from planaria.exchange.compress import compression_report
 from planaria.exchange.robust import robust_report
 from planaria.report import page
-from planaria.report.phrases import counted
+from planaria.report.phrases import format_count, format_value
 from planaria.report.run import diagnosis, failovers, snapshots, stage_peaks
 from planaria.report.run.checkpoint_times import saves
 from planaria.report.run.event_lines import story
 from planaria.report.run.figures import (
-    RECOVERIES_DRAWN,
+    MAX_RECOVERIES,
     bytes_figure,
     holdings_figure,
     loss_figure,
@@ -33,7 +33,7 @@ from planaria.report.run.figures import (
 from planaria.report.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.naming import naming_of
-from planaria.report.run.recovery_timeline import faults_summary, recoveries
+from planaria.report.run.recoveries import faults_summary, recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.replica_report import replica_section
 from planaria.report.run.round_history import settled_rounds, totals
@@ -41,7 +41,7 @@ from planaria.report.run.run_verdict import facts_of, verdict
 from planaria.report.run.stage_holders import holdings, machine_section
 from planaria.report.run.summary import key_metrics
 
-DEATHS_DRAWN = 4
+MAX_DEATHS = 4
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
@@ -65,7 +65,7 @@ def body(record: RunRecord) -> Iterator[str]:
     timings = recoveries(record)
     outcome = verdict(facts_of(record, wall_time(record)))
     yield page.heading(record.config.name, outcome, _summary(record))
-    yield page.note(_origin(record))
+    yield page.paragraph(_origin(record))
     yield page.cards(_facts(record, timings))
     for section in SECTIONS:
         yield from section(record)
@@ -74,10 +74,10 @@ def body(record: RunRecord) -> Iterator[str]:
 
 def _loss_and_speed(record: RunRecord) -> Iterator[str]:
     if any(True for _ in record.trained):
-        every = " Both are means over the replicas." if naming_of(record).several else ""
+        means = " Both are means over the replicas." if naming_of(record).several else ""
         yield page.section(
             "Loss",
-            f"Mean cross-entropy of each step, and of the validation set.{every} A cross marks a step with a fault.",
+            f"Mean cross-entropy of each step, and of the validation set.{means} A cross marks a step with a fault.",
             page.chart(loss_figure(record.metrics, story(record)), "loss"),
         )
         yield page.section(
@@ -101,7 +101,7 @@ def _summary(record: RunRecord) -> str:
         options = model.options
         return (
             f"a model of its members with {options['numbers']:,} trained numbers; blocks of "
-            f"{counted(pipe.microbatch_size, 'sample')}, each counted as one token; exchange by "
+            f"{format_count(pipe.microbatch_size, 'sample')}, each counted as one token; exchange by "
             f"{config.exchange.kind}; seed {config.seed}."
         )
     nodes = next((len(started.stage_of) for _, started in record.starts if started.arrangement), 0)
@@ -112,19 +112,19 @@ def _summary(record: RunRecord) -> str:
         order += f"; {config.exchange.replicas} replicas with {config.exchange.kind}"
     model_name = "LLaMA" if model.family == "llama" else f"a model of the family {model.family}"
     return (
-        f"{model_name} with {counted(model.layers, 'layer')} of width {model.dim}, cut into "
-        f"{counted(pipe.stages, 'block stage')} and the ends; "
-        f"{counted(pipe.microbatches, 'microbatch', 'microbatches')} of {pipe.microbatch_size} × "
+        f"{model_name} with {format_count(model.layers, 'layer')} of width {model.dim}, cut into "
+        f"{format_count(pipe.stages, 'block stage')} and the ends; "
+        f"{format_count(pipe.microbatches, 'microbatch', 'microbatches')} of {pipe.microbatch_size} × "
         f"{model.context} tokens a step, {order}; "
         f"recovery by {config.recovery.strategy}; engine {config.engine}; seed {config.seed}."
     )
 
 
 def _origin(record: RunRecord) -> str:
-    """Return when, where and by which command the run was started, and when it was last resumed."""
+    """Return date, machine and command of the run's start, and the date of its last resumption."""
     started = [fact for _, fact in record.starts]
     if not started:
-        return "Not started yet."
+        return "Not started."
     begun, latest = started[0], started[-1]
     dates = f"Started {_date(begun.wall_time)}"
     if latest is not begun:
@@ -155,7 +155,7 @@ def wall_time(record: RunRecord) -> float:
 
 
 def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[str, str, str]]:
-    ledger, wall = sample_ledger(record), wall_time(record)
+    ledger, wall_s = sample_ledger(record), wall_time(record)
     last = key_metrics(record)
     steps = sum(line.samples for line in ledger) // record.config.samples or last.steps
     yield "steps", f"{steps}", f"of {record.config.train.steps}"
@@ -169,10 +169,10 @@ def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[s
     tokens = steps * record.config.samples * record.config.model.context
     yield (
         "tokens/s",
-        f"{tokens / wall:,.0f}" if wall else "–",
+        f"{tokens / wall_s:,.0f}" if wall_s else "–",
         f"whole run; median step {last.tokens_per_s:,.0f}" if last.tokens_per_s else "whole run",
     )
-    yield "wall time", _clock(wall), "without pauses between resumptions"
+    yield "wall time", _format_wall_time(wall_s), "without pauses between resumptions"
     yield from _fault_facts(record, timings)
     yield from _exchange_and_checkpoint_facts(record)
     if ledger:
@@ -188,13 +188,13 @@ def _exchange_and_checkpoint_facts(record: RunRecord) -> Iterator[tuple[str, str
         yield (
             "rounds of exchange",
             f"{sums.rounds}",
-            f"{sent}; {sums.alone} of {counted(sums.attended, 'time')} alone; "
+            f"{sent}; {sums.alone} of {format_count(sums.attended, 'time')} alone; "
             f"{sums.waited_for_peers_s + sums.waited_for_updates_s:.1f} s waited",
         )
     times = saves(record)
     if times.paused_s:
-        meanwhile = f"; files written during it for {times.background_s:.2f} s" if times.background_s else ""
-        yield "checkpoints", f"{times.sealed}", f"training paused for {times.paused_s:.2f} s{meanwhile}"
+        background = f"; files written during training for {times.background_s:.2f} s" if times.background_s else ""
+        yield "checkpoints", f"{times.sealed}", f"training paused for {times.paused_s:.2f} s{background}"
 
 
 def _fault_facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[str, str, str]]:
@@ -202,10 +202,13 @@ def _fault_facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[t
     yield (
         "deaths",
         f"{faults.deaths}",
-        f"{counted(faults.injected, 'fault')} injected; {counted(faults.spares_lost, 'spare')} lost"
-        + (f"; {counted(faults.excluded, 'worker')} excluded" if faults.excluded else ""),
+        f"{format_count(faults.injected, 'fault')} injected; {format_count(faults.spares_lost, 'spare')} lost"
+        + (f"; {format_count(faults.excluded, 'worker')} excluded" if faults.excluded else ""),
     )
     lasted = [t.total for t in timings if t.total is not None]
+    if handovers := failovers.failovers(record):
+        gaps = [handover.started.leaderless_s for handover in handovers]
+        yield "lost controllers", f"{len(gaps)}", f"replaced after {median(gaps):.2f} s (median)"
     counts = ", ".join(f"{count} {name}" for name, count in faults.outcomes.items())
     yield "median recovery", f"{median(lasted):.2f} s" if lasted else "–", counts or "none needed"
 
@@ -231,13 +234,13 @@ def _recoveries(record: RunRecord) -> Iterator[str]:
     charts = [
         page.subheading(name) + page.chart(death_figure(record, timing), f"death{number}")
         for number, (name, timing) in enumerate(zip(names, timings, strict=True))
-        if number < DEATHS_DRAWN
+        if number < MAX_DEATHS
     ]
     yield page.section(
         "Around each loss",
         "Time zero is the fault, or its detection if the fault was not logged. Hatched work was dropped: it was not "
         "committed, and the same samples were used again."
-        + (f" The first {DEATHS_DRAWN} of {len(timings)} are drawn." if len(timings) > DEATHS_DRAWN else ""),
+        + (f" The first {MAX_DEATHS} of {len(timings)} are drawn." if len(timings) > MAX_DEATHS else ""),
         *charts,
     )
     head = ["recovery", "lost", "cause", "successor", "outcome", "steps redone", "received",
@@ -248,13 +251,17 @@ def _recoveries(record: RunRecord) -> Iterator[str]:
         "Notice: fault to its detection. Decide: to the new formation. Relink, transfer, rebuild: the slowest "
         "member's. Redo: from the last link to the first completed microbatch. Members work in parallel, so the "
         "parts need not add up to the total (diamond). Times in milliseconds."
-        + (f" The {RECOVERIES_DRAWN} longest of {len(timings)} are drawn." if len(timings) > RECOVERIES_DRAWN else ""),
+        + (f" The {MAX_RECOVERIES} longest of {len(timings)} are drawn." if len(timings) > MAX_RECOVERIES else ""),
         page.chart(recovery_figure(timings), "recoveries"),
         page.table("recovery-times", head, rows, numbers_from=5),
     )
-    zero = _zero(record)
-    lines = [(f"{t - zero:.2f} s", str(line)) for t, line in story(record)]
-    yield page.section("What happened", "Seconds since the start of the run.", page.log("story", lines))
+
+
+def _what_happened(record: RunRecord) -> Iterator[str]:
+    if recoveries(record) or failovers.failovers(record):
+        zero = _start_t(record)
+        lines = [(f"{t - zero:.2f} s", str(line)) for t, line in story(record)]
+        yield page.section("What happened", "Seconds since the start of the run.", page.log("story", lines))
 
 
 def _row(name: str, timing: RecoveryTiming) -> list[str]:
@@ -277,7 +284,7 @@ def _holders_and_bytes(record: RunRecord) -> Iterator[str]:
         yield page.section(
             "Stage holders",
             "A change of colour is a change of holder.",
-            page.chart(holdings_figure(stays, recoveries(record), _zero(record)), "holders"),
+            page.chart(holdings_figure(stays, recoveries(record), _start_t(record)), "holders"),
         )
     sent = bytes_figure(record)
     if sent is not None:
@@ -295,7 +302,7 @@ def _checkpoints(record: RunRecord) -> Iterator[str]:
         rows = [[str(step), cut.checkpoint, str(cut.was), str(cut.now), "; ".join(cut.notes)] for step, cut in recuts]
         yield page.section(
             "Checkpoints",
-            "Resumptions in another shape than the checkpoint's.",
+            "Resumptions whose stages or replicas differ from the checkpoint's.",
             page.table("reshaped", ["step", "checkpoint", "from", "to", "state"], rows, 5),
         )
 
@@ -319,6 +326,7 @@ SECTIONS: tuple[Callable[[RunRecord], Iterator[str]], ...] = (
     _pipeline,
     _recoveries,
     failovers.section,
+    _what_happened,
     snapshots.section,
     _holders_and_bytes,
     stage_peaks.section,
@@ -328,7 +336,7 @@ SECTIONS: tuple[Callable[[RunRecord], Iterator[str]], ...] = (
 """sections in the order of the page; one that does not apply to a run yields nothing"""
 
 
-def _zero(record: RunRecord) -> float:
+def _start_t(record: RunRecord) -> float:
     return record.starts[0][0] if record.starts else record.landmarks[0][0]
 
 
@@ -336,18 +344,14 @@ def _settings(record: RunRecord) -> Iterator[tuple[str, list[tuple[str, str, boo
     """Yield the configuration's sections: (key, value, differs from the default)."""
     config, default = record.config, RunConfig()
     plain = [name for name in RunConfig.model_fields if not isinstance(getattr(config, name), BaseModel)]
-    yield "run", [(k, _shown(getattr(config, k)), getattr(config, k) != getattr(default, k)) for k in plain]
+    yield "run", [(k, format_value(getattr(config, k)), getattr(config, k) != getattr(default, k)) for k in plain]
     for name in RunConfig.model_fields:
         chosen, default_value = getattr(config, name), getattr(default, name)
         if isinstance(chosen, BaseModel):
-            yield name, [(k, _shown(v), v != getattr(default_value, k)) for k, v in chosen]
+            yield name, [(k, format_value(v), v != getattr(default_value, k)) for k, v in chosen]
 
 
-def _shown(value: object) -> str:
-    return "–" if value is None or value == "" or value == [] else str(value)
-
-
-def _clock(seconds: float) -> str:
+def _format_wall_time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     if minutes == 0:
         return f"{seconds:.1f} s"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import singledispatchmethod
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
-from planaria.report.membership import Membership
-from planaria.report.phrases import counted
+from planaria.report.phrases import format_count
+from planaria.report.worker_assignments import Membership
 
 
 @dataclass
@@ -21,14 +22,14 @@ class RoundHistory:
     round: int
     members: tuple[int, ...]
     contributors: tuple[int, ...]
-    """replicas whose updates were combined: in a decoupled exchange, maybe others than the members"""
+    """replicas whose updates were combined: in a decoupled exchange, they may differ from the members"""
     drawn: tuple[int, ...]
     """live replicas of the drawn group"""
     missing: tuple[int, ...]
-    """those of them that neither contributed nor settled the round by then"""
-    refused: dict[int, str]
+    """live replicas of the drawn group that had neither contributed nor settled the round"""
+    rejected: dict[int, str]
     """missing replica with an invalid update → reason"""
-    impatient: bool
+    timed_out: bool
     """whether the wait for others timed out (``exchange.patience_s``)"""
     t: float
     steps: dict[int, int]
@@ -49,7 +50,7 @@ class RoundHistory:
         return len({*self.members, *self.contributors}) == 1
 
 
-REMEMBERED = 1000
+ROUNDS_KEPT = 1000
 """rounds kept; no replica lags further behind"""
 
 
@@ -65,56 +66,119 @@ class Rounds:
         """round → replicas that have settled it"""
         self._late: set[tuple[int, int]] = set()
         """(round, replica whose wait timed out)"""
-        self._refused: dict[int, dict[int, str]] = {}
+        self._rejected: dict[int, dict[int, str]] = {}
         """round → replica with a rejected update → reason"""
         self._worked: dict[int, float] = {}
         """replica → time of its last work"""
         self._stepping: set[int] = set()
-        """replicas within a step; some exchanges begin rounds meanwhile"""
+        """replicas within a step; some exchanges begin rounds during it"""
         self._writing: set[str] = set()
         """workers that write a copy of their stage"""
         self._met: dict[int, tuple[int, float, float]] = {}
         """replica → its current round, since when, and how long it had waited before"""
         self._last: dict[int, RoundHistory] = {}
+        self._t = 0.0
+        """time of the present fact"""
+        self._left: Collection[int] = ()
+        """nodes that lost their holder by the present fact"""
 
-    def take(self, t: float, fact: e.Event | d.Decision, left: Collection[int]) -> RoundHistory | None:
-        """Process a fact; return the round it settles, if any. ``left``: nodes that lost their holder by it."""
+    def apply(self, t: float, fact: e.Event | d.Decision, left: Collection[int]) -> RoundHistory | None:
+        """Process a fact; return the round that it settles, if any. ``left``: nodes that lost their holder."""
+        started = self._members.started
         if isinstance(fact, e.RunStarted):
-            self._part += 1
-            for table in (self._groups, self._settled, self._late, self._refused, self._worked, self._met, self._last):
-                table.clear()
-            self._writing.clear()
-            self._stepping.clear()
-        elif self._members.started is None or self._members.started.most_replicas == 1:
-            return None
-        elif isinstance(fact, d.Settle):
-            return self._settle(t, fact)
-        elif isinstance(fact, e.RoundApplied):
-            self._made(t, fact)
-        elif isinstance(fact, d.RunStep):
-            self._stepping.add(fact.replica)
-        elif isinstance(fact, d.Commit | d.Form):
-            self._stepping.discard(fact.replica)
-        elif isinstance(fact, d.DrawGroups):
-            self._groups[fact.round] = fact.groups
-        elif isinstance(fact, d.BeginRound):
-            for replica in fact.members:
-                self._met[replica] = fact.round, t, self._idle(replica, t)
-        elif isinstance(fact, e.UpdateRejected):
-            self._refused.setdefault(fact.round, {}).setdefault(fact.replica, fact.reason)
-        elif isinstance(fact, e.RoundWaitExpired):
-            self._late.add((fact.round, fact.replica))
-        elif isinstance(fact, e.StageSaved) and fact.worker in self._writing:  # it did not wait for the write
-            self._writing.discard(fact.worker)
-        elif isinstance(fact, e.StageCommitted | e.StageReady | e.StageCopied | e.StageSaved | e.Linked):
-            self._writing |= {fact.worker} if isinstance(fact, e.StageCopied) else set()
-            if fact.worker in self._members.node_of:
-                self._worked[self._members.replica(self._members.node_of[fact.worker])] = t
-        elif isinstance(fact, e.WorkerLost | d.Disband):
-            self._writing -= {fact.worker} if isinstance(fact, e.WorkerLost) else set()
-            for node in left:
-                self._met.pop(self._members.replica(node), None)
+            self._reset()
+        elif started is not None and started.most_replicas > 1:
+            self._t, self._left = t, left
+            return self._apply(fact)
         return None
+
+    def _reset(self) -> None:
+        self._part += 1
+        for table in (self._groups, self._settled, self._late, self._rejected, self._worked, self._met, self._last):
+            table.clear()
+        self._writing.clear()
+        self._stepping.clear()
+
+    @singledispatchmethod
+    def _apply(self, fact: e.Event | d.Decision) -> RoundHistory | None:
+        """Apply a fact of a run with several replicas; most kinds have no effect on rounds."""
+        return None
+
+    @_apply.register
+    def _on_settle(self, fact: d.Settle) -> RoundHistory:
+        return self._settle(self._t, fact)
+
+    @_apply.register
+    def _on_round_applied(self, fact: e.RoundApplied) -> None:
+        replica = self._members.replica(fact.node)
+        history = self._last.get(replica)
+        if history is None or history.round != fact.round:
+            return
+        self._worked[replica] = self._t
+        history.blocking_bytes[replica] = history.blocking_bytes.get(replica, 0) + fact.blocking_bytes
+        history.prefetched_bytes[replica] = history.prefetched_bytes.get(replica, 0) + fact.prefetched_bytes
+        if not history.alone:
+            history.spreads.append(fact.spread)
+
+    @_apply.register
+    def _on_run_step(self, fact: d.RunStep) -> None:
+        self._stepping.add(fact.replica)
+
+    @_apply.register
+    def _on_step_end(self, fact: d.Commit | d.Form) -> None:
+        self._stepping.discard(fact.replica)
+
+    @_apply.register
+    def _on_draw_groups(self, fact: d.DrawGroups) -> None:
+        self._groups[fact.round] = fact.groups
+
+    @_apply.register
+    def _on_begin_round(self, fact: d.BeginRound) -> None:
+        for replica in fact.members:
+            self._met[replica] = fact.round, self._t, self._idle(replica, self._t)
+
+    @_apply.register
+    def _on_update_rejected(self, fact: e.UpdateRejected) -> None:
+        self._rejected.setdefault(fact.round, {}).setdefault(fact.replica, fact.reason)
+
+    @_apply.register
+    def _on_round_wait_expired(self, fact: e.RoundWaitExpired) -> None:
+        self._late.add((fact.round, fact.replica))
+
+    @_apply.register
+    def _on_stage_saved(self, fact: e.StageSaved) -> None:
+        if fact.worker in self._writing:  # it did not wait for the write
+            self._writing.discard(fact.worker)
+        else:
+            self._on_work(fact.worker)
+
+    @_apply.register
+    def _on_stage_copied(self, fact: e.StageCopied) -> None:
+        self._writing.add(fact.worker)
+        self._on_work(fact.worker)
+
+    @_apply.register
+    def _on_worker_report(self, fact: e.StageCommitted | e.StageReady | e.Linked) -> None:
+        self._on_work(fact.worker)
+
+    @_apply.register
+    def _on_worker_lost(self, fact: e.WorkerLost) -> None:
+        self._writing.discard(fact.worker)
+        self._drop_meetings()
+
+    @_apply.register
+    def _on_disband(self, fact: d.Disband) -> None:
+        self._drop_meetings()
+
+    def _on_work(self, worker: str) -> None:
+        """Record that a worker has just finished work of its replica."""
+        if worker in self._members.node_of:
+            self._worked[self._members.replica(self._members.node_of[worker])] = self._t
+
+    def _drop_meetings(self) -> None:
+        """Forget the current rounds of replicas that lost a node."""
+        for node in self._left:
+            self._met.pop(self._members.replica(node), None)
 
     def _idle(self, replica: int, t: float) -> float:
         return 0.0 if replica in self._stepping else t - self._worked.get(replica, t)
@@ -124,7 +188,7 @@ class Rounds:
         group = next((g for g in groups if fact.members[0] in g), fact.members)
         drawn = tuple(n for n in group if n in self._members.live)
         settled = self._settled.setdefault(fact.round, set())
-        self._forget(fact.round - REMEMBERED)
+        self._forget(fact.round - ROUNDS_KEPT)
         waited_for_peers_s, waited_for_updates_s = {}, {}
         for replica in fact.members:
             current, since, waited = self._met.pop(replica, (-1, 0.0, 0.0))
@@ -136,8 +200,8 @@ class Rounds:
         contributors = tuple(fact.contributors or fact.members)
         present = {*drawn} if fact.contributors and settled else {*contributors, *fact.members, *settled}
         missing = tuple(n for n in drawn if n not in present)
-        reasons = {**self._refused.get(fact.round, {}), **fact.left_out}
-        refused = {n: why for n, why in reasons.items() if n in missing}
+        reasons = {**self._rejected.get(fact.round, {}), **fact.left_out}
+        rejected = {n: why for n, why in reasons.items() if n in missing}
         history = RoundHistory(
             part=self._part,
             round=fact.round,
@@ -145,8 +209,8 @@ class Rounds:
             contributors=contributors,
             drawn=drawn,
             missing=missing,
-            refused=refused,
-            impatient=any((fact.round, replica) in self._late for replica in fact.members),
+            rejected=rejected,
+            timed_out=any((fact.round, replica) in self._late for replica in fact.members),
             t=t,
             steps={replica: self._members.steps.get(replica, 0) for replica in fact.members},
             waited_for_peers_s=waited_for_peers_s,
@@ -158,34 +222,23 @@ class Rounds:
 
     def _forget(self, before: int) -> None:
         """Drop old rounds, which receive no more reports."""
-        if len(self._settled) > 2 * REMEMBERED:
+        if len(self._settled) > 2 * ROUNDS_KEPT:
             self._groups = {number: groups for number, groups in self._groups.items() if number >= before}
             self._settled = {number: members for number, members in self._settled.items() if number >= before}
             self._late = {(number, members) for number, members in self._late if number >= before}
 
-    def _made(self, t: float, fact: e.RoundApplied) -> None:
-        replica = self._members.replica(fact.node)
-        history = self._last.get(replica)
-        if history is None or history.round != fact.round:
-            return
-        self._worked[replica] = t
-        history.blocking_bytes[replica] = history.blocking_bytes.get(replica, 0) + fact.blocking_bytes
-        history.prefetched_bytes[replica] = history.prefetched_bytes.get(replica, 0) + fact.prefetched_bytes
-        if not history.alone:
-            history.spreads.append(fact.spread)
-
 
 def settled_rounds(record: RunRecord) -> list[RoundHistory]:
     """Return the settled rounds of a run, in order; empty for inline runs and single replicas."""
-    return list(record.cached(_gatherings))
+    return list(record.cached(_fold_rounds))
 
 
-def _gatherings(record: RunRecord) -> list[RoundHistory]:
+def _fold_rounds(record: RunRecord) -> list[RoundHistory]:
     if all(started.most_replicas == 1 for _, started in record.starts):
         return []
     members = Membership()
     rounds = Rounds(members)
-    histories = (rounds.take(t, fact, members.take(fact)) for t, fact in record.history)
+    histories = (rounds.apply(t, fact, members.apply(fact)) for t, fact in record.history)
     return [history for history in histories if history is not None]
 
 
@@ -197,21 +250,21 @@ class ExchangeTotals:
     attended: int
     """attendances of replicas"""
     alone: int
-    """those without another replica"""
+    """attendances without another replica"""
     by_draw: int
-    """those that were drawn alone"""
+    """attendances of replicas that were drawn alone"""
     waited_for_peers_s: float
     """seconds waited for others to join"""
     waited_for_updates_s: float
     """seconds waited for their updates"""
     blocking_bytes: int
     prefetched_bytes: int
-    refused: int
+    rejected: int
     """rejected updates"""
 
 
 def totals(histories: list[RoundHistory]) -> ExchangeTotals:
-    """Sum over rounds."""
+    """Return the sums over rounds."""
     alone = [history for history in histories if history.alone]
     return ExchangeTotals(
         rounds=len({(history.part, history.round) for history in histories}),
@@ -222,22 +275,22 @@ def totals(histories: list[RoundHistory]) -> ExchangeTotals:
         waited_for_updates_s=sum(sum(history.waited_for_updates_s.values()) for history in histories),
         blocking_bytes=sum(sum(history.blocking_bytes.values()) for history in histories),
         prefetched_bytes=sum(sum(history.prefetched_bytes.values()) for history in histories),
-        refused=sum(len(history.refused) for history in histories),
+        rejected=sum(len(history.rejected) for history in histories),
     )
 
 
 def totals_lines(sums: ExchangeTotals) -> Iterator[str]:
     """Yield the totals in words."""
-    alone = f"alone {sums.alone} of {counted(sums.attended, 'time')}, {sums.by_draw} by the draw"
-    yield f"{counted(sums.rounds, 'round')}; {alone}"
-    yield f"{_size(sums.blocking_bytes)} sent while others waited, {_size(sums.prefetched_bytes)} ahead"
+    alone = f"alone {sums.alone} of {format_count(sums.attended, 'time')}, {sums.by_draw} by the draw"
+    yield f"{format_count(sums.rounds, 'round')}; {alone}"
+    yield f"{_format_mb(sums.blocking_bytes)} sent while others waited, {_format_mb(sums.prefetched_bytes)} ahead"
     yield (
         f"{sums.waited_for_peers_s + sums.waited_for_updates_s:.2f} s waited, sum over replicas: "
         f"{sums.waited_for_peers_s:.2f} s for others to join, {sums.waited_for_updates_s:.2f} s for their updates"
     )
-    if sums.refused:
-        yield f"{counted(sums.refused, 'update')} rejected"
+    if sums.rejected:
+        yield f"{format_count(sums.rejected, 'update')} rejected"
 
 
-def _size(count: int) -> str:
+def _format_mb(count: int) -> str:
     return f"{count / 1e6:.1f} MB"

@@ -7,17 +7,26 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from planaria.control.facts.decisions import Finish
-from planaria.control.facts.events import RunStarted
+from planaria.control.facts.events import LeaderStarted, RunStarted
 from planaria.control.log.run_record import RunRecord
-from planaria.report.phrases import counted, listed
+from planaria.report.phrases import format_count, join_names
 from planaria.report.run.checkpoint_times import saves
 from planaria.report.run.ledger import prove_exactly_once, sample_ledger
-from planaria.report.run.recovery_timeline import faults_summary, recoveries
+from planaria.report.run.recoveries import faults_summary, recoveries
 from planaria.report.run.round_history import settled_rounds, totals
 from planaria.report.run.summary import key_metrics
 from planaria.report.verdict import Verdict
 
-NO_END = "no end recorded"
+NO_END = "still running or killed"
+
+OUTCOME_CLAUSES = {
+    "recalled": "rolled back to a snapshot",
+    "relinked": "replaced a broken edge",
+    "skipping": "left a stage without a worker",
+    "cannot": "failed",
+    "disbanded": "ended with the replica",
+}
+"""outcome of a recovery → predicate, where the outcome is not one"""
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class RunFacts:
     """Facts of a run that its verdict depends on. Times are seconds, losses nats per token."""
 
     ended: str
-    """"finished", NO_END, or how and why it stopped"""
+    """"finished", NO_END, or the outcome and its reason"""
     steps: int
     planned: int
     wall_s: float
@@ -50,10 +59,12 @@ class RunFacts:
     alone: int = 0
     """rounds that a replica settled alone, of ``attended``"""
     attended: int = 0
-    refused: int = 0
+    rejected: int = 0
     """rejected updates"""
     unequal: int = 0
     """checkpoints whose replicas should be equal but differ"""
+    leaderless_s: Sequence[float] = ()
+    """for each lost controller, the time until the next one led"""
 
 
 def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
@@ -84,13 +95,14 @@ def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
         rounds=sums.rounds,
         alone=sums.alone,
         attended=sums.attended,
-        refused=sums.refused,
+        rejected=sums.rejected,
         unequal=saves(record).unequal,
+        leaderless_s=[fact.leaderless_s for _, fact in record.landmarks if isinstance(fact, LeaderStarted)],
     )
 
 
 def outcome(record: RunRecord) -> str:
-    """Return how a run ended, with the reason if it did not finish."""
+    """Return the outcome of a run, with the reason if it did not finish."""
     ends = [fact for _, fact in record.landmarks if isinstance(fact, Finish | RunStarted)]
     if not ends or isinstance(ends[-1], RunStarted):
         return NO_END
@@ -98,57 +110,78 @@ def outcome(record: RunRecord) -> str:
 
 
 def verdict(facts: RunFacts) -> Verdict:
-    """Return the verdict: good if all steps were trained and each sample was used once; open without an end."""
+    """Return the verdict: good if all steps were trained and each sample was used once; None if the log has no end."""
     if facts.ended == NO_END:
         good, badge = None, NO_END
     else:
         good = facts.ended == "finished" and not facts.problems
         badge = "samples lost or repeated" if facts.problems and facts.ended == "finished" else facts.ended
-    sentences = [_course(facts), _failures(facts), *_together(facts), _unequal(facts), _samples(facts)]
-    return Verdict(good, badge, " ".join(filter(None, sentences)), list(_numbers(facts))[:2], _lost(facts))
+    sentences = [
+        _progress_sentence(facts),
+        _failure_sentence(facts),
+        _controller_sentence(facts),
+        *_replica_sentences(facts),
+        _unequal_sentence(facts),
+        _sample_sentence(facts),
+    ]
+    return Verdict(
+        good, badge, " ".join(filter(None, sentences)), list(_deciding_numbers(facts))[:2], _loss_sentence(facts)
+    )
 
 
-def _course(facts: RunFacts) -> str:
-    steps = f"{facts.steps:,} of {counted(facts.planned, 'step')}"
+def _progress_sentence(facts: RunFacts) -> str:
+    steps = f"{facts.steps:,} of {format_count(facts.planned, 'step')}"
     if facts.ended == "finished":
-        return f"Trained {steps if facts.steps != facts.planned else 'all ' + counted(facts.planned, 'step')}."
+        return f"Trained {steps if facts.steps != facts.planned else 'all ' + format_count(facts.planned, 'step')}."
     if facts.ended != NO_END:
         return f"Stopped after {steps}: {facts.ended.removeprefix('stopped: ')}."
-    return f"The log has no end yet: {steps} so far."
+    return f"The log records no end: {steps} so far."
 
 
-def _failures(facts: RunFacts) -> str:
+def _failure_sentence(facts: RunFacts) -> str:
     if not facts.outcomes:
-        spares = f" except {counted(facts.spares_lost, 'spare')}" if facts.spares_lost else ""
-        return f"No worker was lost{spares}." if spares else "Nothing failed."
-    died = [f"{counted(facts.deaths, 'worker')} died"] if facts.deaths else []
+        spares = f" except {format_count(facts.spares_lost, 'spare')}" if facts.spares_lost else ""
+        return f"No worker was lost{spares}." if spares or facts.leaderless_s else "Nothing failed."
+    died = [f"{format_count(facts.deaths, 'worker')} died"] if facts.deaths else []
     were = "was" if facts.excluded == 1 else "were"
-    excluded = [f"{counted(facts.excluded, 'worker')} {were} excluded"] if facts.excluded else []
-    subject = listed([*died, *excluded]) or "No worker died, but connections broke"
-    outcomes = listed([f"{count} {name}" for name, count in facts.outcomes.items()])
-    return f"{subject}; outcome: {outcomes}."
+    excluded = [f"{format_count(facts.excluded, 'worker')} {were} excluded"] if facts.excluded else []
+    subject = join_names([*died, *excluded]) or "No worker died, but connections broke"
+    outcomes = join_names([_outcome_clause(name, count) for name, count in facts.outcomes.items()])
+    return f"{subject}; {outcomes}."
 
 
-def _together(facts: RunFacts) -> list[str]:
+def _controller_sentence(facts: RunFacts) -> str:
+    count = len(facts.leaderless_s)
+    return f"{format_count(count, 'controller')} {'was' if count == 1 else 'were'} lost and replaced." if count else ""
+
+
+def _outcome_clause(name: str, count: int) -> str:
+    """Return '2 recoveries succeeded', '1 rolled back' and so on."""
+    if name == "recovered":
+        return f"{format_count(count, 'recovery', 'recoveries')} succeeded"
+    return f"{count} {OUTCOME_CLAUSES.get(name, name)}"
+
+
+def _replica_sentences(facts: RunFacts) -> list[str]:
     if facts.replicas == 1 or not facts.rounds:
         return []
-    alone = f", {facts.alone} of {counted(facts.attended, 'time')} alone" if facts.alone else ""
-    return [f"{counted(facts.replicas, 'replica')} settled {counted(facts.rounds, 'round')}{alone}."]
+    alone = f", {facts.alone} of {format_count(facts.attended, 'time')} alone" if facts.alone else ""
+    return [f"{format_count(facts.replicas, 'replica')} settled {format_count(facts.rounds, 'round')}{alone}."]
 
 
-def _unequal(facts: RunFacts) -> str:
-    where = counted(facts.unequal, "checkpoint")
+def _unequal_sentence(facts: RunFacts) -> str:
+    where = format_count(facts.unequal, "checkpoint")
     return f"Replicas that should be equal had different weights in {where}." if facts.unequal else ""
 
 
-def _samples(facts: RunFacts) -> str:
+def _sample_sentence(facts: RunFacts) -> str:
     if facts.problems:
         more = f" ({len(facts.problems) - 1} more)" if facts.problems[1:] else ""
         return f"Not every sample was used exactly once: {facts.problems[0]}{more}."
     return "Every sample was used exactly once." if facts.counted else ""
 
 
-def _numbers(facts: RunFacts) -> list[tuple[str, str]]:
+def _deciding_numbers(facts: RunFacts) -> list[tuple[str, str]]:
     numbers = []
     began = "" if facts.first_loss is None else f"; training started at {facts.first_loss:.3f}"
     if facts.validation is not None:
@@ -156,27 +189,29 @@ def _numbers(facts: RunFacts) -> list[tuple[str, str]]:
     elif facts.loss is not None:
         numbers.append((f"{facts.loss:.4f}", f"training loss, nats per token{began}"))
     if facts.recovery_s:
-        often = counted(len(facts.recovery_s), "recovery", "recoveries")
-        middle, most = median(facts.recovery_s), max(facts.recovery_s)
-        numbers.append((f"{middle:.2f} s", f"to recover, median of {often}; {most:.2f} s at most"))
+        often = format_count(len(facts.recovery_s), "recovery", "recoveries")
+        typical, longest = median(facts.recovery_s), max(facts.recovery_s)
+        numbers.append((f"{typical:.2f} s", f"to recover, median of {often}; {longest:.2f} s at longest"))
     elif facts.tokens_per_s is not None:
         numbers.append((f"{facts.tokens_per_s:,.0f}", "tokens per second, median step"))
     return numbers
 
 
-def _lost(facts: RunFacts) -> str:
+def _loss_sentence(facts: RunFacts) -> str:
     clauses = []
     if facts.redone:
-        clauses.append(f"{counted(facts.redone, 'step')} repeated after rollbacks")
+        clauses.append(f"{format_count(facts.redone, 'step')} repeated after rollbacks")
     if facts.recovery_s:
         spent = sum(facts.recovery_s)
         of = f" ({spent / facts.wall_s:.1%} of the run)" if facts.wall_s and facts.replicas == 1 else ""
         clauses.append(f"{spent:.2f} s in recoveries{of}")
+    if facts.leaderless_s:
+        clauses.append(f"{sum(facts.leaderless_s):.2f} s without a controller, while workers finished their step")
     for count, noun, label in (
         (facts.outcomes.get("cannot", 0), "recovery", "impossible"),
         (facts.spares_lost, "spare", ""),
-        (facts.refused, "update", "rejected"),
+        (facts.rejected, "update", "rejected"),
     ):
         if count:
-            clauses.append(f"{counted(count, noun, 'recoveries' if noun == 'recovery' else '')} {label}".strip())
+            clauses.append(f"{format_count(count, noun, 'recoveries' if noun == 'recovery' else '')} {label}".strip())
     return f"Lost: {'; '.join(clauses)}." if clauses else "Nothing was lost."

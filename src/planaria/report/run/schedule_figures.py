@@ -14,7 +14,7 @@ from planaria.planner.guidelines import PlannedPasses, planned_passes
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.schedule import Schedule
 from planaria.planner.tables import Ints
-from planaria.report.phrases import amount
+from planaria.report.phrases import format_number
 from planaria.report.theme import (
     BLUE,
     GREY,
@@ -26,18 +26,22 @@ from planaria.report.theme import (
     SERIES,
     VIOLET,
     WASH,
+    escape_label,
     figure,
-    label,
-    lanes,
-    on,
+    lane_axis,
+    text_colour_on,
 )
 
-DRAWN = 40
+MAX_NODES = 40
 """maximum nodes whose passes are drawn"""
-ROW, WIDTH, DIGIT = 30, 860, 6.5
-"""pixels of a row, of the drawn step and of a digit"""
+ROW = 30
+"""height of a row, pixels"""
+WIDTH = 860
+"""width of the drawn step, pixels"""
+DIGIT = 6.5
+"""width of a digit, pixels"""
 COLOURS = {"forward": BLUE, "loss": VIOLET, "backward": ORANGE}
-WORDY = 20
+MAX_LABELLED_SITES = 20
 """maximum sites of a site × site figure with numbers in its cells"""
 
 SlotKind = Literal["forward", "loss", "backward"]
@@ -90,17 +94,17 @@ class PlannedStep:
 
     @property
     def held(self) -> list[int]:
-        """[nodes]: maximum number of microbatches between forward and backward at once."""
+        """[nodes]: maximum number of microbatches between forward and backward at the same time."""
         changes = sorted(
             (done.starts, 1, done.node) if done.kind == "forward" else (done.ends, -1, done.node)
             for done in self.passes
             if done.hop <= self.problem.visits
         )
-        now, most = [0] * self.problem.nodes, [0] * self.problem.nodes
+        now, peak = [0] * self.problem.nodes, [0] * self.problem.nodes
         for _, change, node in changes:
             now[node] += change
-            most[node] = max(most[node], now[node])
-        return most
+            peak[node] = max(peak[node], now[node])
+        return peak
 
     @property
     def links(self) -> dict[tuple[int, int], tuple[int, int]]:
@@ -110,8 +114,8 @@ class PlannedStep:
         for sent, done in pairwise(self.passes):
             if sent.microbatch == done.microbatch and sent.node != done.node:
                 route = site[sent.node], site[done.node]
-                count, took = traffic.get(route, (0, 0))
-                traffic[route] = count + 1, took + done.arrives - sent.ends
+                count, duration = traffic.get(route, (0, 0))
+                traffic[route] = count + 1, duration + done.arrives - sent.ends
         return traffic
 
     def name(self, node: int) -> str:
@@ -121,9 +125,9 @@ class PlannedStep:
         """Return the nodes, sorted by stage."""
         return sorted(range(self.problem.nodes), key=lambda node: (self.solution.stage[node], node))
 
-    def drawn(self) -> list[int]:
-        """Return the nodes to draw, sorted by stage: the :data:`DRAWN` busiest."""
-        busiest = sorted(self.by_stage(), key=self.busy.__getitem__, reverse=True)[:DRAWN]
+    def nodes_to_draw(self) -> list[int]:
+        """Return the nodes to draw, sorted by stage: the :data:`MAX_NODES` busiest."""
+        busiest = sorted(self.by_stage(), key=self.busy.__getitem__, reverse=True)[:MAX_NODES]
         return [node for node in self.by_stage() if node in busiest]
 
 
@@ -155,14 +159,14 @@ def _arrivals(problem: PlanningProblem, routes: Sequence[Sequence[int]], times: 
     order = sorted(
         (ends[i][k - 1], starts[i][k - 1], i, k) for i, route in enumerate(routes) for k in range(1, len(route))
     )
-    taken: dict[tuple[int, int], int] = defaultdict(int)
+    link_free: dict[tuple[int, int], int] = defaultdict(int)
     arrivals = times.starts.copy()
     for sent, _, i, k in order:
         a, b = routes[i][k - 1], routes[i][k]
         arrivals[i, k] = sent
         if a != b:
-            begins = max(sent, taken[a, b])
-            taken[a, b] = begins + prices.transmit(a, b, "forward")
+            begins = max(sent, link_free[a, b])
+            link_free[a, b] = begins + prices.transmit(a, b, "forward")
             arrivals[i, k] = begins + prices.carry(a, b, "forward")
     return arrivals
 
@@ -177,7 +181,7 @@ def compared_figure(schedule: Schedule) -> go.Figure:
         x=seconds,
         orientation="h",
         marker={"color": [BLUE] + [GREY] * len(others)},
-        text=[f"{amount(time)} s" for time in seconds],
+        text=[f"{format_number(time)} s" for time in seconds],
         textposition="outside",
         cliponaxis=False,
         hoverinfo="skip",
@@ -185,7 +189,10 @@ def compared_figure(schedule: Schedule) -> go.Figure:
     fig.add_vline(
         x=schedule.bound.step_s,
         line={"color": INK, "width": 1.2, "dash": "dot"},
-        annotation={"text": f"lower bound {amount(schedule.bound.step_s)} s", "font": {"color": MUTED, "size": 12}},
+        annotation={
+            "text": f"lower bound {format_number(schedule.bound.step_s)} s",
+            "font": {"color": MUTED, "size": 12},
+        },
         annotation_position="top",
     )
     fig.update_xaxes(range=[0, 1.12 * max(seconds)])  # space for the longest bar's text
@@ -195,7 +202,7 @@ def compared_figure(schedule: Schedule) -> go.Figure:
 
 def gantt_figure(step: PlannedStep) -> go.Figure:
     """Draw the planned step in seconds: passes by node, and waits of forwards for their node."""
-    nodes = step.drawn()
+    nodes = step.nodes_to_draw()
     keys = dict(zip(nodes, _keys(nodes), strict=True))
     fig = figure(112 + ROW * len(nodes), x="seconds", barmode="overlay")
     total = step.makespan / 1e9 or 1.0
@@ -212,12 +219,15 @@ def gantt_figure(step: PlannedStep) -> go.Figure:
             offset=-0.3,
             orientation="h",
             marker={"color": colour, "line": {"color": PAPER, "width": 0.5}},
-            text=[i if WIDTH * took > DIGIT * len(i) * total else "" for i, took in zip(numbers, seconds, strict=True)],
+            text=[
+                i if WIDTH * duration > DIGIT * len(i) * total else ""
+                for i, duration in zip(numbers, seconds, strict=True)
+            ],
             constraintext="none",
             insidetextanchor="middle",
             textposition="inside",
             textangle=0,
-            textfont={"size": 10, "color": on(colour)},
+            textfont={"size": 10, "color": text_colour_on(colour)},
             customdata=[_hover(step, done) for done in of_kind],
             hovertemplate="%{customdata}<extra></extra>",
         )
@@ -246,7 +256,7 @@ def _add_waits(fig: go.Figure, step: PlannedStep, keys: dict[int, str]) -> None:
 
 def _hover(step: PlannedStep, done: PlannedPass) -> str:
     return (
-        f"{label(step.name(done.node))}<br>{done.kind} of microbatch {done.microbatch}, hop {done.hop}<br>"
+        f"{escape_label(step.name(done.node))}<br>{done.kind} of microbatch {done.microbatch}, hop {done.hop}<br>"
         f"{done.starts / 1e9:.3f} to {done.ends / 1e9:.3f} s"
     )
 
@@ -281,21 +291,22 @@ def busy_figure(step: PlannedStep) -> go.Figure:
 def sites_figure(
     sites: Sequence[str], table: Sequence[Sequence[float | None]], notes: Sequence[Sequence[str]], shade: str
 ) -> go.Figure:
-    """Draw seconds between sites, ``table`` [from, to], with numbers in up to :data:`WORDY` rows.
+    """Draw seconds between sites, ``table`` [from, to], with numbers in up to :data:`MAX_LABELLED_SITES` rows.
 
     ``notes`` [from, to] are hover texts, ``shade`` is the colour of the maximum; None leaves a cell blank.
     """
-    keys, wordy = _keys(sites), len(sites) <= WORDY
-    fig = figure(140 + (28 if wordy else 16) * len(sites), x="to", y="from", margin={"t": 12, "b": 90})
+    keys, is_labelled = _keys(sites), len(sites) <= MAX_LABELLED_SITES
+    fig = figure(140 + (28 if is_labelled else 16) * len(sites), x="to", y="from", margin={"t": 12, "b": 90})
     fig.add_heatmap(
         x=keys,
         y=keys,
         z=table,
         text=[["" if number is None else f"{number:.3g}" for number in row] for row in table],
-        texttemplate="%{text}" if wordy else None,
+        texttemplate="%{text}" if is_labelled else None,
         textfont={"size": 11, "color": INK},
         customdata=[
-            [f"{label(a)} → {label(b)}<br>{notes[i][j]}" for j, b in enumerate(sites)] for i, a in enumerate(sites)
+            [f"{escape_label(a)} → {escape_label(b)}<br>{notes[i][j]}" for j, b in enumerate(sites)]
+            for i, a in enumerate(sites)
         ],
         hovertemplate="%{customdata}<extra></extra>",
         colorscale=[(0, WASH), (1, shade)],
@@ -306,7 +317,7 @@ def sites_figure(
         colorbar={"title": {"text": "s", "side": "top"}, "thickness": 12, "outlinewidth": 0},
     )
     fig.update_layout(yaxis=_lanes(sites), xaxis={"showgrid": False})
-    fig.update_xaxes(type="category", tickvals=keys, ticktext=[label(name) for name in sites], tickangle=-35)
+    fig.update_xaxes(type="category", tickvals=keys, ticktext=[escape_label(name) for name in sites], tickangle=-35)
     return fig
 
 
@@ -318,4 +329,4 @@ def _keys(rows: Sequence[object]) -> list[str]:
 def _lanes(names: Sequence[str]) -> dict[str, Any]:
     """Return the layout of a y axis with a row per name, from top to bottom."""
     keys = _keys(names)
-    return {**lanes(keys), "tickvals": keys, "ticktext": [label(name) for name in names]}
+    return {**lane_axis(keys), "tickvals": keys, "ticktext": [escape_label(name) for name in names]}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from planaria.planner.certificate import ALL
+from planaria.planner.bound.step_bound import ALL
 from planaria.planner.guidelines import Violation, find_violations
 from planaria.planner.schedule import Schedule
 from planaria.report import page
-from planaria.report.phrases import amount, counted
+from planaria.report.phrases import format_count, format_number
 from planaria.report.run.path_table import summary, table
 from planaria.report.run.schedule_figures import (
-    DRAWN,
+    MAX_NODES,
     PlannedPass,
     PlannedStep,
     busy_figure,
@@ -24,9 +24,9 @@ from planaria.report.run.schedule_figures import (
 from planaria.report.theme import CARRIED, DELAYED
 from planaria.report.verdict import Verdict
 
-ROUTES = 60
+MAX_ROUTES = 60
 """maximum routes listed"""
-SUMMED = (
+GRADIENT_SUMS = (
     "After its last pass each node sends its gradients to one node of its stage, which returns the sum; the step ends "
     "when all have it. The step's chart and the busy shares cover the passes only."
 )
@@ -43,15 +43,15 @@ def write_page(schedule: Schedule, path: Path) -> Path:
 def body(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
     """Yield the page's sections as HTML."""
     violations = find_violations(step.problem, step.solution, step.times)
-    name = f"Plan for {counted(len(schedule.nodes), 'node')}"
+    name = f"Plan for {format_count(len(schedule.nodes), 'node')}"
     yield page.heading(name, verdict(schedule, step, violations), _summary(schedule))
     yield page.cards(_facts(schedule, step))
-    yield _compared(schedule)
+    yield _alternatives(schedule)
     yield page.section("The planned step", _gantt_caption(step), page.chart(gantt_figure(step), "step"))
-    yield from _use(schedule, step)
+    yield from _utilization(schedule, step)
     yield from _paths(schedule)
     yield from _arrangement_section(schedule, step)
-    yield page.footer("Written by planaria plan; the schedule beside this page has every number, as JSON.")
+    yield page.footer("Written by planaria plan; the schedule next to this page has every number, as JSON.")
 
 
 def _summary(schedule: Schedule) -> str:
@@ -60,10 +60,10 @@ def _summary(schedule: Schedule) -> str:
         "Messages on one link wait for its bandwidth." if schedule.transmit_s else "Messages do not slow each other."
     )
     return (
-        f"Each microbatch visits {rules.visits} of {counted(len(rules.sizes) - 1, 'block stage')}, going back at most "
-        f"{counted(rules.swaps, 'time')} by one place and forward at most {counted(rules.jump, 'place')} at once. A "
-        f"node takes backward passes and losses first, then what came first and has a slot. {queue}"
-        + (f" {SUMMED}" if schedule.sums_s else "")
+        f"Each microbatch visits {rules.visits} of {format_count(len(rules.sizes) - 1, 'block stage')}, going back at "
+        f"most {format_count(rules.swaps, 'time')} by one place and forward at most "
+        f"{format_count(rules.jump, 'place')} per hop. A node runs backward passes and losses first, then forwards in "
+        f"order of arrival if it has a slot. {queue}" + (f" {GRADIENT_SUMS}" if schedule.sums_s else "")
     )
 
 
@@ -71,32 +71,32 @@ def _facts(schedule: Schedule, step: PlannedStep) -> Iterator[tuple[str, str, st
     bound = schedule.bound
     search = schedule.search
     rules = schedule.rules
-    yield "step", f"{amount(schedule.step_s)} s", "simulated"
+    yield "step", f"{format_number(schedule.step_s)} s", "simulated"
     if schedule.sums_s:
-        yield "gradient sums", f"{amount(schedule.step_s - step.makespan / 1e9)} s", "of it, after the last pass"
-    yield "lower bound", f"{amount(bound.step_s)} s", bound.binds
+        yield "gradient sums", f"{format_number(schedule.step_s - step.makespan / 1e9)} s", "of it, after the last pass"
+    yield "lower bound", f"{format_number(bound.step_s)} s", bound.binds
     if schedule.gap is None:
-        yield "gap", "–", "passes cost nothing, so it is meaningless: give network.forward_s and backward_s"
+        yield "gap", "–", "passes cost nothing, so it is meaningless; set network.forward_s and backward_s"
     else:
-        yield "gap", f"{100 * schedule.gap:.1f} %", "1 − bound ÷ step: no plan is better by more"
-    yield "search", f"{search.seconds:.1f} s", f"{counted(search.moves, 'move')}, seed {search.seed}"
-    yield "nodes", f"{len(schedule.nodes)}", f"at {counted(len(schedule.sites), 'site')}"
-    yield "stages", f"{len(rules.sizes) - 1}", f"block stages; the ends on {counted(rules.sizes[0], 'data node')}"
-    yield "microbatches", f"{len(schedule.routes)}", f"{rules.microbatches} let in by each data node"
+        yield "gap", f"{100 * schedule.gap:.1f} %", "1 − bound ÷ step: maximum improvement by any plan"
+    yield "search", f"{search.seconds:.1f} s", f"{format_count(search.moves, 'move')}, seed {search.seed}"
+    yield "nodes", f"{len(schedule.nodes)}", f"at {format_count(len(schedule.sites), 'site')}"
+    yield "stages", f"{len(rules.sizes) - 1}", f"block stages; the ends on {format_count(rules.sizes[0], 'data node')}"
+    yield "microbatches", f"{len(schedule.routes)}", f"{rules.microbatches} from each data node"
     yield "visits", f"{rules.visits}", "of block stages, by each microbatch"
 
 
-def _compared(schedule: Schedule) -> str:
+def _alternatives(schedule: Schedule) -> str:
     others = sorted(schedule.compared.items(), key=lambda pair: pair[1])
     rows = [
-        [name, f"{amount(seconds)} s", f"{schedule.step_s / seconds:.3f}" if seconds else "–"]
+        [name, f"{format_number(seconds)} s", f"{schedule.step_s / seconds:.3f}" if seconds else "–"]
         for name, seconds in [("this plan", schedule.step_s), *others]
     ]
     order = "" if schedule.bound.binds == ALL else ", in any order of work"
     return page.section(
         "Alternatives",
         "Simulated steps on the same nodes, with as many microbatches. The dotted line is the lower bound: no "
-        f"arrangement and routes take less{order}. What binds it: {schedule.bound.binds}.",
+        f"arrangement and routes take less{order}. It is attained by: {schedule.bound.binds}.",
         page.chart(compared_figure(schedule), "compared"),
         page.table("step-times", ["", "step", "this plan ÷ it"], rows, numbers_from=1),
     )
@@ -106,39 +106,40 @@ def _gantt_caption(step: PlannedStep) -> str:
     nodes, waits = step.problem.nodes, step.waits
     others = [done for done in step.passes if done.kind != "forward" and done.waited > 0]
     forwards = sum(done.kind == "forward" and done.hop > 0 for done in step.passes)
-    unmarked = counted(len(others), "backward pass or loss", "backward passes and losses")
+    unmarked = format_count(len(others), "backward pass or loss", "backward passes and losses")
     return (
-        (f"The {DRAWN} busiest of {nodes} nodes. " if nodes > DRAWN else "")
+        (f"The {MAX_NODES} busiest of {nodes} nodes. " if nodes > MAX_NODES else "")
         + "Numbers are microbatches. A red strip under a row is a forward whose message has arrived, but whose node is "
-        f"busy or full: {len(waits)} of {forwards} forwards waited so, {_seconds(waits)} in all; "
-        f"{unmarked}, not marked, waited {_seconds(others)}. Waits for admission "
+        f"busy or full: {len(waits)} of {forwards} forwards waited so, {_total_wait(waits)} in all; "
+        f"{unmarked}, not marked, waited {_total_wait(others)}. Waits for admission "
         "at a data node do not count."
     )
 
 
-def _seconds(waits: list[PlannedPass]) -> str:
-    return f"{amount(sum(done.waited for done in waits) / 1e9)} s"
+def _total_wait(waits: list[PlannedPass]) -> str:
+    return f"{format_number(sum(done.waited for done in waits) / 1e9)} s"
 
 
-def _use(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
+def _utilization(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
     busy = step.busy
     yield page.section(
-        "How busy the nodes are",
+        "Utilization of nodes",
         f"Share of the step in which a node works ({100 * sum(busy) / len(busy):.0f} % on average), and the most "
-        "microbatches it holds at once between their forward and their backward, of its slots.",
+        "microbatches it holds at the same time between their forward and their backward, of its slots.",
         page.chart(busy_figure(step), "busy"),
     )
     sites, links = range(len(schedule.sites)), step.links
-    seconds = {route: took / 1e9 for route, (_, took) in links.items()}
+    seconds = {route: duration / 1e9 for route, (_, duration) in links.items()}
     notes = {
-        route: f"{counted(count, 'message')}, {seconds[route]:.2f} s in transit" for route, (count, _) in links.items()
+        route: f"{format_count(count, 'message')}, {seconds[route]:.2f} s in transit"
+        for route, (count, _) in links.items()
     }
     yield page.section(
-        "What the links carry",
+        "Link traffic",
         "Seconds from sending to arrival, all messages of the step from one site (down) to another (across) together: "
-        f"{counted(sum(count for count, _ in links.values()), 'message')}, {sum(seconds.values()):,.1f} s"
+        f"{format_count(sum(count for count, _ in links.values()), 'message')}, {sum(seconds.values()):,.1f} s"
         + (", waiting for links included" if schedule.transmit_s else "")
-        + ". Blank where none go; on the diagonal, between nodes of one site.",
+        + ". Blank cells have no messages; on the diagonal, between nodes of one site.",
         page.chart(
             sites_figure(
                 schedule.sites,
@@ -152,7 +153,7 @@ def _use(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
     delays = [[f"{delay:.3f} s a message" for delay in row] for row in schedule.link_s]
     yield page.section(
         "Delays",
-        "Seconds of one message, from sending it at a site (down) until it is at another (across).",
+        "Seconds of one message from a site (down) to another (across).",
         page.chart(sites_figure(schedule.sites, schedule.link_s, delays, DELAYED), "delays"),
     )
 
@@ -162,7 +163,7 @@ def _paths(schedule: Schedule) -> Iterator[str]:
         yield page.section(
             "Paths",
             "Where sites are joined by several paths, each edge of the plan has one of them. Rates are what an edge "
-            f"has when all send at once, shared max-min fairly. In all {summary(schedule.paths)}.",
+            f"has when all send at the same time, shared max-min fairly. In all {summary(schedule.paths)}.",
             table(schedule, schedule.paths).html("paths"),
         )
 
@@ -186,63 +187,63 @@ def _arrangement_section(schedule: Schedule, step: PlannedStep) -> Iterator[str]
     ends = [done.ends for done in step.passes if done.kind == "backward" and done.hop == 0]
     rows = [
         [str(i), names[route[0]], *(step.name(node) for node in route[1:-1]), f"{ends[i] / 1e9:.2f} s"]
-        for i, route in enumerate(schedule.routes[:ROUTES])
+        for i, route in enumerate(schedule.routes[:MAX_ROUTES])
     ]
     more = len(schedule.routes) - len(rows)
     yield page.section(
         "Routes",
         "Each microbatch starts at its data node and ends there, with head and loss; its gradients go the same way "
-        "back." + (f" The first {ROUTES}; {more} more are in the schedule." if more else ""),
+        "back." + (f" The first {MAX_ROUTES}; {more} more are in the schedule." if more else ""),
         page.table("routes", ["microbatch", "data node", *visits, "through at"], rows, numbers_from=len(visits) + 2),
     )
 
 
 def verdict(schedule: Schedule, step: PlannedStep, violations: Sequence[Violation]) -> Verdict:
     """Return the verdict: good if the plan obeys every guideline and no other plan that was tried is faster."""
-    beaten = [name for name, seconds in schedule.compared.items() if seconds < schedule.step_s]
-    badge = f"breaks {counted(len(violations), 'guideline')}" if violations else "keeps every guideline"
-    could = [] if schedule.gap is None else [(schedule.gap, "maximum gain of any other plan: 1 − bound ÷ step")]
+    faster = [name for name, seconds in schedule.compared.items() if seconds < schedule.step_s]
+    badge = f"violates {format_count(len(violations), 'guideline')}" if violations else "obeys every guideline"
+    possible_gain = [] if schedule.gap is None else [(schedule.gap, "maximum gain of any other plan: 1 − bound ÷ step")]
     return Verdict(
-        good=not violations and not beaten,
-        badge="slower than an alternative" if beaten and not violations else badge,
-        summary=f"{_step_time(schedule)} {_left(schedule)}"
-        + (f" First broken guideline: {violations[0]}." if violations else ""),
+        good=not violations and not faster,
+        badge="slower than an alternative" if faster and not violations else badge,
+        summary=f"{_step_time(schedule)} {_bound_sentence(schedule)}"
+        + (f" First violated guideline: {violations[0]}." if violations else ""),
         numbers=[
-            (f"{amount(schedule.step_s)} s", "one step, simulated"),
-            *((f"{100 * gap:.1f} %", label) for gap, label in could),
+            (f"{format_number(schedule.step_s)} s", "one step, simulated"),
+            *((f"{100 * gap:.1f} %", label) for gap, label in possible_gain),
         ],
-        lost=_lost(step),
+        lost=_loss_sentence(step),
     )
 
 
 def _step_time(schedule: Schedule) -> str:
-    text = f"A step takes {amount(schedule.step_s)} s on {counted(len(schedule.nodes), 'node')}"
+    text = f"A step takes {format_number(schedule.step_s)} s on {format_count(len(schedule.nodes), 'node')}"
     if not schedule.compared:
         return f"{text}."
     name, seconds = min(schedule.compared.items(), key=lambda pair: pair[1])
     change = abs(1 - schedule.step_s / seconds) if seconds else 0.0
     if change < 0.0005:
-        return f"{text}, as long as the best alternative, {name}."
+        return f"{text}, the same as the best alternative, {name}."
     than = "less" if schedule.step_s < seconds else "more"
-    return f"{text}, {change:.1%} {than} than the best alternative, {name} ({amount(seconds)} s)."
+    return f"{text}, {change:.1%} {than} than the best alternative, {name} ({format_number(seconds)} s)."
 
 
-def _left(schedule: Schedule) -> str:
+def _bound_sentence(schedule: Schedule) -> str:
     if schedule.gap is None:
-        return "Passes cost nothing here, so it is unknown what another plan could gain."
+        return "Passes cost nothing here, so the possible gain of another plan is unknown."
     if schedule.gap < 0.0005:
         return "No plan can be faster."
-    return f"No plan can take less than {amount(schedule.bound.step_s)} s ({schedule.bound.binds})."
+    return f"No plan can take less than {format_number(schedule.bound.step_s)} s ({schedule.bound.binds})."
 
 
-def _lost(step: PlannedStep) -> str:
+def _loss_sentence(step: PlannedStep) -> str:
     """Return idle time, and waits of forwards for their node."""
     idle = 1 - sum(step.busy) / len(step.busy)
     waits = step.waits
     waited = sum(done.waited for done in waits) / 1e9
     text = f"Lost: nodes idle {idle:.0%} of the step"
     return (
-        f"{text}; {counted(len(waits), 'forward')} waited for their node, {amount(waited)} s in all."
+        f"{text}; {format_count(len(waits), 'forward')} waited for their node, {format_number(waited)} s in all."
         if waits
         else f"{text}."
     )

@@ -9,8 +9,8 @@ from planaria.control.facts.decisions import Decision, Finish, Form, RemoveMachi
 from planaria.control.facts.events import Event, HostJoined, HostLeft, RunStarted, WorkerLost
 from planaria.control.log.run_record import RunRecord
 from planaria.report import page
-from planaria.report.membership import Membership
 from planaria.report.run.naming import Naming, naming_of
+from planaria.report.worker_assignments import Membership
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def holdings(record: RunRecord) -> list[StageStay]:
         done.append(StageStay(node, naming.row(node), worker, start, t))
 
     for t, fact in record.landmarks:
-        changed, over = members.take(fact), isinstance(fact, Finish)
+        changed, over = members.apply(fact), isinstance(fact, Finish)
         for node in list(holders) if over else changed:
             if node in holders:  # an earlier part of the run ended with its last fact
                 close(node, last if isinstance(fact, RunStarted) else t)
@@ -51,7 +51,7 @@ def holdings(record: RunRecord) -> list[StageStay]:
 
 
 HEAD = ["machine", "address", "from", "until", "workers", "nodes held", "handed over", "lost", "end"]
-KEY = (
+EXPLANATION = (
     "Seconds since the run started. Handed over: stages transferred unchanged as the machine left. Lost: workers that "
     "died with a stage; workers of a disbanded replica do not count."
 )
@@ -62,12 +62,12 @@ class MachineStay:
     """The stay of a machine."""
 
     host: str
-    called: str
+    address: str
     workers: int
     since: float
     until: float | None = None
     """end of accepting workers; None if it stayed to the end"""
-    how: str = "stayed to the end"
+    end: str = "stayed to the end"
     held: set[int] = field(default_factory=set)
     """nodes"""
     handed_over: int = 0
@@ -79,62 +79,62 @@ class _Stays:
 
     def __init__(self) -> None:
         self.all: list[MachineStay] = []
-        self._here: dict[str, MachineStay] = {}
+        self._present: dict[str, MachineStay] = {}
         self._members = Membership()
 
-    def take(self, t: float, fact: Event | Decision) -> None:
-        left = self._members.take(fact)
+    def apply(self, t: float, fact: Event | Decision) -> None:
+        left = self._members.apply(fact)
         match fact:
             case RunStarted():
-                self._here = {}
+                self._present = {}
             case HostJoined():
-                self._here[fact.host] = MachineStay(fact.host, fact.detail, fact.workers, t)
-                self.all.append(self._here[fact.host])
-            case HostLeft(detail=how) | RemoveMachine(reason=how):
-                machine = self._here[fact.host]
+                self._present[fact.host] = MachineStay(fact.host, fact.detail, fact.workers, t)
+                self.all.append(self._present[fact.host])
+            case HostLeft(detail=end) | RemoveMachine(reason=end):
+                machine = self._present[fact.host]
                 if machine.until is None:
-                    machine.until, machine.how = t, how
-            case WorkerLost() if left and (lost_by := self._of(fact.worker)):
+                    machine.until, machine.end = t, end
+            case WorkerLost() if left and (lost_by := self._machine_of(fact.worker)):
                 lost_by.lost += 1
             case Form():
                 for node, worker in fact.holders.items():
-                    if host := self._of(worker):
+                    if host := self._machine_of(worker):
                         host.held.add(node)
                 for worker in fact.handover_from.values():
-                    if host := self._of(worker):
+                    if host := self._machine_of(worker):
                         host.handed_over += 1
 
-    def _of(self, worker: str) -> MachineStay | None:
+    def _machine_of(self, worker: str) -> MachineStay | None:
         """Return the machine of a worker, if it joined."""
-        return self._here.get(self._members.machine_of.get(worker, ""))
+        return self._present.get(self._members.machine_of.get(worker, ""))
 
 
-def machines(record: RunRecord) -> list[MachineStay]:
+def machine_stays(record: RunRecord) -> list[MachineStay]:
     """Return all stays in order of arrival."""
     stays = _Stays()
     for t, fact in record.landmarks:
-        stays.take(t, fact)
+        stays.apply(t, fact)
     return stays.all
 
 
 def machine_section(record: RunRecord) -> Iterator[str]:
     """Yield the section on machines that joined, if any did."""
-    stays = machines(record)
+    stays = machine_stays(record)
     if not stays:
         return
     naming, zero = naming_of(record), record.starts[0][0]
     rows = [
         [
             stay.host,
-            stay.called,
+            stay.address,
             f"{stay.since - zero:.1f}",
             "" if stay.until is None else f"{stay.until - zero:.1f}",
             str(stay.workers),
             naming.name(stay.held) if stay.held else "nothing",
             str(stay.handed_over),
             str(stay.lost),
-            stay.how,
+            stay.end,
         ]
         for stay in stays
     ]
-    yield page.section("Machines that joined", KEY, page.table("machines", HEAD, rows, numbers_from=9))
+    yield page.section("Machines that joined", EXPLANATION, page.table("machines", HEAD, rows, numbers_from=9))

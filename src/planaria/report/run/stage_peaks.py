@@ -10,7 +10,7 @@ from planaria.report import page
 from planaria.report.run.naming import naming_of
 
 HEAD = ["stage", "workers", "the largest", "peak memory, MB", "on its device, MB", "predicted, MB"]
-KEY = (
+EXPLANATION = (
     "Peak memory of the processes that held the stage, including their time as spares or at other stages. Memory: "
     "resident set size, shared pages included. On its device: tensors. Predicted, for the "
     "device or the process on a CPU: an upper limit, since all microbatches in flight may wait at one stage."
@@ -50,11 +50,13 @@ def _stage_peaks(record: RunRecord) -> list[StagePeak]:
             device[work.node] = max(device.get(work.node, 0), work.device_peak_bytes)
     naming, peaks_by_node = naming_of(record), []
     predicted = record.starts[-1][1].predicted_bytes if record.starts else []
-    for node, by in sorted(host.items()):
-        largest = max(by, key=by.__getitem__)
+    for node, peaks_of_worker in sorted(host.items()):
+        largest = max(peaks_of_worker, key=peaks_of_worker.__getitem__)
         where = "all stages" if node < 0 else naming.row(node)
         predicted_bytes = predicted[stage[node]] if 0 <= stage[node] < len(predicted) else 0
-        peaks_by_node.append(StagePeak(where, len(by), largest, by[largest], device[node], predicted_bytes))
+        peaks_by_node.append(
+            StagePeak(where, len(peaks_of_worker), largest, peaks_of_worker[largest], device[node], predicted_bytes)
+        )
     return peaks_by_node
 
 
@@ -66,22 +68,22 @@ def section(record: RunRecord) -> Iterator[str]:
                 peak.where,
                 str(peak.workers),
                 peak.largest,
-                _mb(peak.bytes),
-                _mb(peak.device_bytes) if peak.device_bytes else "–",
-                _mb(peak.predicted) if peak.predicted else "–",
+                _format_mb(peak.bytes),
+                _format_mb(peak.device_bytes) if peak.device_bytes else "–",
+                _format_mb(peak.predicted) if peak.predicted else "–",
             ]
             for peak in peaks
         ]
-        yield page.section("Memory", KEY, page.table("memory", HEAD, rows, numbers_from=3))
+        yield page.section("Memory", EXPLANATION, page.table("memory", HEAD, rows, numbers_from=3))
 
 
 def summary_lines(record: RunRecord) -> Iterator[str]:
     """Yield a line on the stage with the highest peak."""
     if peaks := stage_peaks(record):
-        most = max(peaks, key=lambda peak: (peak.device_bytes, peak.bytes))
-        device = f", {_mb(most.device_bytes)} MB on its device" if most.device_bytes else ""
-        yield f"memory        at most {_mb(most.bytes)} MB{device}, at {most.where}"
+        peak = max(peaks, key=lambda peak: (peak.device_bytes, peak.bytes))
+        device = f", {_format_mb(peak.device_bytes)} MB on its device" if peak.device_bytes else ""
+        yield f"memory        at most {_format_mb(peak.bytes)} MB{device}, at {peak.where}"
 
 
-def _mb(count: int) -> str:
+def _format_mb(count: int) -> str:
     return f"{count / 1e6:,.0f}"

@@ -10,7 +10,7 @@ from planaria.control.facts.events import LeaderStarted
 from planaria.control.log.run_record import RunRecord, StepMetric, ValidationMetric
 from planaria.exchange.compress import compression_report
 from planaria.report.run.diagnosis import summary_lines as diagnosis_lines
-from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.recoveries import recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.round_history import settled_rounds, totals, totals_lines
 from planaria.report.run.stage_peaks import summary_lines as memory_lines
@@ -32,10 +32,10 @@ class RunMetrics:
 
 def key_metrics(record: RunRecord) -> RunMetrics:
     """Return the key metrics of a run."""
-    return record.cached(_measured)
+    return record.cached(_compute_metrics)
 
 
-def _measured(record: RunRecord) -> RunMetrics:
+def _compute_metrics(record: RunRecord) -> RunMetrics:
     loss, validation = None, None
     speeds: list[float] = []
     steps: set[int] = set()
@@ -73,18 +73,18 @@ def summary(record: RunRecord) -> Iterator[str]:
     if not timings and not slow:
         yield "faults        none"
     for timing in timings:
-        yield f"fault         {_describe(timing)}"
+        yield f"fault         {_describe_recovery(timing)}"
         if timing.total is not None:
-            yield f"              {_split(timing)}"
+            yield f"              {_phase_times(timing)}"
 
 
-def _describe(timing: RecoveryTiming) -> str:
-    label = f"step {timing.step}: {timing.where} lost, {timing.outcome}" if timing.nodes else f"step {timing.step}"
+def _describe_recovery(timing: RecoveryTiming) -> str:
+    text = f"step {timing.step}: {timing.where} lost, {timing.outcome}" if timing.nodes else f"step {timing.step}"
     if timing.total is None:
-        return label
-    return f"{label} {timing.total:.2f} s after the {'fault' if timing.fault_t else 'notice'}"
+        return text
+    return f"{text} {timing.total:.2f} s after the {'fault' if timing.fault_t else 'notice'}"
 
 
-def _split(timing: RecoveryTiming) -> str:
+def _phase_times(timing: RecoveryTiming) -> str:
     phases = timing.parts.items()
     return ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in phases if seconds is not None)

@@ -33,7 +33,7 @@ class Chat:
         if model.template is None:
             raise UserError(
                 f"{model.place}: --chat: the model has no chat template (chat_template.jinja, tokenizer_config.json); "
-                "give an instruct model or a run that started from one, or use --prompt"
+                "use an instruct model or a run that started from one, or use --prompt"
             )
         draws.check()
         self._model, self._draws, self._note, self._template = model, draws, note, model.template
@@ -46,7 +46,7 @@ class Chat:
 
         :raises UserError: if the message alone fills the context, or the template fails.
         """
-        self._turns, ids = self._fitted([*self._turns, ("user", message)])
+        self._turns, ids = self._fit_to_context([*self._turns, ("user", message)])
         most = min(self._draws.max_new, self._model.context - len(ids))
         drawn = self._draws._replace(max_new=most, seed=self._draws.seed + len(self._turns))
         new, pieces = _Counted(self._model.generate(ids, drawn, self._stops)), list[str]()
@@ -63,7 +63,7 @@ class Chat:
         if self._turns and self._turns[-1][0] == "user":
             self._turns.pop()
 
-    def _fitted(self, turns: list[Turn]) -> tuple[list[Turn], list[int]]:
+    def _fit_to_context(self, turns: list[Turn]) -> tuple[list[Turn], list[int]]:
         """Return the newest turns that leave room for an answer, and their ids."""
         context, dropped = self._model.context, 0
         room = min(self._draws.max_new, context // _KEPT)
@@ -98,7 +98,7 @@ def converse(source: Path, draws: Sampling, note: Note) -> int:
     :raises UserError: if the model has no chat template, or a message from a pipe cannot be answered.
     """
     chat, typed = Chat(Completer(source), draws, note), sys.stdin.isatty()
-    for message in _typed() if typed else _piped():
+    for message in _terminal_lines() if typed else _pipe_lines():
         try:
             for piece in chat.answer(message):
                 print(piece, end="", flush=True)
@@ -112,7 +112,7 @@ def converse(source: Path, draws: Sampling, note: Note) -> int:
     return 0
 
 
-def _typed() -> Iterator[str]:
+def _terminal_lines() -> Iterator[str]:
     """Yield lines from the terminal, with editing and history where the platform has readline."""
     with contextlib.suppress(ImportError):
         import_module("readline")  # input() uses it
@@ -126,7 +126,7 @@ def _typed() -> Iterator[str]:
             yield line
 
 
-def _piped() -> Iterator[str]:
+def _pipe_lines() -> Iterator[str]:
     """Yield the lines of a pipe that are not blank."""
     try:
         for line in sys.stdin:

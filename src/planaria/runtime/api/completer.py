@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from planaria.models.chat import Template, template_in
-from planaria.models.families import family
+from planaria.models.families import make_family
 from planaria.models.foreign_weights import WeightsFile
 from planaria.models.generate import LlamaText, texts
 from planaria.models.llama_stages import Llama
 from planaria.models.sampling import Sampling, check_ids
-from planaria.runtime.engine.weight_sources import open_weights, tokenizer_of
+from planaria.runtime.preparation.weight_sources import open_weights, tokenizer_of
 
 
 class Completer:
@@ -36,7 +36,7 @@ class Completer:
         """ids, and tokens of the longest text that it reads"""
         self.llama: Llama | None = None
         """the model, if it is a LLaMA"""
-        model = family(weights.config).text_model(weights.config, weights.tensor, self.context)
+        model = make_family(weights.config).text_model(weights.config, weights.tensor, self.context)
         if model is None:
             longer = weights.config.model_copy(update={"context": self.context})
             self.llama = replace(weights, config=longer).model().eval()

@@ -19,31 +19,32 @@ from planaria.control.facts.decisions import Finish
 from planaria.control.failover import FailoverState
 from planaria.control.log.logs import EVENTS, ID, identity, read_run
 from planaria.control.log.state_file import STATE
-from planaria.models.families import family
+from planaria.models.families import make_family
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.recovery.chain import is_refusal
-from planaria.report.observe.listener import Step, StepListener
 from planaria.report.observe.progress import NoProgress, Progress
+from planaria.report.observe.run_observer import RunIdentity, RunObserver
+from planaria.report.observe.step_callbacks import Step, StepListener
 from planaria.report.observe.tracker import settings as reported_settings
 from planaria.report.observe.trackers import trackers
-from planaria.report.observe.watch import About, RunWatch
 from planaria.report.run.ledger import require_exactly_once
 from planaria.report.run.report import write_report
 from planaria.report.run.summary import key_metrics, summary
 from planaria.runtime.api.completer import complete
 from planaria.runtime.api.import_export import export_run
 from planaria.runtime.api.run import MODEL, Run
-from planaria.runtime.checkpoint.mirror import Mirror, mirrored
+from planaria.runtime.checkpoint.mirror import Mirror, mirror_folder
 from planaria.runtime.custom_classes import custom_classes
-from planaria.runtime.engine import process_engine, run_folders
-from planaria.runtime.engine.prepare import PreparedRun
-from planaria.runtime.engine.run_start import Origin
+from planaria.runtime.engine import process_engine
 from planaria.runtime.engine.stopping import REQUEST
 from planaria.runtime.fleet.joining import join_command
 from planaria.runtime.prediction.preflight_table import table
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.prepare import PreparedRun
+from planaria.runtime.preparation.run_start import Origin
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.standby.followed_run import FollowedRun
-from planaria.runtime.standby.leadership import Leadership, leading
+from planaria.runtime.standby.leadership import Leadership, lead_run
 from planaria.runtime.worker.log_file import last_error
 
 _OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
@@ -91,7 +92,7 @@ def mirror_of(config: RunConfig, folder: Path, may_exist: bool = False) -> Mirro
 
 
 @dataclass(frozen=True)
-class Succession:
+class Takeover:
     """A run that a standby continues, since its controller was lost."""
 
     failover: FailoverState
@@ -116,7 +117,7 @@ class RunExecution:
     origin: Origin
     mirror: Mirror | None
     callbacks: Callbacks
-    succession: Succession | None = None
+    takeover: Takeover | None = None
     """of a run whose controller was lost"""
 
     def execute(self) -> Run:
@@ -126,15 +127,15 @@ class RunExecution:
         """
         config, folder = self.prepared.config, self.folder
         size_before = run_folders.log_size(folder)
-        if self.succession is None:
+        if self.takeover is None:
             run_folders.write_run_files(folder, config, self.prepared.dataset, self.prepared.trace)
             _show_table(config, folder, self.origin, self.callbacks)
             display, elected = display_of(self.callbacks), None
         else:
-            display, elected = self.succession.run.account.progress, self.succession.leadership
-        with leading(config, folder, elected) as leadership:
+            display, elected = self.takeover.run.account.progress, self.takeover.leadership
+        with lead_run(config, folder, elected) as leadership:
             ending, watch = self._train(display, leadership)
-        trained = self.succession is not None or run_folders.has_trained(folder, size_before)
+        trained = self.takeover is not None or run_folders.has_trained(folder, size_before)
         _report_end(self.prepared, folder, ending, watch, trained, self.callbacks)
         if isinstance(display, StepListener) and display.error is not None:
             raise display.error
@@ -142,7 +143,7 @@ class RunExecution:
             return require_complete(folder)
         raise _failure(self.prepared, folder, ending, watch)
 
-    def _train(self, display: NoProgress, leadership: Leadership | None) -> tuple[Finish, RunWatch]:
+    def _train(self, display: NoProgress, leadership: Leadership | None) -> tuple[Finish, RunObserver]:
         """Train to the end of the run; return how it ended, and its observer."""
         folder, callbacks = self.folder, self.callbacks
         watch = self._watch(display, leadership)
@@ -151,32 +152,32 @@ class RunExecution:
             return callbacks.stopped() or (isinstance(display, StepListener) and display.error is not None)
 
         try:
-            if self.succession is not None:
+            if self.takeover is not None:
                 watch.resume()
-            with mirrored(self.mirror, folder, MIRRORED, callbacks.notify), callbacks.context(folder):
+            with mirror_folder(self.mirror, folder, MIRRORED, callbacks.notify), callbacks.context(folder):
                 return self._run_engine(watch, stop_requested), watch
         finally:
             watch.close()
 
-    def _watch(self, display: NoProgress, leadership: Leadership | None) -> RunWatch:
+    def _watch(self, display: NoProgress, leadership: Leadership | None) -> RunObserver:
         config = self.prepared.config
         active_trackers = trackers(config.observe)
-        about = About(identity(self.folder), reported_settings(config)) if active_trackers else None
+        about = RunIdentity(identity(self.folder), reported_settings(config)) if active_trackers else None
         tokens_per_step = config.samples * config.model.context
         offset_s, account = 0.0, None
-        if self.succession is not None:
-            offset_s, account = self.succession.clock_offset_s, self.succession.run.account
-        return RunWatch(self.folder, tokens_per_step, display, active_trackers, about, leadership, offset_s, account)
+        if self.takeover is not None:
+            offset_s, account = self.takeover.clock_offset_s, self.takeover.run.account
+        return RunObserver(self.folder, tokens_per_step, display, active_trackers, about, leadership, offset_s, account)
 
-    def _run_engine(self, watch: RunWatch, stop_requested: Callable[[], bool]) -> Finish:
+    def _run_engine(self, watch: RunObserver, stop_requested: Callable[[], bool]) -> Finish:
         """Run the engine of the recipe until the run ends.
 
         :raises UserError: if the run cannot start, or there is not enough memory.
         """
         prepared, folder = self.prepared, self.folder
-        failover = None if self.succession is None else self.succession.failover
+        failover = None if self.takeover is None else self.takeover.failover
         try:
-            with logs.about(lambda: {"run": folder.name}):
+            with logs.add_context(lambda: {"run": folder.name}):
                 return process_engine.train(
                     prepared,
                     folder,
@@ -213,7 +214,7 @@ def _show_table(config: RunConfig, folder: Path, origin: Origin, callbacks: Call
 
 
 def _report_end(
-    prepared: PreparedRun, folder: Path, ending: Finish, watch: RunWatch, trained: bool, callbacks: Callbacks
+    prepared: PreparedRun, folder: Path, ending: Finish, watch: RunObserver, trained: bool, callbacks: Callbacks
 ) -> None:
     """Report the results of a finished run, or where an unfinished one can be read and resumed.
 
@@ -228,7 +229,7 @@ def _report_end(
         callbacks.notify(f"workers' logs {folder / 'workers'}\nresume with   planaria train --resume {folder}")
 
 
-def _failure(prepared: PreparedRun, folder: Path, ending: Finish, watch: RunWatch) -> UserError | RunStopped:
+def _failure(prepared: PreparedRun, folder: Path, ending: Finish, watch: RunObserver) -> UserError | RunStopped:
     """Return the error of a run that ended early."""
     error: UserError | RunStopped
     if ending.outcome == "failed" or watch.trouble:
@@ -269,7 +270,7 @@ def conclude(config: RunConfig, folder: Path, notify: Notify) -> None:
     """
     for line in summary(read_run(folder)):
         notify(line)
-    chosen = family(config.model)
+    chosen = make_family(config.model)
     if config.prompt:
         none = f"none: model.family = {config.model.family!r} does not complete texts"
         notify(f"completion    {complete(folder, config.prompt) if chosen.completes_texts else none}")

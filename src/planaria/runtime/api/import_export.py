@@ -13,7 +13,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.checkpoint_decisions import folder_name
 from planaria.data.tokenizer import Tokenizer
-from planaria.models.families import family
+from planaria.models.families import make_family
 from planaria.models.huggingface import export_folder, export_model
 from planaria.models.llama_stages import Llama
 from planaria.models.transformers.files import write_weights
@@ -23,10 +23,10 @@ from planaria.runtime.checkpoint.foreign.huggingface import Precision
 from planaria.runtime.checkpoint.loading import ParameterState, atoms_of_model, check_stages, replicas_in, weights_of
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.config_checks import check, read_faults
-from planaria.runtime.engine.weight_sources import open_weights
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.config_checks import check, read_faults
+from planaria.runtime.preparation.weight_sources import open_weights
+from planaria.runtime.resolved_run import ResolvedRun
 
 CheckpointFormat = Literal["dcp", "universal"]
 
@@ -169,14 +169,14 @@ def import_run(
     :raises UserError: if the folder is damaged or does not hold the model of ``config``; then nothing is created.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; give the checkpoint of another program")
-    if config.engine == "simulate" or not family(config.model).has_global_names:
+        raise UserError(f"{folder} is not a folder; use the checkpoint of another program")
+    if config.engine == "simulate" or not make_family(config.model).has_global_names:
         label = "engine = 'simulate'" if config.engine == "simulate" else f"model.family = {config.model.family!r}"
         raise UserError(f"{label} has no single model to start")
     if config.model.lora.rank:
-        raise UserError("model.lora.rank: adapters cannot be imported; leave it out")
+        raise UserError("model.lora.rank: adapters cannot be imported; remove it")
     if config.train.start is not None:
-        raise UserError(f"train.start = {config.train.start!r}: the weights come from {folder}; leave it out")
+        raise UserError(f"train.start = {config.train.start!r}: the weights come from {folder}; remove it")
     resolved = check(config)
     replies: list[ReadReply] = []
     made = run_folders.create_filled(config, lambda run: replies.append(_fill(run, folder, resolved, kind, names)))

@@ -11,12 +11,12 @@ from typing import Any
 import plotly.graph_objects as go
 
 from planaria.common.errors import UserError, nearest
-from planaria.config.consent import allowing
+from planaria.config.consent import permit_code
 from planaria.config.schema import RunConfig
 from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report import page
-from planaria.report.run.recovery_timeline import recoveries
+from planaria.report.run.recoveries import recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.report import body, write_report
 from planaria.report.run.run_verdict import outcome
@@ -24,7 +24,7 @@ from planaria.report.run.summary import key_metrics, summary
 from planaria.runtime.api.completer import complete
 from planaria.runtime.api.import_export import export_run
 from planaria.runtime.custom_classes import custom_classes
-from planaria.runtime.engine import run_folders
+from planaria.runtime.preparation import run_folders
 
 Table = Any
 """a ``pandas.DataFrame``, or ``list[dict[str, object]]`` without pandas"""
@@ -40,7 +40,7 @@ def load(folder: str | Path, *, allow_code: bool = False) -> Run:
     """
     run = Run(Path(folder))
     if allow_code:
-        with allowing():
+        with permit_code():
             custom_classes(run.config)
     return run
 
@@ -89,7 +89,7 @@ class Run:
             row = rows.setdefault(metric.step, dict.fromkeys(("step", "loss", "tokens_per_s", "val_loss")))
             row["step"] = metric.step
             row |= {name: value for name in row if (value := getattr(metric, name, None)) is not None}
-        return tabulated([rows[step] for step in sorted(rows)])
+        return to_table([rows[step] for step in sorted(rows)])
 
     @cached_property
     def figures(self) -> dict[str, go.Figure]:
@@ -132,7 +132,7 @@ class Run:
         return f"<Run {self.folder}: {self.outcome}, {metrics.steps} steps{loss}, {len(self.recoveries)} recoveries>"
 
 
-def tabulated(rows: list[dict[str, object]]) -> Table:
+def to_table(rows: list[dict[str, object]]) -> Table:
     """Return rows with the same keys as a data frame if pandas is installed."""
     try:
         pandas = import_module("pandas")

@@ -13,16 +13,16 @@ from planaria.common import digests, documents
 from planaria.common.errors import UserError
 from planaria.common.filesystems import is_url
 from planaria.common.stdio import Notify
-from planaria.config.consent import allowing
+from planaria.config.consent import permit_code
 from planaria.config.schema import RunConfig
 from planaria.config.shipped import find
 from planaria.control.log.log_segments import DiskReserve
 from planaria.control.log.shared_log import LeadershipLost
 from planaria.models.foreign_weights import WeightsFile
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
-from planaria.report.observe.listener import Step
+from planaria.report.observe.step_callbacks import Step
 from planaria.report.observe.trackers import trackers
-from planaria.runtime.api.configuration import Recipe, Settings, configure, merge_settings
+from planaria.runtime.api.configure import Recipe, Settings, configure, merge_settings
 from planaria.runtime.api.execution import (
     MIRRORED,
     Callbacks,
@@ -34,16 +34,16 @@ from planaria.runtime.api.execution import (
 )
 from planaria.runtime.api.run import MODEL, Run
 from planaria.runtime.checkpoint.mirror import Mirror
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.prepare import PreparedRun, on_schedule, prepare
-from planaria.runtime.engine.resumption import Resumption, require_same_data, resumption_of
-from planaria.runtime.engine.run_start import START, Origin
-from planaria.runtime.engine.starting_weights import branch_off, starting_weights
 from planaria.runtime.fleet.supervised_fleet import has_supervisor
-from planaria.runtime.prediction.memory import fitted_here
+from planaria.runtime.prediction.memory import fit_to_this_machine
 from planaria.runtime.prediction.profiling import resumed_layers, with_measured_layers
-from planaria.runtime.standby.local import stand_by
-from planaria.runtime.standby.remote import stand_by_again
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.prepare import PreparedRun, on_schedule, prepare
+from planaria.runtime.preparation.resumption import Resumption, require_same_data, resumption_of
+from planaria.runtime.preparation.run_start import START, Origin
+from planaria.runtime.preparation.starting_weights import branch_off, starting_weights
+from planaria.runtime.standby.local_standby import stand_by
+from planaria.runtime.standby.remote_standby import stand_by_again
 
 
 def train(
@@ -85,7 +85,7 @@ def train(
     if checkpoint is not None and resume is not True:
         raise UserError(f"checkpoint = {checkpoint!r} requires resume=True")
     auto, run = resume == "auto", recipe
-    with allowing(allow_code):
+    with permit_code(allow_code):
         if not resume or auto:
             config = configure(recipe, settings=settings, **short)
             if not (auto and (run := existing_run(config))):
@@ -120,21 +120,23 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
         callbacks.notify(line)
     config = with_measured_layers(config, prepared.dataset, callbacks.notify, callbacks.stopped)
     if config is not prepared.config:  # sized, so its memory is known only now
-        config, note = fitted_here(config)
+        config, note = fit_to_this_machine(config)
         if note:
             callbacks.notify(note)
     prepared = prepared.with_config(config)
-    folder, origin = _created(config, prepared.parent)
+    folder, origin = _create_run(config, prepared.parent)
     wanted = Path(config.out) / config.name
     if folder != wanted:
         callbacks.notify(f"run           {folder} ({wanted} exists)")
     mirror = None
     try:
         if config.routing.schedule is not None:
-            digests.put(folder, {run_folders.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
+            digests.write_files(
+                folder, {run_folders.SCHEDULE: documents.read_bytes(Path(config.routing.schedule), SCHEDULE_BYTES)}
+            )
             prepared = prepared.with_config(on_schedule(config, (folder / run_folders.SCHEDULE).absolute()))
         mirror = mirror_of(config, folder, again)
-        with run_folders.locked_for_training(folder):
+        with run_folders.lock_for_training(folder):
             return _lead(replace(prepared, parent=None), folder, origin, mirror, callbacks)
     except (UserError, OSError, MemoryError) as error:
         if not run_folders.has_trained(folder):
@@ -146,7 +148,7 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
         raise
 
 
-def _created(config: RunConfig, parent: WeightsFile | None) -> tuple[Path, Origin]:
+def _create_run(config: RunConfig, parent: WeightsFile | None) -> tuple[Path, Origin]:
     """Create the folder of a new run, unless its weights cannot be read; return the folder and its origin."""
     if parent is None:
         return run_folders.create(config), START
@@ -161,7 +163,7 @@ def _folder(run: Recipe, changes: Settings, notify: Notify) -> Path:
         store, _, name = run.rstrip("/").rpartition("/")
         return Mirror(store, name).fetch(Path(str(changes.get("out", "runs"))), MIRRORED, notify)
     if isinstance(run, RunConfig):
-        raise UserError("resume=True: give the run's folder, or its recipe's name; a run resumes with its own recipe")
+        raise UserError("resume=True: use the run's folder, or its recipe's name; a run resumes with its own recipe")
     if (Path(run) / run_folders.CONFIG).is_file() or not find(str(run)).is_file():
         return Path(run)
     return run_folders.newest(
@@ -184,12 +186,12 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
         return _train_on(folder, resumption, callbacks)
     unexported = saved is not None and saved.whole and not (folder / MODEL).exists()
     if unexported and (auto or not changes):  # it was killed before its export
-        with run_folders.locked_for_training(folder):
+        with run_folders.lock_for_training(folder):
             DiskReserve(folder).release()
             conclude(resumption.config, folder, callbacks.notify)
         return require_complete(folder)
     steps = resumption.config.train.steps
-    done = f"{folder}: all {steps} steps are done; give more with --train.steps {2 * steps}"
+    done = f"{folder}: all {steps} steps are done; train longer with --train.steps {2 * steps}"
     if not auto:
         raise UserError(done)
     callbacks.notify(done)
@@ -215,10 +217,10 @@ def _train_on(folder: Path, resumption: Resumption, callbacks: Callbacks) -> Run
         callbacks.notify(line)
     parent = starting_weights(config) if saved is None and origin.recalled is None else None
     mirror = mirror_of(config, folder)
-    with run_folders.locked_for_training(folder):
+    with run_folders.lock_for_training(folder):
         given, kept = config.routing.schedule, (folder / run_folders.SCHEDULE).absolute()
         if given is not None and Path(given) != kept:
-            digests.put(folder, {run_folders.SCHEDULE: documents.data(Path(given), SCHEDULE_BYTES)})
+            digests.write_files(folder, {run_folders.SCHEDULE: documents.read_bytes(Path(given), SCHEDULE_BYTES)})
             prepared = prepared.with_config(on_schedule(config, kept))
         resumption.store.discard_unfinished()
         if saved is not None:

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig, ModelConfig
-from planaria.exchange.registry import exchange
-from planaria.models.families import build_stage, family
+from planaria.exchange.registry import make_exchange
+from planaria.models.families import build_stage, make_family
 from planaria.models.llama_stages import stage_layers
 from planaria.models.packing import TYPES, PackedTensor
 
@@ -38,7 +38,7 @@ def atom_name(cut: RunCut, stage: int, local: str) -> str:
     stage.
     """
     try:
-        return family(cut.model).global_name(cut.model, cut.stages, stage, local)
+        return make_family(cut.model).global_name(cut.model, cut.stages, stage, local)
     except ValueError:  # of a family without such names, or outside of layers
         return f"stage {stage}: {local}"
 
@@ -53,9 +53,9 @@ def declared_tensors(cut: RunCut, stage: int) -> Mapping[str, PackedTensor]:
 def require_known(saved: RunCut, location: object) -> None:
     """Raise UserError, naming ``location``, if the family of models or the exchange is unknown."""
     try:
-        family(saved.model)
+        make_family(saved.model)
         if saved.exchange is not None:
-            exchange(saved.exchange)
+            make_exchange(saved.exchange)
     except UserError as error:
         raise UserError(f"{location}: {error}") from None
 
@@ -63,10 +63,10 @@ def require_known(saved: RunCut, location: object) -> None:
 def require_alike(saved: RunCut, wanted: RunCut, location: str) -> None:
     """Raise UserError if the saved model cannot be re-cut to the wanted one."""
     require_known(saved, location)
-    free = CUT | family(saved.model).resizable_settings
+    free = CUT | make_family(saved.model).resizable_settings
     if saved.model.model_copy(update={name: getattr(wanted.model, name) for name in free}) != wanted.model:
         raise UserError(f"{location} was written by a model of another shape; choose another with --checkpoint")
-    if saved.lines != wanted.lines and not family(saved.model).has_global_names:
+    if saved.lines != wanted.lines and not make_family(saved.model).has_global_names:
         raise UserError(
             f"{location} has {saved.stages} stages, and model.family = {saved.model.family!r} cannot be re-cut; "
             f"resume with --pipeline.stages {saved.stages}"

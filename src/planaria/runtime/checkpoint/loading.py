@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.exchange.weight_message import consensus
-from planaria.models.families import build_stage, family
+from planaria.models.families import build_stage, make_family
 from planaria.models.family import Pipelined
 from planaria.models.llama_stages import Llama, require_llama
 from planaria.models.one_array import StoredParameter, stored_parameters
-from planaria.models.optimizers import optimizer
+from planaria.models.optimizers import make_optimizer
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint import recut
 from planaria.runtime.checkpoint.cut import RunCut, atom_name, declared_tensors, overlapping_stages, require_alike
@@ -185,7 +185,7 @@ def atoms_of_model(saved: SealedCheckpoint) -> list[ParameterState]:
     if not saved.whole:
         missing = sorted(set(range(manifest.pipeline_stages + 1)) - set(manifest.stages))
         raise UserError(f"{saved.folder}: stages {missing} are missing; resume the run, or choose a whole checkpoint")
-    if not family(manifest.model).has_global_names:
+    if not make_family(manifest.model).has_global_names:
         raise UserError(
             f"{saved.folder}: its model.family = {manifest.model.family!r} has no single model; read the "
             "stages' files, which are safetensors"
@@ -235,7 +235,7 @@ def load_stage(folder: Path, config: RunConfig, stage: int, replica: int = 0) ->
 
 def _require_optimizer(plan: recut.StagePlan, config: RunConfig, folder: Path) -> None:
     """Raise UserError if a checkpoint has the state of another optimizer than the run's."""
-    wanted = {*optimizer(config.optim).keys}
+    wanted = {*make_optimizer(config.optim).keys}
     for name, held in plan.moments.items():
         if held.keys() != wanted:
             raise UserError(
@@ -303,7 +303,7 @@ def tensor_maker(files: Iterable[StageContents]) -> Iterator[Callable[[recut.Ten
 
 
 def load_planned(plan: recut.StagePlan) -> StageState:
-    """Read and combine the tensors of a stage, several at once."""
+    """Read and combine the tensors of a stage, several in parallel."""
     hows = dict(_all_origins(plan))
     with tensor_maker(plan.files.values()) as make, ThreadPoolExecutor(READ_THREADS) as threads:
         tensors = dict(zip(hows, threads.map(make, hows.values()), strict=True))

@@ -75,7 +75,7 @@ class MemoryFolder:
                 if label != started.recalled_from:
                     shutil.rmtree(old)
             owner = Owner(folder=str(self.run), config=config, started=started)
-            atomic.write_text(self.folder / RUN, documents.sealed(owner))
+            atomic.write_text(self.folder / RUN, documents.seal(owner))
         except OSError as error:
             raise UserError(
                 f"{atomic.write_error(self.folder, error)}; recovery.options.persist = true keeps snapshots there"
@@ -108,7 +108,7 @@ class MemoryFolder:
         """Return the owner; None if it is missing or invalid."""
         try:
             _require_own(self.folder)
-            return documents.unsealed(self.folder / RUN, Owner, fix="remove it")
+            return documents.read_sealed(self.folder / RUN, Owner, fix="remove it")
         except (OSError, UserError):
             return None
 
@@ -162,12 +162,12 @@ def require_room(size: int, shared: Path = SHARED) -> None:
         stats = os.statvfs(shared)
     except OSError:
         raise UserError(
-            f"recovery.options.persist = true: this machine has no memory file system at {shared}; leave it out"
+            f"recovery.options.persist = true: this machine has no memory file system at {shared}; remove it"
         ) from None
     if (free := stats.f_bavail * stats.f_frsize) < size:
         raise UserError(
             f"recovery.options.persist = true: two snapshots of all stages take {size / 1e6:,.1f} MB, and {shared} has "
-            f"{free / 1e6:,.1f} MB free; make room there, or leave it out"
+            f"{free / 1e6:,.1f} MB free; make room there, or remove it"
         )
 
 

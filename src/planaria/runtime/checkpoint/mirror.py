@@ -1,4 +1,4 @@
-"""A run's checkpoints in a store beside its folder (``checkpoint.store``), for the loss of the machine.
+"""A run's checkpoints in a store besides its folder (``checkpoint.store``), for the loss of the machine.
 
     URL/NAME/run.id, config.json, …                 the run's files
     URL/NAME/checkpoints/step-00000100/…            as in the run's folder; the manifest is written last, removed first
@@ -17,7 +17,7 @@ from pathlib import Path
 from planaria.common import documents
 from planaria.common.atomic import new_folder
 from planaria.common.errors import RunStopped, UserError
-from planaria.common.filesystems import fetch, filesystem, reached, required, shown
+from planaria.common.filesystems import fetch, filesystem, require_reachable, without_password, wrap_errors
 from planaria.common.stdio import Notify
 from planaria.control.log.logs import ID, write_identity
 from planaria.models.llama_stages import parameter_count
@@ -50,11 +50,11 @@ class Mirror:
     def __init__(self, url: str, name: str) -> None:
         """Open the store; UserError if the URL is unsupported or unreachable."""
         self.url = f"{url.rstrip('/')}/{name}"
-        with required("checkpoint.store"):
+        with require_reachable("checkpoint.store"):
             self._system, root = filesystem(self.url, "checkpoint.store")
         self._root = root.rstrip("/")
         self.closed = False
-        """whether nothing may be written any more"""
+        """whether writing is no longer allowed"""
         self._sent: dict[str, tuple[int, int]] = {}
         """uploaded files of the run: size and modification time"""
 
@@ -65,16 +65,16 @@ class Mirror:
         :raises UserError: if another run's is there, or the store cannot be written to.
         """
         mark = folder / ID
-        with required("checkpoint.store"), reached(self.url, "read there"):
+        with require_reachable("checkpoint.store"), wrap_errors(self.url, "read there"):
             stored = self._read(ID)
         if not mark.exists():
             write_identity(folder, stored if again else None)
         if stored is None:
-            with required("checkpoint.store"), reached(self.url, "write there"):
+            with require_reachable("checkpoint.store"), wrap_errors(self.url, "write there"):
                 self._system.makedirs(self._root, exist_ok=True)
-                self._system.pipe_file(f"{self._root}/{ID}", documents.data(mark))
-        elif stored != documents.data(mark):
-            raise UserError(f"checkpoint.store: {shown(self.url)} holds another run; give this one another --name")
+                self._system.pipe_file(f"{self._root}/{ID}", documents.read_bytes(mark))
+        elif stored != documents.read_bytes(mark):
+            raise UserError(f"checkpoint.store: {without_password(self.url)} holds another run; choose another --name")
 
     def release(self, folder: Path) -> None:
         """Release the claim of the run in ``folder``, whose start failed; stored checkpoints stay."""
@@ -85,7 +85,7 @@ class Mirror:
 
     def names(self) -> list[str]:
         """Return the complete checkpoints in the store, oldest first; OSError if the store cannot be reached."""
-        with reached(self.url, "list its checkpoints"):
+        with wrap_errors(self.url, "list its checkpoints"):
             complete = [name for name in self._folders() if self._system.exists(self._at(name, MANIFEST))]
         return sorted(complete)
 
@@ -94,7 +94,7 @@ class Mirror:
 
         :raises UserError: if the store cannot be reached.
         """
-        with required("checkpoint.store"):
+        with require_reachable("checkpoint.store"):
             return next((name for name in reversed(self.names()) if "." not in name), "")
 
     def is_ahead(self, folder: Path) -> bool:
@@ -105,8 +105,8 @@ class Mirror:
         mark = folder / ID
         if step_of(self.newest()) <= CheckpointStore(folder / _CHECKPOINTS).newest_step_by_name() or not mark.is_file():
             return False
-        with required("checkpoint.store"), reached(self.url, "read there"):
-            return self._read(ID) == documents.data(mark)
+        with require_reachable("checkpoint.store"), wrap_errors(self.url, "read there"):
+            return self._read(ID) == documents.read_bytes(mark)
 
     def update(self, folder: Path, own: Iterable[str]) -> None:
         """Upload all checkpoints of ``folder`` and the run's ``own`` files; remove checkpoints that the folder lacks.
@@ -116,18 +116,18 @@ class Mirror:
         here = CheckpointStore(folder / _CHECKPOINTS).list()
         for saved in here:
             name = saved.folder.name
-            with reached(self.url, f"read {name}"):
+            with wrap_errors(self.url, f"read {name}"):
                 stored = self._read(f"{_CHECKPOINTS}/{name}/{MANIFEST}")
-            if stored == documents.data(saved.folder / MANIFEST):
+            if stored == documents.read_bytes(saved.folder / MANIFEST):
                 continue
             if stored is not None:  # of a history that was left when the run was resumed from an earlier state
-                with reached(self.url, f"replace {name}"):
+                with wrap_errors(self.url, f"replace {name}"):
                     self._remove(name)
             self._put_own(folder, own)
             self._put(saved)
         if here:  # an empty folder may be damaged
             kept = {saved.folder.name for saved in here}
-            with reached(self.url, "remove old checkpoints"):
+            with wrap_errors(self.url, "remove old checkpoints"):
                 for name in self._folders():
                     if name not in kept and not self.closed:
                         self._remove(name)
@@ -144,9 +144,13 @@ class Mirror:
         if folder.exists():
             raise UserError(f"{folder} exists already; resume it, or fetch the run into another --out")
         if not (newest := self.newest()):
-            raise UserError(f"{shown(self.url)} has no complete checkpoint; give the URL of a run in a store")
-        notify(f"fetching {newest} from {shown(self.url)}")
-        with required("checkpoint.store"), new_folder(folder) as partial, reached(self.url, "fetch the run"):
+            raise UserError(f"{without_password(self.url)} has no complete checkpoint; use the URL of a run in a store")
+        notify(f"fetching {newest} from {without_password(self.url)}")
+        with (
+            require_reachable("checkpoint.store"),
+            new_folder(folder) as partial,
+            wrap_errors(self.url, "fetch the run"),
+        ):
             stored = {entry["name"].rpartition("/")[2] for entry in self._system.ls(self._root, detail=True)}
             for name in [name for name in own if name in stored]:
                 fetch(self._system, f"{self._root}/{name}", partial / name, own[name])
@@ -159,7 +163,7 @@ class Mirror:
         :raises OSError: if the store lacks it or cannot be reached.
         :raises UserError: if a file is damaged.
         """
-        with reached(self.url, f"fetch {name}"), new_folder(folder / _CHECKPOINTS / name) as partial:
+        with wrap_errors(self.url, f"fetch {name}"), new_folder(folder / _CHECKPOINTS / name) as partial:
             self._fetch(name, partial)
 
     def _fetch(self, name: str, to: Path) -> None:
@@ -171,7 +175,7 @@ class Mirror:
     def _put(self, saved: SealedCheckpoint) -> None:
         files = [*saved.manifest.digests] or [f.name for f in saved.folder.iterdir() if f.name != MANIFEST]
         for file in (*files, MANIFEST):
-            with reached(self.url, f"write {saved.folder.name}"):
+            with wrap_errors(self.url, f"write {saved.folder.name}"):
                 target = self._at(saved.folder.name, file)
                 self._system.makedirs(target.rpartition("/")[0], exist_ok=True)
                 self._system.put_file(str(saved.folder / file), target)
@@ -183,7 +187,7 @@ class Mirror:
                 continue
             about = file.stat()
             if self._sent.get(name) != (about.st_size, about.st_mtime_ns):
-                with reached(self.url, f"write {name}"):
+                with wrap_errors(self.url, f"write {name}"):
                     self._system.put_file(str(file), f"{self._root}/{name}")
                 self._sent[name] = about.st_size, about.st_mtime_ns
 
@@ -219,7 +223,7 @@ def largest_part(manifest: CheckpointManifest) -> int:
 
 
 @contextmanager
-def mirrored(mirror: Mirror | None, folder: Path, own: Iterable[str], notify: Notify) -> Iterator[None]:
+def mirror_folder(mirror: Mirror | None, folder: Path, own: Iterable[str], notify: Notify) -> Iterator[None]:
     """Copy each new checkpoint of ``folder`` to the store in a thread; at the end, wait for the last one.
 
     ``own``: the run's files to copy with them. Failures are reported and retried.
@@ -241,7 +245,7 @@ def mirrored(mirror: Mirror | None, folder: Path, own: Iterable[str], notify: No
         over.set()
         thread.join(_LAST_S)
         if thread.is_alive():
-            notify(f"checkpoint.store: {shown(mirror.url)} lacks the last checkpoint after {_LAST_S:g} s")
+            notify(f"checkpoint.store: {without_password(mirror.url)} lacks the last checkpoint after {_LAST_S:g} s")
 
 
 def _follow(mirror: Mirror, folder: Path, own: Iterable[str], notify: Notify, over: threading.Event) -> None:
@@ -250,7 +254,7 @@ def _follow(mirror: Mirror, folder: Path, own: Iterable[str], notify: Notify, ov
         last = over.wait(pause)
         if mirror.closed:
             return
-        sealed = _sealed(folder)
+        sealed = _sealed_checkpoints(folder)
         if sealed != seen:
             try:
                 mirror.update(folder, own)
@@ -263,7 +267,7 @@ def _follow(mirror: Mirror, folder: Path, own: Iterable[str], notify: Notify, ov
             return
 
 
-def _sealed(folder: Path) -> set[tuple[str, int]]:
+def _sealed_checkpoints(folder: Path) -> set[tuple[str, int]]:
     """Return the checkpoints of a run's folder by name and time of their manifests, since a name may be reused."""
     sealed = set[tuple[str, int]]()
     for manifest in (folder / _CHECKPOINTS).glob(f"step-*/{MANIFEST}"):

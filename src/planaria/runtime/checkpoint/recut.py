@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import SECANTS, Sharing
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.models.packing import PackedTensor
 from planaria.runtime.checkpoint.cut import RunCut, atom_name, declared_tensors
 from planaria.runtime.checkpoint.stage_file import StageContents
@@ -96,7 +96,7 @@ def copy_rules(saved: RunCut, wanted: RunCut, copies: int) -> ReplicaStarts:
         outer = "shared"
     if copies == 1:
         return ReplicaStarts("copy", outer)
-    now = None if wanted.exchange is None else exchange(wanted.exchange)
+    now = None if wanted.exchange is None else make_exchange(wanted.exchange)
     held_equal = now is None or now.interval == 0 or now.synchronised
     if same and (outer == "own" or not held_equal):
         return ReplicaStarts("own", outer)
@@ -109,13 +109,13 @@ def same_outer(saved: ExchangeConfig | None, wanted: ExchangeConfig | None) -> b
     """
     if saved is None or wanted is None:
         return True
-    was, now = exchange(saved), exchange(wanted)
+    was, now = make_exchange(saved), make_exchange(wanted)
     return type(was) is type(now) and all(getattr(was, name) == getattr(now, name) for name in was.fixed_on_resume)
 
 
 def equal_copies(saved: RunCut) -> bool:
     """Return whether the replicas were equal after every step."""
-    return saved.exchange is not None and exchange(saved.exchange).interval == 0
+    return saved.exchange is not None and make_exchange(saved.exchange).interval == 0
 
 
 def require_whole(cut: RunCut, copies: Mapping[int, SavedReplica]) -> None:
@@ -280,7 +280,7 @@ def _recut_outer(
     local = {atom_name(wanted, stage, own): own for own in shapes}
     origins: dict[str, TensorOrigin] = {}
     lacking = equal_copies(saved) and len(copies) < saved.replicas  # then all estimates are reset
-    parts: Mapping[str, Sharing] = exchange(wanted.exchange).parts if wanted.exchange is not None else {}
+    parts: Mapping[str, Sharing] = make_exchange(wanted.exchange).parts if wanted.exchange is not None else {}
     for part, name in dict.fromkeys(at for tensors in each for at in tensors):
         sources = tuple(tensors[part, name] for tensors in each if (part, name) in tensors)
         if name not in local:

@@ -37,7 +37,7 @@ from planaria.models.state import StageState
 from planaria.runtime.checkpoint import tensor_file
 
 _HASH_THREADS = 2
-"""threads that compute digests beside the writer"""
+"""threads that compute digests while the writer writes"""
 Digests = tuple[str, str]
 """digests of a whole file (:func:`_file_digest`) and of the weights in it"""
 Seen = Callable[[memoryview], object]
@@ -356,5 +356,5 @@ def _user_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValidationError, PackingError, OSError) as error:
-        reason = documents.first(error) if isinstance(error, ValidationError) else str(error).splitlines()[0]
+        reason = documents.first_error(error) if isinstance(error, ValidationError) else str(error).splitlines()[0]
         raise UserError(f"{path}: damaged or of another version ({reason}); choose another checkpoint") from None

@@ -75,7 +75,7 @@ class CheckpointManifest(BaseModel):
     def _check_stages(self) -> Self:
         if not self.stages or len({*self.stages}) < len(self.stages) or max(self.stages) > self.pipeline_stages:
             raise ValueError(f"stages {self.stages} must be distinct and within 0 … {self.pipeline_stages}")
-        if why := self.model.uncut(self.pipeline_stages):
+        if why := self.model.why_uncuttable(self.pipeline_stages):
             raise ValueError(why)
         return self
 
@@ -136,7 +136,7 @@ class CheckpointStore:
             return SealedCheckpoint(final, manifest)  # by a controller that was lost then
         self._keep_sealed_files(gathered, manifest, generations)
         with (gathered / MANIFEST).open("w") as file:
-            file.write(documents.sealed(manifest))
+            file.write(documents.seal(manifest))
             file.flush()
             os.fsync(file.fileno())
         replaced = self._set_aside(final, _REPLACED) if final.exists() else None
@@ -250,7 +250,7 @@ def read_manifest(folder: Path) -> CheckpointManifest:
     refuse_link(path)
     if not path.exists():
         raise UserError(f"{folder}: no {MANIFEST}, so it is not a checkpoint; remove it or choose another")
-    manifest = documents.unsealed(path, CheckpointManifest, fix="choose another checkpoint, or remove this")
+    manifest = documents.read_sealed(path, CheckpointManifest, fix="choose another checkpoint, or remove this")
     if manifest.format != FORMAT:
         raise UserError(f"{path}: format {manifest.format}; this planaria reads format {FORMAT}")
     return manifest

@@ -25,7 +25,7 @@ from planaria.models.packing import HEADROOM, PackingError, SafetensorsHeader, S
 from planaria.runtime.transport.wire import as_bytes, buffer
 
 _PIECE = 1 << 20
-"""bytes read at once, which fit in a core's cache"""
+"""bytes per read, which fit in a core's cache"""
 
 
 def write(

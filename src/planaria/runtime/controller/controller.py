@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from planaria.common.atomic import write_error
-from planaria.common.documents import first
+from planaria.common.documents import first_error
 from planaria.config.schema import RunConfig
 from planaria.control.apply import apply
 from planaria.control.apply_base import mark_undecided
@@ -29,9 +29,11 @@ from planaria.control.failover import FailoverState
 from planaria.control.log.log_lines import log_fact
 from planaria.control.log.state_file import STATE, StateWriter
 from planaria.control.protocols import FaultSource, Observer, RoutePlanner
+from planaria.control.run_deadlines import RunDeadlines
 from planaria.control.state.run import RunState
-from planaria.control.wait_deadlines import RoundWaits, WorkerDeadlines, underlying_error
+from planaria.control.stop_reasons import underlying_error
 from planaria.control.worker_assignment import machine_loss_costs
+from planaria.control.worker_deadlines import WorkerDeadlines
 from planaria.exchange.coded.coded_facts import CloseRound
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
 from planaria.runtime.controller.manifest import manifest_of, saved_generations
@@ -61,7 +63,7 @@ class Controller:
         fleet: Elastic,
         folder: Path,
         observer: Observer,
-        chaos: FaultSource,
+        faults: FaultSource,
         planner: RoutePlanner | None = None,
         relays: RelayWatch | None = None,
         failover: FailoverState | None = None,
@@ -77,7 +79,7 @@ class Controller:
         self._fleet = fleet
         self._folder = folder
         self._observer = observer
-        self._chaos = chaos
+        self._faults = faults
         self._planner = planner
         self._relays = relays
         self._store = CheckpointStore(folder / "checkpoints")
@@ -85,35 +87,35 @@ class Controller:
         self._cadence = _cadence_of(config, started)
         self._ending: d.Finish | None = None
         self._broken_edges = BrokenEdges()
-        self._waits = RoundWaits(config)
+        self._waits = RunDeadlines(config)
         self._state_file = StateWriter(folder / STATE, lambda: time.monotonic())
         self._state_file_written = True
         """whether the last write of the state file succeeded"""
-        self._zombies: set[tuple[str, int]] = set()
-        self._exposed: dict[str, str] = {}
-        self._reported: dict[str, str] = {}
+        self._replaced_reporters: set[tuple[str, int]] = set()
+        self._warned_machines: dict[str, str] = {}
+        self._edge_errors: dict[str, str] = {}
         """worker → why one of its edges has not opened yet"""
 
-    def run(self, stop_asked: Callable[[], str]) -> d.Finish:
+    def run(self, stop_requested: Callable[[], str]) -> d.Finish:
         """Lead the run to its end and return how it ended.
 
-        :param stop_asked: returns a reason once a stop is requested.
+        :param stop_requested: returns a reason once a stop is requested.
         """
         if self._failover is None:
             self._process_event(self.state.settings)
         else:
             self._continue(self._failover)
         while not self.state.over:
-            for notice in self._fleet.poll(self._patience()):
+            for notice in self._fleet.poll(self._poll_timeout_s()):
                 self._handle(notice)
             now = time.monotonic()
             self._observer.check()
-            self._chaos.resume_due(now)
+            self._faults.resume_due(now)
             if self._planner is not None and (answer := self._planner.answer()):
                 self._process_event(answer)
             self._report_expired_waits(now)
             self._write_state()
-            if not self.state.stopping and (reason := stop_asked() or self._observer.trouble):
+            if not self.state.stopping and (reason := stop_requested() or self._observer.trouble):
                 self._process_event(e.StopRequested(reason=reason, skip_repairs=True))
         self._write_state()
         assert self._ending is not None
@@ -174,14 +176,14 @@ class Controller:
             self._process_event(change)
         for event in self._waits.expired(now, lambda: self.state):
             if isinstance(event, e.StopOverdue):
-                error = underlying_error(self.state, self._reported, unreachable)
+                error = underlying_error(self.state, self._edge_errors, unreachable)
                 event = e.StopOverdue(detail=f"{event.detail} ({error})") if error else event
             self._process_event(event)
 
-    def _patience(self) -> float:
+    def _poll_timeout_s(self) -> float:
         """Return the seconds until the next deadline."""
         due = [*self._waits.due, *self._broken_edges.due]
-        if (resumption := self._chaos.next_due()) is not None:
+        if (resumption := self._faults.next_due()) is not None:
             due.append(resumption)
         until_due = min(due, default=math.inf) - time.monotonic()
         planning = any(replica.phase == "replan" for replica in self.state.replicas.values())
@@ -193,7 +195,7 @@ class Controller:
             self._process_event(e.HostJoined(host=notice.host, workers=notice.workers, detail=notice.detail))
             return
         if isinstance(notice, FaultRequested):
-            self._chaos.add(notice.fault)
+            self._faults.add(notice.fault)
             return
         if isinstance(notice, Left):
             self._process_event(e.HostLeft(host=notice.host, detail=notice.detail))
@@ -215,7 +217,7 @@ class Controller:
             try:
                 report = e.REPORT.validate_json(notice.text)
             except ValidationError as error:
-                self._kill_worker(notice, "connection", f"sent an invalid report ({first(error)})")
+                self._kill_worker(notice, "connection", f"sent an invalid report ({first_error(error)})")
                 return
             if isinstance(report, e.Heartbeat):
                 self._process_heartbeat(notice, report)
@@ -229,7 +231,7 @@ class Controller:
 
     def _process_heartbeat(self, report: Reported, beat: e.Heartbeat) -> None:
         """Process a heartbeat; a worker whose main thread is stuck is killed and counts as dead."""
-        self._reported[report.worker] = beat.trouble
+        self._edge_errors[report.worker] = beat.trouble
         replica = self.state.replica_of(report.worker)
         awaited = frozenset() if replica is None else replica.waiting
         detail = self._deadlines.overdue_action_reason(time.monotonic(), report.worker, beat, awaited)
@@ -249,8 +251,8 @@ class Controller:
         self._fleet.send_to_incarnation(
             report.worker, report.incarnation, d.UnassignWorker().model_dump_json().encode()
         )
-        if (report.worker, report.incarnation) not in self._zombies:
-            self._zombies.add((report.worker, report.incarnation))
+        if (report.worker, report.incarnation) not in self._replaced_reporters:
+            self._replaced_reporters.add((report.worker, report.incarnation))
             kind = "an invalid report"
             with suppress(ValidationError):
                 kind = e.REPORT.validate_json(report.text).kind
@@ -264,8 +266,8 @@ class Controller:
         t = time.monotonic()
         self._record(t, event, notice)
         if isinstance(event, e.EdgeBroken):
-            self._broken_edges.note(t, event, self.state)
-        self._decide_all([*self._chaos.on_event(t, event, self.state)])
+            self._broken_edges.record(t, event, self.state)
+        self._decide_all([*self._faults.on_event(t, event, self.state)])
 
     def _record(self, t: float, event: e.Event, notice: int = 0) -> None:
         """Log an event and apply it."""
@@ -283,7 +285,7 @@ class Controller:
             log_fact(log, decision)
             if not isinstance(decision, d.RunStep):  # void unless it is committed
                 self._observer.secure()
-            further += self._chaos.on_decision(decision, self.state)
+            further += self._faults.on_decision(decision, self.state)
             self._carry_out(decision)
             if isinstance(decision, d.Form) and self.state.hosts:
                 further += self._warnings()
@@ -291,9 +293,9 @@ class Controller:
                 chosen = chosen or self._cadence.on_decision(time.monotonic(), decision)
         for next_event in [*further, *([chosen] if chosen else [])]:
             self._process_event(next_event)
-        trouble = self._waits.note(time.monotonic(), self.state)
+        trouble = self._waits.update(time.monotonic(), self.state)
         self.state = mark_undecided(self.state)
-        self._waits.note_save(time.monotonic(), self.state)
+        self._waits.update_save_retry(time.monotonic(), self.state)
         if trouble is not None:
             self._process_event(trouble)
         self._write_state()
@@ -301,8 +303,8 @@ class Controller:
     def _warnings(self) -> list[e.Event]:
         """Return warnings about machines whose stages the others could not recover; one per machine and stages."""
         now = machine_loss_costs(self.state)
-        new = [text for host, text in now.items() if self._exposed.get(host) != text]
-        self._exposed = now
+        new = [text for host, text in now.items() if self._warned_machines.get(host) != text]
+        self._warned_machines = now
         return [e.Trouble(detail=text) for text in new]
 
     def _write_state(self) -> None:
@@ -349,7 +351,7 @@ class Controller:
                 for worker in decision.workers:
                     self._fleet.signal(worker, self.state.workers[worker].incarnation, signal.SIGKILL)
             case d.Replan():
-                assert self._planner is not None, "only runs on a schedule are planned anew"
+                assert self._planner is not None, "only runs with a schedule are planned again"
                 self._planner.ask(decision)
             case d.Seal():
                 self._seal(decision)

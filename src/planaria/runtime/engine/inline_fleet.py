@@ -14,15 +14,15 @@ import torch
 from greenlet import GreenletExit
 
 from planaria.common import logs
-from planaria.common.memory_pool import keep_freed
+from planaria.common.memory_pool import keep_freed_memory
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.data.shards import Data
 from planaria.exchange.coded.coded_worker import coded_steps
-from planaria.faults.trace import FATAL, LAGGING
+from planaria.faults.trace import CORRUPT_UPDATE, FATAL, LAGGING
 from planaria.runtime.fleet.cooperative import CooperativeFleet, InProcessWorker
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport.local import LocalTransport, Rendezvous
 from planaria.runtime.worker.control_link import ControlLink
 from planaria.runtime.worker.measurements import peaks
@@ -63,7 +63,7 @@ def inline_fleet(
             setup, run, slot.worker, control_link, LocalTransport(rendezvous, slot.inbox), first, last_runners
         )
         try:
-            with logs.about(worker.log_fields):
+            with logs.add_context(worker.log_fields):
                 worker.run(slot.incarnation)
         finally:
             rendezvous.leave(slot.inbox)
@@ -74,7 +74,7 @@ def inline_fleet(
                 worker.runner.drop()
                 last_runners[worker.assignment.node] = worker.runner
 
-    keep_freed()
+    keep_freed_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # two OpenMP threads beside one busy process are many times slower
     try:
@@ -123,7 +123,7 @@ class InProcessControlLink(ControlLink):
     def _inject(self, injection: d.InjectFault) -> None:
         if injection.signal in FATAL:
             self.accept(injection.model_copy(update={"signal": "kill"}))
-        elif injection.signal == "lie":
+        elif injection.signal == CORRUPT_UPDATE:
             self.accept(injection)
         elif injection.signal in LAGGING and self._skips_late:
             self._slowed = injection

@@ -8,7 +8,7 @@ from functools import partial
 
 from pydantic import ValidationError
 
-from planaria.common.documents import first
+from planaria.common.documents import first_error
 from planaria.common.errors import RunStopped
 from planaria.config.schema import FleetConfig
 from planaria.control.facts.decisions import UnassignWorker
@@ -34,7 +34,7 @@ from planaria.runtime.engine.link_survey_node import (
     ProbeResult,
     Ready,
 )
-from planaria.runtime.engine.process_engine import PRELOAD
+from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet.base import Fleet, Reported, WorkerEnded
 from planaria.runtime.fleet.local import LocalFleet
 from planaria.runtime.transport.secure import new_key
@@ -167,7 +167,7 @@ class SurveyLeader:
             try:
                 report = REPORT.validate_json(notice.text)
             except ValidationError as error:
-                reason = f"{notice.worker} sent an invalid report ({first(error)})"
+                reason = f"{notice.worker} sent an invalid report ({first_error(error)})"
                 raise RunStopped(f"{reason}; {_ADVICE}") from None
             if not isinstance(report, Heartbeat):
                 yield node, report

@@ -2,68 +2,39 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import MappingProxyType
 
 from planaria.common.errors import RunStopped
-from planaria.common.logs import from_environment
 from planaria.config.schema import RunConfig
 from planaria.control.checkpoint_decisions import all_saved, nothing_to_save
 from planaria.control.facts.decisions import Finish, Replan
 from planaria.control.facts.events import Replanned
 from planaria.control.failover import FailoverState
 from planaria.control.protocols import Observer
-from planaria.control.state.run import RunState
-from planaria.data.shards import Data
-from planaria.faults.injector import TraceChaos
-from planaria.models.families import family
+from planaria.faults.injector import TraceInjector
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.replan import replan, with_measured_links
 from planaria.planner.schedule import Schedule
 from planaria.runtime.controller.controller import Controller
 from planaria.runtime.controller.relay_watch import RelayWatch
-from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.inline_fleet import inline_config, inline_fleet, peak_report
-from planaria.runtime.engine.prepare import PreparedRun
-from planaria.runtime.engine.requirements import device_needs, require_answers
-from planaria.runtime.engine.run_files import local_workplace
-from planaria.runtime.engine.run_folders import SCHEDULE
-from planaria.runtime.engine.run_start import START, Origin, run_started
-from planaria.runtime.engine.snapshot_recall import prepare_memory
+from planaria.runtime.engine.run_fleet import FleetRequest, open_fleet, run_key
 from planaria.runtime.engine.stopping import stop_requested
-from planaria.runtime.fleet.base import Elastic, Fleet, FleetWork, WorkerHost
-from planaria.runtime.fleet.joinable_fleet import JoinableFleet, JoinInfo
-from planaria.runtime.fleet.joining import kept_key
-from planaria.runtime.fleet.local import devices_here, worker_host
-from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, start_supervisor
+from planaria.runtime.fleet.base import Elastic
+from planaria.runtime.fleet.joinable_fleet import JoinableFleet
 from planaria.runtime.prediction.memory import predicted_bytes
-from planaria.runtime.transport.address import Reach
+from planaria.runtime.preparation.prepare import PreparedRun
+from planaria.runtime.preparation.run_start import START, Origin, run_started
+from planaria.runtime.preparation.snapshot_recall import prepare_memory
 from planaria.runtime.transport.listener import no_answer
-from planaria.runtime.transport.secure import new_key
-from planaria.runtime.worker import process
-from planaria.runtime.worker.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
+from planaria.runtime.worker.setup import CHECKPOINTS
 from planaria.runtime.worker.snapshots import memory_of
-
-log = logging.getLogger(__name__)
-RETURN_LEASES, MIN_RETURN_S = 3, 10.0
-"""multiple of ``fleet.lease_s`` in which the machines of a lost controller return to the next one, and at least (s)"""
-PRELOAD = [process.__name__, link_survey_node.__name__, "torch._dynamo"]
-"""modules that workers are forked with; an optimizer's first step would import torch._dynamo, a CPU-second in each"""
-
-
-def preload_for(config: RunConfig) -> list[str]:
-    """Return the modules that a run's workers are forked with."""
-    return [*PRELOAD, *family(config.model).modules_to_preload]
 
 
 def train(
@@ -96,20 +67,20 @@ def train(
     memory = prepare_memory(resolved, folder, started) if failover is None else memory_of(resolved, folder)
     with ExitStack() as ending:
         requested = ending.enter_context(stop_requested(stop))
-        place: AbstractContextManager[Elastic] = (
-            inline_fleet(resolved, prepared.dataset, folder, started.offset, started.part)
-            if inline
-            else opened(
+        fleet: Elastic
+        if inline:
+            fleet = ending.enter_context(inline_fleet(resolved, prepared.dataset, folder, started.offset, started.part))
+        else:
+            request = FleetRequest(
                 config, prepared.dataset, folder, started.own_workers, started.offset, started.part, failover, progress
             )
-        )
-        fleet = ending.enter_context(place)
+            fleet = ending.enter_context(open_fleet(request))
         if listening is not None and isinstance(fleet, JoinableFleet):
             listening(fleet.address)
         next_fault = origin.next_fault if failover is None else failover.state.progress + 1
-        chaos = TraceChaos(prepared.trace, fleet, folder / CHECKPOINTS, next_fault)
+        injector = TraceInjector(prepared.trace, fleet, folder / CHECKPOINTS, next_fault)
         relays = _relay_watch(config)
-        controller = Controller(config, started, fleet, folder, observer, chaos, planner, relays, failover)
+        controller = Controller(config, started, fleet, folder, observer, injector, planner, relays, failover)
         if config.fleet.shared_log is not None and isinstance(fleet, JoinableFleet):
             observer.when_lost(fleet.abandon)
         finish = _lead(controller, fleet, config, requested)
@@ -136,111 +107,9 @@ def _relay_watch(config: RunConfig) -> RelayWatch | None:
     if not config.fleet.relays:
         return None
     relays = {name: relay.at for name, relay in config.fleet.relays.items()}
-    watch = RelayWatch(relays, partial(no_answer, key=_key(config)))
+    watch = RelayWatch(relays, partial(no_answer, key=run_key(config)))
     watch.start()
     return watch
-
-
-@contextmanager
-def opened(
-    config: RunConfig,
-    data: Data,
-    folder: Path,
-    workers: int,
-    offset: int = 0,
-    part: str = "",
-    failover: FailoverState | None = None,
-    progress: bool = False,
-) -> Iterator[JoinableFleet]:
-    """Yield a run's fleet with room for ``workers`` own workers.
-
-    :param offset: first sample of block 0
-    :param part: name of this part of the run
-    :param failover: lead workers that a supervisor owns, instead of starting some
-    :param progress: whether standbys show the run's progress
-    :raises UserError: if the port is taken or the cluster is unsuitable.
-    """
-    with worker_host(config.fleet, workers) as host:
-        here = failover is not None and not failover.elsewhere
-        kept = SupervisedFleet(folder, failover.state.term + 1, failover.notice) if failover and here else None
-        reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
-        key, sign = (_key(config), secrets.token_hex(16)) if kept is None else _shared(kept.shared)
-        require_answers(config.fleet, key)
-        logs = from_environment()
-        setup = Setup(config, folder, data.folder, host.host, key, offset, reach, part=part, sign=sign, log=logs)
-        returning = returning_workers(failover.state) if failover is not None and failover.elsewhere else {}
-        hosts = () if failover is None else failover.state.hosts
-        first = 1 + max([len(hosts), *(int(host[1:]) for host in hosts if host[1:].isdigit())])
-        with closing(_open(host, setup, data.folders, workers, kept, first, returning, progress)) as fleet:
-            yield fleet
-
-
-def returning_workers(state: RunState) -> dict[str, list[tuple[str, int]]]:
-    """Return the joined machines → living workers (name, incarnation) that a new controller expects to return."""
-    returning: dict[str, list[tuple[str, int]]] = {name: [] for name, host in state.hosts.items() if host.workers}
-    for name, worker in state.workers.items():
-        if worker.host and worker.status not in ("dead", "starting"):
-            returning.setdefault(worker.host, []).append((name, worker.incarnation))
-    return returning
-
-
-def _shared(text: str) -> tuple[bytes, str]:
-    """Return the run's key and sign, as an earlier controller has left them with the supervisor."""
-    shared = json.loads(text)
-    return bytes.fromhex(shared["key"]), shared["sign"]
-
-
-def _key(config: RunConfig) -> bytes:
-    """Return the run's key: from the file that the recipe names, or a new one.
-
-    :raises UserError: if the file cannot be read or created, or has no key.
-    """
-    return new_key() if config.fleet.key is None else kept_key(Path(config.fleet.key), new_key())
-
-
-def _open(
-    host: WorkerHost,
-    setup: Setup,
-    data: Sequence[Path],
-    workers: int,
-    kept: SupervisedFleet | None = None,
-    first: int = 1,
-    returning: Mapping[str, Collection[tuple[str, int]]] = MappingProxyType({}),
-    progress: bool = False,
-) -> JoinableFleet:
-    """Open a fleet and its entry file in the run's folder for machines that join; ``data``: folders of the prepared
-    data; ``kept``: living workers of the run; ``first``: number of the first machine that joins; ``returning``: those
-    of a controller that was lost with its machine; ``progress``: whether standbys show the run's progress.
-    """
-    config = setup.config
-    remote = replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute())
-    files = {f"{RUN}/{SCHEDULE}": setup.folder / SCHEDULE, CHECKPOINTS: setup.checkpoints}
-    files |= {f"{DATA}/{part.name}": part for part in data}
-
-    def home(relay: str) -> Fleet:
-        entry = partial(process.main, replace(setup, reach=replace(setup.reach, relay=relay)))
-        # no relay: all nodes of a cluster reach each other
-        prepare = partial(local_workplace, remote, Path.cwd(), None, _note)
-        if kept is not None:
-            return kept
-        work = FleetWork(entry, preload_for(config), workers, prepare, files, setup.key, device_needs(config))
-        if config.fleet.standby == "off":
-            return host.fleet(work)
-        shared = json.dumps({"key": setup.key.hex(), "sign": setup.sign})
-        devices = devices_here(work.needs, work.workers).devices
-        supervisor = start_supervisor(setup.folder, work, config.fleet, devices, shared, progress)
-        return SupervisedFleet(setup.folder, term=1, child=supervisor)
-
-    plain = SETUP.dump_json(replace(remote, reach=Reach())).decode()
-    return_s = max(MIN_RETURN_S, RETURN_LEASES * config.fleet.lease_s)
-    terms = JoinInfo(
-        plain, config.pipeline.stages + 1, setup.sign, files, first, returning=returning, return_s=return_s
-    )
-    return JoinableFleet(home, config.fleet, host.host, setup.key, terms, setup.folder)
-
-
-def _note(line: str) -> None:
-    log.info("%s", line)
 
 
 class Replanner:

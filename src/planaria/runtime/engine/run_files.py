@@ -12,15 +12,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from planaria.common.cache import cache_folder, locked
+from planaria.common.cache import cache_folder, hold_lock
 from planaria.common.errors import UserError
 from planaria.common.stdio import Notify
 from planaria.data.dataset import CorruptDataset, open_data, parts_of
 from planaria.runtime.custom_classes import custom_classes
-from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.base import Workplace
 from planaria.runtime.fleet.files import Files
 from planaria.runtime.fleet.joining import read_run_address
+from planaria.runtime.preparation import run_folders
 from planaria.runtime.worker import process
 from planaria.runtime.worker.setup import DATA, RUN, Setup
 
@@ -47,10 +47,10 @@ def local_workplace(
 
 def _shares_run_folder(setup: Setup) -> bool:
     """Return whether this machine shares the run's folders, rather than others of the same path."""
-    if not setup.sign:
+    if not setup.folder_id:
         return False
     try:
-        if read_run_address(setup.folder).folder_id != setup.sign:
+        if read_run_address(setup.folder).folder_id != setup.folder_id:
             return False
         open_data(setup.dataset)
         return True
@@ -88,18 +88,18 @@ def _dataset(name: str, path: Path, files: Files, notify: Notify) -> Path:
 
     :raises OSError: if they cannot be fetched or stored.
     """
-    folder = _fetched(name, path, files, notify)
+    folder = _fetch_files(name, path, files, notify)
     for part in parts_of(folder):
-        _fetched(part, path, files, notify)
+        _fetch_files(part, path, files, notify)
     open_data(folder)
     return folder
 
 
-def _fetched(name: str, path: Path, files: Files, notify: Notify) -> Path:
+def _fetch_files(name: str, path: Path, files: Files, notify: Notify) -> Path:
     """Return the prepared folder of a source or a mixture; fetch it if it is missing."""
     folder = path / name
     path.mkdir(parents=True, exist_ok=True)
-    with locked(path / f".{name}.lock", lambda: notify("waiting for another process that fetches this data")):
+    with hold_lock(path / f".{name}.lock", lambda: notify("waiting for another process that fetches this data")):
         with suppress(CorruptDataset):
             open_data(folder)
             return folder

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from planaria.common.signals import handled
+from planaria.common.signals import handle_stop_signals
 
 REQUEST = "request"
 """reason for the stop of a run by its own program"""
@@ -31,5 +31,5 @@ def stop_requested(stop: Callable[[], bool] | None = None) -> Iterator[Callable[
     def reason() -> str:
         return requested[0] if requested else REQUEST if stop is not None and stop() else ""
 
-    with handled(handler):
+    with handle_stop_signals(handler):
         yield reason

@@ -166,7 +166,7 @@ class FleetWork:
     preload: list[str]
     """modules that workers are forked with"""
     workers: int
-    """workers alive at once, including spares"""
+    """largest number of living workers, including spares"""
     prepare_workplace: PrepareWorkplace
     """importable function that prepares the workplace of every other machine"""
     files: Mapping[str, Path]

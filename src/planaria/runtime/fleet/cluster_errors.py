@@ -30,7 +30,7 @@ def reach(address: str, setting: str = "fleet.address =") -> None:
         host, port = port, str(_CLIENT_PORT)
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         own = "" if setting.startswith("--") else " 'embedded',"
-        raise UserError(f"{where}: give 'auto',{own} HOST:PORT (Ray's is 6379), or ray://HOST:{_CLIENT_PORT}")
+        raise UserError(f"{where}: use 'auto',{own} HOST:PORT (Ray's is 6379), or ray://HOST:{_CLIENT_PORT}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
     except OSError as error:

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable
 
 from planaria.runtime.fleet.base import MAX_ORDER_BYTES
-from planaria.runtime.transport.address import Reach, listening
 from planaria.runtime.transport.channel import SILENT_PEER_S, ChannelClosed, SecureChannel, keep_alive, wait_for
 from planaria.runtime.transport.listener import (
     CALLED_FOR,
@@ -25,9 +24,10 @@ from planaria.runtime.transport.listener import (
     ConnectingPeer,
     EdgeListener,
     connect,
-    greeted,
     greeting,
+    parse_greeting,
 )
+from planaria.runtime.transport.reachability import Reach, listening
 from planaria.runtime.transport.relay import Relay
 from planaria.runtime.transport.secure import prepare
 
@@ -139,7 +139,7 @@ class BlockingConnection(ControlConnection):
         return self._ready.popleft()
 
 
-class Switchboard:
+class ControlListener:
     """Accepts connections to the controller, and passes on those that have proved the key.
 
     One port serves workers, machines that join, requests for files, and edges that are relayed here.
@@ -168,7 +168,7 @@ class Switchboard:
         """called in a new thread when a machine requests files"""
         self._relay = Relay()
         prepare(key)
-        self._listener = EdgeListener(host, port, key, self._greeted)
+        self._listener = EdgeListener(host, port, key, self._route_connection)
         at = listening(self._listener.host, self._listener.port, Reach(advertise=advertise))
         self.inside, self.address = at.inside, at.outside
         """HOST:PORT for processes of this machine, and for other machines"""
@@ -177,9 +177,9 @@ class Switchboard:
         self._listener.close()
         self._relay.close()
 
-    def _greeted(self, text: bytes, tls: ssl.SSLSocket) -> None:
+    def _route_connection(self, text: bytes, tls: ssl.SSLSocket) -> None:
         try:
-            peer = greeted(text)
+            peer = parse_greeting(text)
         except ValueError:
             tls.close()
             return

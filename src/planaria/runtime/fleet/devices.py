@@ -1,7 +1,7 @@
 """The CUDA devices of a machine, their assignment to workers, and whether they suffice for a run.
 
 They are listed with ``nvidia-smi``, because a process that has initialised CUDA cannot fork workers that use it.
-``runtime/engine/requirements.py`` computes the memory of a run's stages.
+``runtime/preparation/requirements.py`` computes the memory of a run's stages.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class FailoverConnection:
         if self._ordered or now - self._connected > LASTING_S:
             self._lost_since = now
         try:
-            answer = self._answering(self._lost_since + self._patience_s)
+            answer = self._connect_to_leader(self._lost_since + self._patience_s)
         finally:
             with self._moved:
                 self._over = answer is None
@@ -101,7 +101,7 @@ class FailoverConnection:
             raise EOFError
         self._connected, self._ordered = time.monotonic(), False
 
-    def _answering(self, until: float) -> BlockingConnection | None:
+    def _connect_to_leader(self, until: float) -> BlockingConnection | None:
         """Return a connection to the controller that leads; None if there is none ``until`` (monotonic seconds)."""
         for address in cycle([*self._addresses[1:], self._addresses[0]]):
             if time.monotonic() > until:

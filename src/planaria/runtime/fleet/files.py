@@ -17,8 +17,8 @@ from typing import Annotated, BinaryIO, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from planaria.common.atomic import replacing
-from planaria.common.documents import first
+from planaria.common.atomic import replace_atomically
+from planaria.common.documents import first_error
 from planaria.config.names import STAGE_FILE, FileName
 from planaria.runtime.fleet.base import Message
 from planaria.runtime.fleet.control_connections import BlockingConnection, call
@@ -211,7 +211,7 @@ class Files:
         except StrangerError:
             raise OSError(f"the controller at {self.address} is not this run's") from None
         except ValidationError as error:
-            raise OSError(f"the controller at {self.address} sent an invalid answer ({first(error)})") from None
+            raise OSError(f"the controller at {self.address} sent an invalid answer ({first_error(error)})") from None
 
 
 def _send_message(connection: BlockingConnection, message: Message) -> None:
@@ -241,7 +241,7 @@ def _receive(connection: BlockingConnection, path: Path, size: int) -> None:
     digest = hashlib.sha256()
     missing = size
     failure: OSError | None = None
-    with replacing(path) as unfinished, unfinished.open("wb") as file:
+    with replace_atomically(path) as unfinished, unfinished.open("wb") as file:
         while missing:
             piece = _next(connection)
             if not 0 < len(piece) <= missing:

@@ -135,7 +135,7 @@ def _receive(control_socket: socket.socket) -> tuple[ForkRequest, list[int]]:
 
 
 def _live(request: ForkRequest, fds: list[int]) -> NoReturn:
-    """Run the request, then exit at once: regular interpreter shutdown takes a second with torch imported."""
+    """Run the request, then exit immediately: regular interpreter shutdown takes a second with torch imported."""
     code: object = 1
     try:
         set_process_name(request.name)

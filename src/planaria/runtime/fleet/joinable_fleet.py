@@ -24,16 +24,16 @@ from planaria.common.printing import printable
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import FaultRequested, Fleet, Joined, Leaving, Left, Notice
-from planaria.runtime.fleet.control_connections import ControlConnection, Switchboard
+from planaria.runtime.fleet.control_connections import ControlConnection, ControlListener
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
-from planaria.runtime.fleet.joining import Goodbye, publish_run_address
+from planaria.runtime.fleet.joining import ConnectionClosing, publish_run_address
 from planaria.runtime.fleet.remote import HostReportQueue, Lost, RemoteFleet, Spawned, Unreturned
 from planaria.runtime.fleet.spawner import START_S
 from planaria.runtime.transport.listener import ConnectingPeer, answers
 
 _MAX_MACHINES = 64
-"""machines at once"""
+"""maximum number of machines at the same time"""
 
 Name = tuple[str, int]
 
@@ -52,14 +52,14 @@ class _Machine:
 
 
 @dataclass(frozen=True)
-class JoinInfo:
+class RunInvitation:
     """Information for machines that join."""
 
     setup: str
     """configuration for starting workers, as JSON"""
     workers_per_replica: int
     """default number of a machine's workers"""
-    sign: str
+    folder_id: str
     """identifies the run's folder"""
     files: Mapping[str, Path]
     """folders served to them, by the first part of a file's name"""
@@ -79,8 +79,8 @@ class JoinedMachines:
     def __init__(
         self,
         queue: HostReportQueue,
-        switchboard: Switchboard,
-        info: JoinInfo,
+        control_listener: ControlListener,
+        info: RunInvitation,
         silence_s: float,
         start_s: float = START_S,
     ) -> None:
@@ -98,13 +98,13 @@ class JoinedMachines:
         self._numbers = count(info.first)
         self._guarded = threading.RLock()
         self._over = False
-        self.goodbye: joining.Goodbye | None = joining.Goodbye(reason="the run is over")
+        self.closing: joining.ConnectionClosing | None = joining.ConnectionClosing(reason="the run is over")
         """message to machines when this closes; None: the run continues elsewhere"""
-        self.address, self.key = switchboard.address, switchboard.key
+        self.address, self.key = control_listener.address, control_listener.key
         self._returning = {host: {*workers} for host, workers in info.returning.items()}
         self._expected = {name for workers in info.returning.values() for name in workers}
         self._host_of |= {worker: host for host, workers in info.returning.items() for worker, _ in workers}
-        switchboard.on_join = self._receive
+        control_listener.on_join = self._receive
         if info.returning:
             self._return_timer = threading.Timer(info.return_s, self._give_up_returning)
             self._return_timer.daemon = True
@@ -125,7 +125,7 @@ class JoinedMachines:
                 return
         self._queue.put(Lost(worker, incarnation, "its machine has left"))
 
-    def give_back(self, worker: str, incarnation: int) -> None:
+    def release_slot(self, worker: str, incarnation: int) -> None:
         with self._guarded:
             for machine in self._machines.values():
                 machine.workers.discard((worker, incarnation))
@@ -140,16 +140,16 @@ class JoinedMachines:
         with self._guarded:
             machine = self._machines.get(host)
             if machine is not None:
-                _send(machine.connection, joining.Goodbye(reason=reason, welcome=False))
-                self._part(machine, reason)
+                _send(machine.connection, joining.ConnectionClosing(reason=reason, welcome=False))
+                self._remove_machine(machine, reason)
 
     def close(self) -> None:
-        """Send :attr:`goodbye` to all machines."""
+        """Send :attr:`closing` to all machines."""
         with self._guarded:
             self._over = True
             for machine in self._machines.values():
-                if self.goodbye is not None:
-                    _send(machine.connection, self.goodbye)
+                if self.closing is not None:
+                    _send(machine.connection, self.closing)
                 machine.connection.shut_down()
 
     # ---- one thread for each machine
@@ -163,11 +163,11 @@ class JoinedMachines:
             pass
         except UserError as error:
             detail = str(error)
-            _send(connection, joining.Goodbye(reason=detail, welcome=False))
+            _send(connection, joining.ConnectionClosing(reason=detail, welcome=False))
         except (OSError, ValidationError) as error:
             detail = str(error).partition("\n")[0]
         with self._guarded:
-            self._part(machine, detail)
+            self._remove_machine(machine, detail)
             self._machines.pop(machine.host, None)
             connection.close()
 
@@ -196,7 +196,7 @@ class JoinedMachines:
             case joining.JoinRequest() if not machine.label:
                 machine.label = printable(message.called)
                 machine.room = message.workers or self._info.workers_per_replica
-                self._let_in(machine, message)
+                self._admit(machine, message)
             case joining.MachineReady() if machine.has_joined:
                 pass  # it has returned
             case joining.MachineReady() if machine.room:
@@ -209,18 +209,20 @@ class JoinedMachines:
                 if (worker, incarnation) in machine.workers:
                     self._queue.put(Lost(worker, incarnation, printable(detail)))
             case joining.Departing(detail=detail) if machine.has_joined and not machine.has_left:
-                self._depart(machine, printable(detail))
+                self._announce_departure(machine, printable(detail))
             case joining.Beat():
                 with self._guarded:
                     _send(machine.connection, joining.Beat())
-            case joining.Strike(fault=fault) if not machine.label:
+            case joining.InjectFaultRequest(fault=fault) if not machine.label:
                 self._queue.put(FaultRequested(fault))
-                _send(machine.connection, joining.Goodbye(reason="it will be injected at the next opportunity"))
+                _send(
+                    machine.connection, joining.ConnectionClosing(reason="it will be injected at the next opportunity")
+                )
                 raise EOFError
             case _:
                 raise OSError("unexpected message")
 
-    def _let_in(self, machine: _Machine, request: joining.JoinRequest) -> None:
+    def _admit(self, machine: _Machine, request: joining.JoinRequest) -> None:
         label = machine.label
         if request.version != planaria.__version__:
             advice = "install the same on both"
@@ -230,16 +232,19 @@ class JoinedMachines:
             if len(self._machines) >= _MAX_MACHINES:
                 raise UserError(f"{_MAX_MACHINES} machines have joined already; try again later")
             if self._awaited not in ("", request.called):
-                _send(machine.connection, joining.Goodbye(reason=f"{self._awaited} has not joined yet", again=True))
+                _send(
+                    machine.connection,
+                    joining.ConnectionClosing(reason=f"{self._awaited} has not joined yet", again=True),
+                )
                 raise EOFError
             self._awaited = ""
             if self._over:  # it connected just before the port was closed
-                if self.goodbye is not None:
-                    _send(machine.connection, self.goodbye)
+                if self.closing is not None:
+                    _send(machine.connection, self.closing)
                 raise EOFError
             if request.returning:
                 if request.returning not in self._returning:
-                    raise UserError(f"{label}: the run does not wait for its machine {request.returning} any more")
+                    raise UserError(f"{label}: the run no longer waits for its machine {request.returning}")
                 machine.host, machine.has_joined = request.returning, True
                 machine.workers = self._returning.pop(request.returning)
             self._machines[machine.host] = machine
@@ -261,7 +266,7 @@ class JoinedMachines:
             for worker, incarnation in sorted(self._expected):
                 self._queue.put(Unreturned(worker, incarnation))
 
-    def _depart(self, machine: _Machine, detail: str) -> None:
+    def _announce_departure(self, machine: _Machine, detail: str) -> None:
         """Announce that a machine leaves once its workers have been replaced."""
         with self._guarded:
             machine.has_left = True
@@ -269,7 +274,7 @@ class JoinedMachines:
             for worker, incarnation in sorted(machine.workers):
                 self._queue.put(Leaving(worker, incarnation, detail))
 
-    def _part(self, machine: _Machine, detail: str) -> None:
+    def _remove_machine(self, machine: _Machine, detail: str) -> None:
         """Report the loss of a machine and its workers."""
         if machine.has_joined and not machine.has_left:
             self._queue.put(Left(machine.host, detail))
@@ -293,7 +298,13 @@ class JoinableFleet:
     """A :class:`planaria.runtime.fleet.base.Elastic` fleet; a worker stays on the machine of its first start."""
 
     def __init__(
-        self, start_local: StartLocalFleet, config: FleetConfig, host: str, key: bytes, info: JoinInfo, folder: Path
+        self,
+        start_local: StartLocalFleet,
+        config: FleetConfig,
+        host: str,
+        key: bytes,
+        info: RunInvitation,
+        folder: Path,
     ) -> None:
         """Machines find the address file in ``folder``, connect to ``host``, prove the ``key``, and receive ``info``.
 
@@ -302,10 +313,10 @@ class JoinableFleet:
         """
         silence_s = config.heartbeat_s * config.missed_heartbeats
 
-        def joined_machines(queue: HostReportQueue, switchboard: Switchboard) -> JoinedMachines:
-            switchboard.on_file_request = FileServer(info.files).serve
-            self._machines = JoinedMachines(queue, switchboard, info, silence_s, config.start_timeout_s)
-            self._switchboard = switchboard
+        def joined_machines(queue: HostReportQueue, control_listener: ControlListener) -> JoinedMachines:
+            control_listener.on_file_request = FileServer(info.files).serve
+            self._machines = JoinedMachines(queue, control_listener, info, silence_s, config.start_timeout_s)
+            self._control_listener = control_listener
             return self._machines
 
         beats = config.heartbeat_s, config.missed_heartbeats
@@ -316,17 +327,17 @@ class JoinableFleet:
         """workers on joined machines"""
         for worker, incarnation in sorted(name for workers in info.returning.values() for name in workers):
             self._remote.expect_return(worker, incarnation)
-        with ExitStack() as unless_all_is_well:
-            unless_all_is_well.callback(self._remote.close, patience_s=0.0)
-            self._address_file = publish_run_address(folder, self._switchboard.address, key, info.sign)
-            unless_all_is_well.callback(self._address_file.unlink, missing_ok=True)
-            self._local = start_local(self._switchboard.inside)
-            unless_all_is_well.pop_all()
+        with ExitStack() as cleanup:
+            cleanup.callback(self._remote.close, patience_s=0.0)
+            self._address_file = publish_run_address(folder, self._control_listener.address, key, info.folder_id)
+            cleanup.callback(self._address_file.unlink, missing_ok=True)
+            self._local = start_local(self._control_listener.inside)
+            cleanup.pop_all()
 
     @property
     def address(self) -> str:
         """HOST:PORT that machines join."""
-        return self._switchboard.address
+        return self._control_listener.address
 
     def spawn(self, worker: str, incarnation: int, host: str = "") -> None:
         if host:
@@ -339,11 +350,11 @@ class JoinableFleet:
 
     def announce_restart(self, reason: str) -> None:
         """Let joined machines reconnect after this fleet closes."""
-        self._machines.goodbye = Goodbye(reason=reason, again=True)
+        self._machines.closing = ConnectionClosing(reason=reason, again=True)
 
     def abandon(self) -> None:
-        """Leave joined machines and their workers to a controller on another machine; they look for it at once."""
-        self._machines.goodbye = None
+        """Leave joined machines and their workers to a controller on another machine; they look for it immediately."""
+        self._machines.closing = None
         self._machines.close()
         self._remote.shut_down()
 
@@ -366,7 +377,7 @@ class JoinableFleet:
     def close(self) -> None:
         self._address_file.unlink(missing_ok=True)
         self._local.close()
-        self._remote.close(0.0 if self._machines.goodbye is None else 2.0)
+        self._remote.close(0.0 if self._machines.closing is None else 2.0)
 
     def _fleet_of(self, worker: str) -> Fleet:
         return self._remote if worker in self._on_machines else self._local

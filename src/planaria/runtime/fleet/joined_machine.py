@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 import planaria
-from planaria.common.documents import first
+from planaria.common.documents import first_error
 from planaria.common.errors import UserError
 from planaria.common.stdio import Notify
 from planaria.runtime.fleet import joining
@@ -24,8 +24,8 @@ from planaria.runtime.fleet.control_connections import call
 from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
 from planaria.runtime.fleet.joining import RunAddress
 from planaria.runtime.fleet.process_pool import ProcessPool
-from planaria.runtime.transport.address import REACHABLE, Reach, listening
 from planaria.runtime.transport.listener import VISITOR, listen
+from planaria.runtime.transport.reachability import REACHABLE, Reach, listening
 from planaria.runtime.transport.secure import StrangerError
 
 log = logging.getLogger(__name__)
@@ -51,14 +51,14 @@ class Ending:
     reason: str = ""
 
 
-def _ending_of(message: joining.Goodbye) -> Ending:
+def _ending_of(message: joining.ConnectionClosing) -> Ending:
     if message.again:
         return Ending("restarting", message.reason)
     return Ending("over" if message.welcome else "dismissed", message.reason)
 
 
 @contextmanager
-def _probed(host: str, key: bytes, reach: Reach) -> Iterator[str]:
+def _probe_addresses(host: str, key: bytes, reach: Reach) -> Iterator[str]:
     """Yield the address of a listener for the run to test; "" if this machine is unreachable.
 
     :raises UserError: if none of the ports is free.
@@ -96,7 +96,7 @@ class RunMembership:
         self.workers, self._sending = workers, threading.Lock()
         try:
             self._connection = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
-            with _probed(self._connection.own_address, self.key, reach) as at:
+            with _probe_addresses(self._connection.own_address, self.key, reach) as at:
                 request = joining.JoinRequest(
                     called=name, version=planaria.__version__, workers=workers, at=at, returning=returning
                 )
@@ -105,16 +105,16 @@ class RunMembership:
         except EOFError:
             raise OSError("the connection closed") from None
         except ValidationError as error:
-            detail = f"sent an invalid answer ({first(error)}); use the same version of planaria on both"
+            detail = f"sent an invalid answer ({first_error(error)}); use the same version of planaria on both"
             raise UserError(f"{address.at}: {detail}") from None
         except StrangerError:
             raise UserError(
                 f"{address.at} does not know this key: another run listens there, or the key is an old one; copy the "
                 "run's fleet.key file or address.json again"
             ) from None
-        if isinstance(answer, joining.Goodbye) and answer.again:
+        if isinstance(answer, joining.ConnectionClosing) and answer.again:
             raise OSError(answer.reason)
-        if isinstance(answer, joining.Goodbye):
+        if isinstance(answer, joining.ConnectionClosing):
             raise Rejected(f"rejected: {answer.reason}")
         if not isinstance(answer, joining.Welcome):
             raise OSError("no answer")
@@ -153,11 +153,11 @@ class RunMembership:
             for _, seconds in silence.silent_too_long(lambda _: "unknown"):
                 if is_led_elsewhere is None or is_led_elsewhere():
                     return Ending("lost", f"silent for {seconds:.1f} s")
-            if isinstance(message, joining.Goodbye):
+            if isinstance(message, joining.ConnectionClosing):
                 return _ending_of(message)
             self._process(message, pool, leaving, notify)
             if not leaving and (leaving := asked_to_leave()):
-                notify("leaving once other machines have taken over (again: at once)")
+                notify("leaving once other machines have taken over (again: immediately)")
                 self._send(joining.Departing(detail=leaving))
             elif leaving and pool.empty:
                 return Ending("left")

@@ -63,7 +63,7 @@ def read_key(file: Path) -> bytes:
         raise UserError(f"{file} holds no key (64 hexadecimal digits, or a run's address.json)") from None
 
 
-def kept_key(file: Path, key: bytes) -> bytes:
+def read_or_create_key(file: Path, key: bytes) -> bytes:
     """Return the key in ``file``, or create the file with ``key``; atomic among several creators.
 
     :raises UserError: if it cannot be read or created, or has no key.
@@ -82,12 +82,12 @@ def kept_key(file: Path, key: bytes) -> bytes:
     return key
 
 
-def publish_run_address(folder: Path, address: str, key: bytes, sign: str = "") -> Path:
+def publish_run_address(folder: Path, address: str, key: bytes, folder_id: str = "") -> Path:
     """Write the file with the run's address; the caller removes it when the run ends."""
     path, unfinished = folder / RUN_ADDRESS_FILE, folder / f"{RUN_ADDRESS_FILE}.unfinished"
     unfinished.unlink(missing_ok=True)
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    os.write(handle, RunAddress(at=address, key=key.hex(), folder_id=sign).model_dump_json().encode())
+    os.write(handle, RunAddress(at=address, key=key.hex(), folder_id=folder_id).model_dump_json().encode())
     os.close(handle)
     unfinished.replace(path)
     return path
@@ -176,10 +176,10 @@ class Departing(Message):
     detail: _Name
 
 
-class Strike(Message):
+class InjectFaultRequest(Message):
     """The run's owner, not a machine, requests that this fault be injected next."""
 
-    kind: Literal["strike"] = "strike"
+    kind: Literal["inject_fault"] = "inject_fault"
     fault: Fault
 
 
@@ -208,18 +208,18 @@ class Signal(WorkerMessage):
     number: Annotated[int, Field(ge=1, le=64)]
 
 
-class Goodbye(Message):
-    """The machine is not needed any more, or not accepted."""
+class ConnectionClosing(Message):
+    """The controller ends the connection: the machine is no longer needed or not accepted, or a request is answered."""
 
     kind: Literal["goodbye"] = "goodbye"
     reason: str
     welcome: bool = True
     """whether it may join again"""
     again: bool = False
-    """whether it should reconnect at once, since the run restarts"""
+    """whether it should reconnect immediately, since the run restarts"""
 
 
-FromMachine = JoinRequest | MachineReady | Beat | Started | Failed | Departing | Strike
-ToMachine = Welcome | Start | Signal | Beat | Goodbye
+FromMachine = JoinRequest | MachineReady | Beat | Started | Failed | Departing | InjectFaultRequest
+ToMachine = Welcome | Start | Signal | Beat | ConnectionClosing
 FROM_MACHINE: TypeAdapter[FromMachine] = TypeAdapter(Annotated[FromMachine, Field(discriminator="kind")])
 TO_MACHINE: TypeAdapter[ToMachine] = TypeAdapter(Annotated[ToMachine, Field(discriminator="kind")])

@@ -176,7 +176,7 @@ class LocalFleet:
     def close(self, patience_s: float = 2.0) -> None:
         deadline = time.monotonic() + patience_s
         for process in self._everyone:
-            if not process.gone and process.process.pid is not None:  # otherwise kill it at once
+            if not process.gone and process.process.pid is not None:  # otherwise kill it immediately
                 process.process.join(max(0.0, deadline - time.monotonic()))
             process.process.signal(signal.SIGKILL)
             process.connection.close()

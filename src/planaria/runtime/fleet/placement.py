@@ -49,7 +49,7 @@ class BundleReserver(Protocol):
     def where(self) -> Mapping[int, Mapping[int, str | None]]:
         """Return group → number of a bundle → its node, None while there is no room."""
 
-    def give_back(self, group: int) -> None: ...
+    def release_slot(self, group: int) -> None: ...
 
     def device(self, bundle: Bundle, node: str) -> Future[str] | None:
         """Return the device reserved with a bundle; None if none is needed. Fails like ``ask``."""
@@ -111,7 +111,7 @@ class Placement:
     def start(self, worker: str, incarnation: int) -> None:
         self._jobs.put(partial(self._assign, _Request((worker, incarnation))))
 
-    def give_back(self, worker: str, incarnation: int) -> None:
+    def release_slot(self, worker: str, incarnation: int) -> None:
         self._jobs.put(partial(self._release, (worker, incarnation)))
 
     def signal(self, worker: str, incarnation: int, number: int) -> None:
@@ -208,9 +208,9 @@ class Placement:
 
     def _probe(self, bundle: Bundle, node: str) -> None:
         pool = self._nodes.get(node) or self._open(node)
-        self._ask(pool, "ping", then=partial(self._answered, bundle))
+        self._ask(pool, "ping", then=partial(self._record_answer, bundle))
 
-    def _answered(self, bundle: Bundle, future: Future[None]) -> None:
+    def _record_answer(self, bundle: Bundle, future: Future[None]) -> None:
         if future.exception() is None:
             self._bundles.free(bundle)
             self._assign_waiting()
@@ -284,7 +284,7 @@ class Placement:
             self._queue.put(Lost(*request.name, f"the cluster had no room for it within {_WAIT_S:g} s"))
         if not self._waiting:
             for number in self._bundles.idle(_IDLE_S):
-                self._machines.give_back(number)
+                self._machines.release_slot(number)
                 self._bundles.forget(number)
 
     def _update_bundles(self) -> None:

@@ -49,7 +49,7 @@ def set_process_name(name: str) -> None:
 
 
 @contextmanager
-def adopting() -> Iterator[None]:
+def adopt_orphans() -> Iterator[None]:
     """Adopt orphans among this process's descendants meanwhile; one thread may use it at a time.
 
     Use it only while an orphan is expected, since this process must reap all that it adopts.

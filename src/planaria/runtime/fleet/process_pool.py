@@ -107,7 +107,7 @@ class ProcessPool:
     def fetch_files(self) -> str:
         """Find or fetch the run's files; return why that failed; empty if it succeeded."""
         try:
-            self._prepared_workplace()
+            self._prepare_workplace()
         except UserError as error:
             return str(error)
         return ""
@@ -127,7 +127,7 @@ class ProcessPool:
         """
         orders = self._orders
         try:
-            workplace = self._prepared_workplace()
+            workplace = self._prepare_workplace()
         except UserError as error:
             raise OSError(str(error)) from None
         with self._guarded:
@@ -171,7 +171,7 @@ class ProcessPool:
             shutil.rmtree(self._workplace.scratch, ignore_errors=True)
         self._scratch.cleanup()
 
-    def _prepared_workplace(self) -> Workplace:
+    def _prepare_workplace(self) -> Workplace:
         """Return the workplace; UserError if the run's files are unavailable."""
         orders = self._orders
         with self._preparing:

@@ -26,7 +26,7 @@ from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet.base import FleetWork
 from planaria.runtime.fleet.bundles import Bundle
 from planaria.runtime.fleet.cluster_errors import explain, no_room, reach
-from planaria.runtime.fleet.control_connections import Switchboard
+from planaria.runtime.fleet.control_connections import ControlListener
 from planaria.runtime.fleet.devices import VISIBLE
 from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.placement import LOOK_S, Placement
@@ -107,7 +107,7 @@ def draining_nodes() -> dict[str, int]:
 
 @contextmanager
 def _own_handlers() -> Iterator[None]:
-    """Keep this process's signal handlers. Ray installs its own, which exit at once without saving the run."""
+    """Keep this process's signal handlers. Ray installs its own, which exit immediately without saving the run."""
     before = {number: signal.getsignal(number) for number in STOPS}
     try:
         yield
@@ -144,11 +144,11 @@ class RayFleet(RemoteFleet):
     def __init__(self, host: str, config: FleetConfig, work: FleetWork) -> None:
         """Start the process pools; UserError if a node is unsuitable, or the cluster too small."""
 
-        def make_placement(queue: HostReportQueue, board: Switchboard) -> Placement:
+        def make_placement(queue: HostReportQueue, board: ControlListener) -> Placement:
             board.on_file_request = FileServer(work.files).serve
             orders = PoolConfiguration(
                 work.prepare_workplace, work.preload, board.address, board.key, work.needs,
-                consent=consent.current(), start_s=config.start_timeout_s,
+                consent=consent.current_consent(), start_s=config.start_timeout_s,
             )  # fmt: skip
             placement = Placement(
                 _Ray(orders, work.workers, worker_resources(config, work.needs.cuda)), queue, work.needs
@@ -205,7 +205,7 @@ class _Ray:
         tables = {number: placement_group_table(group) for number, group in self._groups.items()}
         return {n: {index: node or None for index, node in t["bundles_to_node_id"].items()} for n, t in tables.items()}
 
-    def give_back(self, group: int) -> None:
+    def release_slot(self, group: int) -> None:
         remove_placement_group(self._groups.pop(group))
 
     def device(self, bundle: Bundle, node: str) -> Future[str] | None:
@@ -218,7 +218,7 @@ class _Ray:
             where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle.number)
             gpus = self._resources["GPU"]
             options = {"num_cpus": 0, "num_gpus": gpus, "max_retries": 0, "scheduling_strategy": where}
-            device = cast("Future[str]", ray.remote(_assigned_device).options(**options).remote().future())
+            device = cast("Future[str]", ray.remote(_device_of_actor).options(**options).remote().future())
             self._devices[bundle, node] = device
         return device
 
@@ -243,6 +243,6 @@ class _Ray:
         return f"{address} ({node[:8]})"
 
 
-def _assigned_device() -> str:
+def _device_of_actor() -> str:
     """Return the device that Ray assigned to the calling task; empty if it assigns none."""
     return os.environ.get(VISIBLE, "")

@@ -1,8 +1,8 @@
 """Nodes of a Ray cluster that join a run, as other machines do.
 
-Each is a detached actor that runs the joining process (``runtime/engine/join.py``). It outlives the command that
-created it and the run's controller, and ends with the run. If its node drains or dies, Ray starts it on another one,
-where it joins again.
+Each is a detached actor that runs the joining process (``runtime/engine/machine_service.py``). It outlives the command
+that created it and the run's controller, and ends with the run. If its node drains or dies, Ray starts it on another
+one, where it joins again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def join_nodes(
     :param preload: modules with which the joining process is forked
     :raises UserError: if the cluster has no room for them, or one cannot join; then none does.
     """
-    with _connected(cluster):
+    with _connect(cluster):
         kind, random = ray.remote(_Machine), secrets.token_hex(4)
         labels = [f"{name}-{random}-{number}" for number in range(machines)]
         options = {
@@ -74,7 +74,7 @@ def join_nodes(
 
 
 @contextmanager
-def _connected(cluster: str) -> Iterator[None]:
+def _connect(cluster: str) -> Iterator[None]:
     reach(cluster, "--ray")
     try:
         connect(cluster)
@@ -99,7 +99,7 @@ def _require_joined(label: str, actor: Any, until: float) -> None:
             f"{have.get(kind, 0):g} {kind}s, {free.get(kind, 0):g} of them free" for kind in ("CPU", "GPU")
         )
         raise UserError(
-            f"{label} has not joined within {_JOIN_S:g} s; the Ray cluster has {room}; add nodes, or give fewer "
+            f"{label} has not joined within {_JOIN_S:g} s; the Ray cluster has {room}; add nodes, or use fewer "
             "--machines or --workers"
         ) from None
     except RayError as error:
@@ -122,7 +122,7 @@ class _Machine:
     def unjoined(self) -> str:
         """Wait until it has joined; return "", or why it could not."""
         while JOINED not in self._lines():
-            if self._ended():
+            if self._has_ended():
                 self._reported.set()
                 return self._process.failure or " ".join(self._lines()[-1:]) or "it has ended"
             time.sleep(LOOK_S / 10)
@@ -133,13 +133,13 @@ class _Machine:
             return self._output.read_text(errors="replace").splitlines()
         return []
 
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
         return self._process.exitcode is not None or bool(self._process.failure)
 
     def _watch(self) -> None:
         """Let the process leave a node that drains; end this actor with it."""
         drains, node = False, ray.get_runtime_context().get_node_id()
-        while not self._ended():
+        while not self._has_ended():
             try:
                 leaves = not drains and node in draining_nodes()
             except Exception as error:  # of Ray's private interface; this actor must still end with its process

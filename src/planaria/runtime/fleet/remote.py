@@ -23,7 +23,7 @@ from planaria.runtime.fleet.base import (
     Reported,
     WorkerEnded,
 )
-from planaria.runtime.fleet.control_connections import ControlConnection, Switchboard
+from planaria.runtime.fleet.control_connections import ControlConnection, ControlListener
 from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
 from planaria.runtime.fleet.spawner import START_S
 from planaria.runtime.transport.listener import ConnectingPeer
@@ -35,7 +35,7 @@ class Hosts(Protocol):
     def start(self, worker: str, incarnation: int) -> None:
         """Start a worker; the outcome is reported to :class:`HostReportQueue`."""
 
-    def give_back(self, worker: str, incarnation: int) -> None:
+    def release_slot(self, worker: str, incarnation: int) -> None:
         """Release the slot of an incarnation that counts as dead."""
 
     def signal(self, worker: str, incarnation: int, number: int) -> None: ...
@@ -129,7 +129,7 @@ class RemoteFleet:
         key: bytes,
         heartbeat_s: float,
         missed_heartbeats: int,
-        hosts: Callable[[HostReportQueue, Switchboard], Hosts],
+        hosts: Callable[[HostReportQueue, ControlListener], Hosts],
         advertise: str = "",
         start_s: float = START_S,
     ) -> None:
@@ -140,15 +140,15 @@ class RemoteFleet:
         """
         self._silence: HeartbeatMonitor[_Worker] = HeartbeatMonitor(heartbeat_s, missed_heartbeats, start_s=start_s)
         self._queue = HostReportQueue()
-        self._switchboard = Switchboard(
+        self._control_listener = ControlListener(
             host, port, key, MAX_REPORT_BYTES, lambda *call: self._queue.put(call), advertise
         )
         self._workers: dict[str, _Worker] = {}
         self._everyone: list[_Worker] = []
         try:
-            self._hosts = hosts(self._queue, self._switchboard)
+            self._hosts = hosts(self._queue, self._control_listener)
         except BaseException:
-            self._switchboard.close()
+            self._control_listener.close()
             self._queue.close()
             raise
 
@@ -248,7 +248,7 @@ class RemoteFleet:
             return []
         worker.gone = True
         self._silence.forget(worker)
-        self._hosts.give_back(worker.worker, worker.incarnation)
+        self._hosts.release_slot(worker.worker, worker.incarnation)
         return [notice]
 
     def _send(self, worker: _Worker, text: bytes) -> None:
@@ -280,7 +280,7 @@ class RemoteFleet:
         while any(not w.gone for w in self._everyone) and (remaining_s := deadline - time.monotonic()) > 0:
             self.poll(remaining_s)
         self._hosts.close()
-        self._switchboard.close()
+        self._control_listener.close()
         for worker in self._everyone:
             if worker.connection is not None:
                 worker.connection.close()

@@ -27,7 +27,7 @@ from queue import Empty, SimpleQueue
 from planaria.common.signals import STOPS
 from planaria.config import consent
 from planaria.runtime.fleet.forkserver import LENGTH, MAX_REASON, PID, READY, ForkRequest, main
-from planaria.runtime.fleet.process import WorkerProcess, activity, adopting
+from planaria.runtime.fleet.process import WorkerProcess, activity, adopt_orphans
 
 log = logging.getLogger(__name__)
 _FORK_S = 10.0
@@ -82,7 +82,7 @@ class _Server:
     ) -> None:
         """Start it from a thread that lives as long as this process, since the server ends with that thread.
 
-        ``start``: :func:`_spawned` or :func:`_forked`.
+        ``start``: :func:`_spawn` or :func:`_fork`.
         :raises OSError: if it cannot be started.
         """
         self.preload, self._ready = preload, False
@@ -136,7 +136,7 @@ class _Server:
             if len(answer) < PID.size:
                 raise OSError("the fork server is dead, or cannot fork")
             started(*PID.unpack(answer))
-            with contextlib.suppress(OSError):  # if it died at once, its parent sees that
+            with contextlib.suppress(OSError):  # if it died immediately, its parent sees that
                 lifetime_socket.sendall(b"!")
 
     def _await(self, line: socket.socket, limit_s: float) -> None:
@@ -164,7 +164,7 @@ class _Server:
             self._process.kill(1.0)
 
 
-def _spawned(control_socket: socket.socket, preload: frozenset[str]) -> WorkerProcess:
+def _spawn(control_socket: socket.socket, preload: frozenset[str]) -> WorkerProcess:
     """Start a server as a new interpreter; OSError if that fails."""
     command = [sys.executable, "-P", "-c", _PROGRAM, str(control_socket.fileno()), " ".join(sorted(preload)), *_path()]
     process = subprocess.Popen(
@@ -174,7 +174,7 @@ def _spawned(control_socket: socket.socket, preload: frozenset[str]) -> WorkerPr
     return _as_child(process.pid)
 
 
-def _forked(control_socket: socket.socket, preload: frozenset[str]) -> WorkerProcess:
+def _fork(control_socket: socket.socket, preload: frozenset[str]) -> WorkerProcess:
     """Fork a server from this process. It shares the imported modules, and no file descriptor but ``control_socket``.
 
     :raises OSError: if that fails.
@@ -223,14 +223,14 @@ class Spawner:
         cwd: Path | None = None,
         start_s: float = START_S,
     ) -> WorkerProcess:
-        """Start a process that calls ``run``, which must be importable, with ``fds``, and exits. Returns at once.
+        """Start a process that calls ``run``, which must be importable, with ``fds``, and exits. Returns immediately.
 
         ``cwd``: its working directory (default: this process's); ``start_s``: limit for the server's imports. The file
         descriptors are closed here as soon as the process has them, or failed to start.
         """
         child = WorkerProcess(name)
         pickled, location = bytes(ForkingPickler.dumps(run)), str((cwd or Path.cwd()).absolute())
-        request = ForkRequest(name, os.getpid(), location, _path(), pickled, consent.current())
+        request = ForkRequest(name, os.getpid(), location, _path(), pickled, consent.current_consent())
         self._tasks.put(_Task(frozenset(preload), child, bytes(ForkingPickler.dumps(request)), fds, start_s))
         return child
 
@@ -266,14 +266,14 @@ class Spawner:
             if self._ended or (task.child is not None and not task.child.wanted):
                 return "it was cancelled"
             try:
-                server = self._serving(task.preload)
+                server = self._fork_server(task.preload)
                 if task.child is not None:
                     server.get_ready(task.start_s)
                 if unimported:
                     log.warning("%s; another one was started", unimported)
                     unimported = ""
                 if task.child is not None:
-                    with adopting():
+                    with adopt_orphans():
                         server.fork(task.request, task.fds, task.child.record_start)
                 return ""
             except OSError as error:
@@ -287,7 +287,7 @@ class Spawner:
                 time.sleep(_PAUSE_S * (1 + attempt))  # the server may be exiting, or the machine out of processes
         return failure
 
-    def _serving(self, preload: frozenset[str]) -> _Server:
+    def _fork_server(self, preload: frozenset[str]) -> _Server:
         """Return a live server that imports these modules; OSError if there is none and none can be started."""
         old, self._server = self._server, None
         if old is None or not old.alive or not preload <= old.preload:
@@ -298,7 +298,7 @@ class Spawner:
                 finally:
                     old.end()
                 preload |= old.preload
-            old = _Server(preload, _spawned)
+            old = _Server(preload, _spawn)
             log.debug("started a fork server")
         self._server = old
         return old
@@ -337,7 +337,7 @@ def fork_server(preload: Sequence[str]) -> None:
     _forkable.clear()
     if preload and sys.platform == "linux" and "torch" in sys.modules and not _own and threading.active_count() == 1:
         with contextlib.suppress(OSError):
-            _own[:] = [(os.getpid(), Spawner(_Server(frozenset(preload), _forked)))]
+            _own[:] = [(os.getpid(), Spawner(_Server(frozenset(preload), _fork)))]
     for name in _added:
         os.environ.pop(name, None)
 

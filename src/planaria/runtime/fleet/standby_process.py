@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from planaria.common.exit_codes import exit_code
-from planaria.runtime.fleet.process import WorkerProcess, outlive_parent
+from planaria.runtime.fleet.process import WorkerProcess, activity, outlive_parent
 
 log = logging.getLogger(__name__)
 _END_S = 5.0
@@ -23,10 +23,12 @@ _MAX_FAILURES = 3
 """consecutive failures after which no other standby is started"""
 _PAUSE_S = 1.0
 """seconds before a failed start is repeated"""
+_MAX_STOPPED_S = 2.0
+"""seconds after which a stopped standby (SIGSTOP) is replaced"""
 
 
 class StandbyProcess:
-    """Keeps one standby waiting: starts another one if it ends, or leads the run."""
+    """Keeps one standby waiting: starts another one if it ends, is stopped, or leads the run."""
 
     def __init__(self, spawn: Callable[[], WorkerProcess]) -> None:
         self._spawn = spawn
@@ -34,6 +36,7 @@ class StandbyProcess:
         self._former: list[WorkerProcess] = []
         """standbys that have led the run, until they end"""
         self._started, self._failures, self._next = 0.0, 0, 0.0
+        self._stopped_since: float | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -41,7 +44,7 @@ class StandbyProcess:
         return self._failures <= _MAX_FAILURES
 
     def look(self, leader: int) -> None:
-        """Replace a standby that has ended, or leads; call this repeatedly.
+        """Replace a standby that has ended, was stopped, or leads; call this repeatedly.
 
         :param leader: process that leads the run; 0: none does
         """
@@ -52,16 +55,29 @@ class StandbyProcess:
                 self._waiting, self._failures = None, 0
             elif waiting.exitcode is not None or waiting.failure:
                 self._waiting = None
-                self._count_failure(waiting.failure or f"exit code {waiting.exitcode}")
+                self._count_failure(waiting.failure or _ending(waiting.exitcode))
+            elif self._is_stopped(waiting):
+                waiting.kill(1.0)
+                self._waiting, self._stopped_since = None, None
+                log.warning("the standby was stopped (SIGSTOP); starting another")
         if self._waiting is None and self.is_kept and time.monotonic() >= self._next:
             self._start()
 
-    def close(self) -> None:
-        """End the waiting standby."""
-        if self._waiting is not None:
+    def close(self, leader: int) -> None:
+        """End the waiting standby, unless it has become the ``leader`` since the last look: it ends by itself."""
+        if self._waiting is not None and self._waiting.pid != leader:
             self._waiting.signal(signal.SIGTERM)
             self._waiting.join(_END_S)
             self._waiting.kill(1.0)
+
+    def _is_stopped(self, waiting: WorkerProcess) -> bool:
+        """Return whether the standby has been stopped for too long to replace a lost controller."""
+        now = time.monotonic()
+        if activity(waiting.pid) != "stopped":
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = now
+        return self._stopped_since is not None and now - self._stopped_since > _MAX_STOPPED_S
 
     def _start(self) -> None:
         self._started = time.monotonic()
@@ -80,8 +96,13 @@ class StandbyProcess:
             log.warning("the standby ended (%s), as did those before it; the run continues without a standby", how)
 
 
+def _ending(code: int | None) -> str:
+    """Return how a process with this exit code ended."""
+    return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+
+
 def stand_by_process(folder: Path, progress: bool) -> None:
     """Entry point of the standby."""
     outlive_parent()
-    local = import_module("planaria.runtime.standby.local")  # it imports this module's users
+    local = import_module("planaria.runtime.standby.local_standby")  # it imports this module's users
     sys.exit(exit_code(partial(local.main, folder, progress)))

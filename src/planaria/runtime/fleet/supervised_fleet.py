@@ -64,7 +64,7 @@ def start_supervisor(
         process.kill(1.0)
         raise UserError(
             f"fleet.standby: the supervisor of the workers could not be started ({error or 'it exited'}); "
-            "see its error above, or leave fleet.standby out"
+            "see its error above, or remove fleet.standby"
         ) from None
     finally:
         ours.close()
@@ -81,7 +81,7 @@ class SupervisedFleet:
         :param received: number of the last notice in the log
         :raises UserError: if no supervisor answers, or a controller with this term or a higher one leads.
         """
-        self._connection, self._child = _connected(folder), child
+        self._connection, self._child = _connect(folder), child
         self._order(Hello(term=term, received=received))
         try:
             is_answered = self._connection.poll(_ANSWER_S)
@@ -162,7 +162,7 @@ class SupervisedFleet:
 def has_supervisor(folder: Path) -> bool:
     """Return whether a process listens at the socket of the run's supervisor."""
     try:
-        _connected(folder).close()
+        _connect(folder).close()
     except UserError:
         return False
     return True
@@ -170,11 +170,11 @@ def has_supervisor(folder: Path) -> bool:
 
 def supervisor_pid(folder: Path) -> int:
     """Return the process of the run's supervisor; UserError if none answers."""
-    with _connected(folder) as connection:
+    with _connect(folder) as connection:
         return peer_pid(connection.fileno())
 
 
-def _connected(folder: Path) -> Connection:
+def _connect(folder: Path) -> Connection:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with reachable(folder) as path:

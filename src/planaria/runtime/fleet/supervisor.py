@@ -151,9 +151,15 @@ class WorkerSupervisor:
                     self._accept()
                 self._close_silent()
                 self._watch_leader()
+            if not self._over:
+                log.warning(
+                    "no controller has led %s for %g s (fleet.orphan_s); its workers end. To continue from the newest "
+                    "checkpoint: `planaria train --resume %s`",
+                    self._config.folder, self._config.orphan_s, self._config.folder,
+                )  # fmt: skip
         finally:
             if self._standby is not None:
-                self._standby.close()
+                self._standby.close(self._leader_pid)
             if self._is_ours():
                 (self._config.folder / SOCKET).unlink(missing_ok=True)
             self._fleet.close()
@@ -212,7 +218,7 @@ class WorkerSupervisor:
             self._send(message)
 
     def _flush(self) -> None:
-        """Send the leader the numbered notices that it has not been sent, as far as it reads them."""
+        """Send the leader the numbered notices that it has not been sent, while it reads them."""
         for message in [kept for kept in self._kept if kept.number > self._flushed]:
             if not self._writable():
                 return
@@ -220,7 +226,7 @@ class WorkerSupervisor:
             self._send(message)
 
     def _writable(self) -> bool:
-        """Return whether the leader takes a message at once; a stopped one must not stop the supervisor."""
+        """Return whether the leader takes a message without waiting; a stopped one must not stop the supervisor."""
         if self._leader is None or not self._leader_reads:
             return False
         poll = select.poll()  # `select` refuses file descriptors from 1024

@@ -13,18 +13,18 @@ from planaria.config.options import Options
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.models.families import build_stage, frozen_parameters
 from planaria.models.llama_stages import parameter_count
-from planaria.models.optimizers import optimizer
+from planaria.models.optimizers import make_optimizer
 from planaria.models.state import Shapes
 from planaria.pipeline.network.costs import FP32_BYTES, Costs, message_bytes
-from planaria.recovery import RECOVERIES, names
+from planaria.recovery import RECOVERIES, strategy_names
 from planaria.recovery.base import Copy, CopyCost, MachineProperties, numel
 from planaria.runtime.prediction.simulate import simulate
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 
 
 def state_bytes(config: RunConfig) -> int:
     """Return the durable bytes per parameter: its weight and moments."""
-    return FP32_BYTES * (1 + len(optimizer(config.optim).keys))
+    return FP32_BYTES * (1 + len(make_optimizer(config.optim).keys))
 
 
 def costs_of_copies(run: ResolvedRun) -> list[tuple[Copy, CopyCost]]:
@@ -56,7 +56,7 @@ def shadowed_stages(run: ResolvedRun) -> dict[int, tuple[int, ...]]:
 
 def shapes_of(config: RunConfig, stage: int) -> Shapes:
     """Return the shapes of a stage's parameters, by local name."""
-    return Shapes(_stage_shapes(config.model, config.pipeline.stages, stage), optimizer(config.optim).keys)
+    return Shapes(_stage_shapes(config.model, config.pipeline.stages, stage), make_optimizer(config.optim).keys)
 
 
 @cache
@@ -89,11 +89,11 @@ def copies_stated(run: ResolvedRun) -> list[str]:
 
 
 def resolve_best_options(config: RunConfig) -> RunConfig:
-    """Return the recipe with numbers in place of 'best' in its recovery options.
+    """Return the recipe with numbers instead of 'best' in its recovery options.
 
     :raises UserError: if an option is invalid, or has no best value for this recipe.
     """
-    chosen = RECOVERIES.make_all(names(config.recovery), config.recovery.options)
+    chosen = RECOVERIES.make_all(strategy_names(config.recovery), config.recovery.options)
     if not any(strategy.has_best_options for strategy in chosen.values()):
         return config
     alone = config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": 1})})

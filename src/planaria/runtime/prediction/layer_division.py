@@ -52,7 +52,7 @@ def divide(layers: Sequence[LayerCost], stages: int, ends: float, machines: Sequ
         size = f"{sum(load.size for load in layers):.4g}"
         raise UserError(
             f"pipeline.layers = 'auto': the {len(machines)} timed workers have room for {room} of {size} layers "
-            f"in {stages} stages beside the ends; lower model.layers, or raise pipeline.stages"
+            f"in {stages} stages besides the ends; lower model.layers, or raise pipeline.stages"
         )
     return layer_counts
 
@@ -67,7 +67,7 @@ def _equal(layers: int, stages: int, ends: float, machines: Sequence[WorkerCapac
     """Return the division of equal layers, largest stage first."""
     limits = sorted({m.layer_s * n for m in machines for n in (ends, *range(1, min(layers, m.most) + 1))})
     chosen = _lowest(limits, lambda limit: _within(limit, layers, stages, ends, machines))
-    return None if chosen is None else _spread(layers, chosen)
+    return None if chosen is None else _spread_layers(layers, chosen)
 
 
 def _unequal(
@@ -79,10 +79,10 @@ def _unequal(
     sums = [0.0, *accumulate(load.work for load in layers)]
     segments = {last - first for first, last in combinations(sums, 2)}
     limits = sorted({m.layer_s * work * (1 + 1e-9) for m in machines for work in (ends, *segments)})
-    return _lowest(limits, lambda limit: _covered(limit, layers, stages, ends, machines))
+    return _lowest(limits, lambda limit: _cover_layers(limit, layers, stages, ends, machines))
 
 
-def _covered(
+def _cover_layers(
     limit_s: float, layers: Sequence[LayerCost], stages: int, ends: float, machines: Sequence[WorkerCapacity]
 ) -> list[int] | None:
     """Return the layers of each stage within ``limit_s``; None if impossible.
@@ -139,8 +139,8 @@ def _room(machine: WorkerCapacity, limit_s: float) -> int:
     return min(machine.most, math.floor(limit_s / machine.layer_s * (1 + 1e-9)))
 
 
-def _spread(layers: int, machines: Sequence[WorkerCapacity]) -> list[int]:
-    """Give each machine one layer, then each further layer to the machine that stays fastest with it."""
+def _spread_layers(layers: int, machines: Sequence[WorkerCapacity]) -> list[int]:
+    """Assign one layer to each machine, then each remaining layer to the machine with the lowest resulting time."""
     counts = [1] * len(machines)
     waiting = [(2 * m.layer_s, n) for n, m in enumerate(machines) if m.most > 1]
     heapq.heapify(waiting)

@@ -9,16 +9,16 @@ from typing import NamedTuple
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.models.activations import PassMode
-from planaria.models.families import family, frozen_parameters, trained_parameters
+from planaria.models.families import frozen_parameters, make_family, trained_parameters
 from planaria.pipeline.network.costs import FP32_BYTES, message_bytes
 from planaria.pipeline.plan.build import max_in_flight
-from planaria.runtime.engine.requirements import stage_state_bytes
-from planaria.runtime.engine.run_start import START, run_started
 from planaria.runtime.fleet.devices import NO_INVENTORY, Inventory, device_of, inventory
 from planaria.runtime.fleet.host_memory import free_memory
 from planaria.runtime.prediction.copy_costs import copies_held, shadowed_stages
 from planaria.runtime.prediction.traffic import exchange_costs
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.preparation.requirements import stage_state_bytes
+from planaria.runtime.preparation.run_start import START, run_started
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport.staging import DEPTH
 
 CONTEXT = 800_000_000
@@ -88,7 +88,7 @@ def stage_memory(config: RunConfig, device_bytes: int = 0) -> tuple[StageMemory,
     needed = [
         pass_bytes
         for n in stages
-        if (pass_bytes := family(model).pass_bytes(model, pipeline.stages, n, passes)) is not None
+        if (pass_bytes := make_family(model).pass_bytes(model, pipeline.stages, n, passes)) is not None
     ]
     if len(needed) < len(stages):
         return ()
@@ -109,7 +109,7 @@ def _on_cpu(config: RunConfig, peaks: Sequence[StageMemory], kept: Sequence[int]
     ``kept``: bytes that each stage keeps of one microbatch.
     """
     model, stages = config.model, config.pipeline.stages
-    process = PROCESS + (PRELOADED if family(model).modules_to_preload else 0)
+    process = PROCESS + (PRELOADED if make_family(model).modules_to_preload else 0)
     gradient = FP32_BYTES * trained_parameters(model, stages, 1)
     start = max(stage_state_bytes(config)[1], peaks[1].start + gradient)
     run, updates = ResolvedRun(config), exchange_costs(config)
@@ -143,7 +143,7 @@ def predicted_bytes(config: RunConfig) -> list[int]:
     ]
 
 
-def fitted_here(config: RunConfig) -> tuple[RunConfig, str]:
+def fit_to_this_machine(config: RunConfig) -> tuple[RunConfig, str]:
     """Return ``config`` fitted to this machine's devices (:func:`fit_to_memory`), since others' are not known yet,
     and a line about what was chosen.
 
@@ -248,7 +248,7 @@ def _choices(config: RunConfig, devices: int) -> Iterator[RunConfig]:
 
 
 def _resolve_recompute(config: RunConfig, recompute: bool | None) -> RunConfig:
-    """Return ``config`` with a decision in place of ``train.recompute = "auto"``."""
+    """Return ``config`` with a decision instead of ``train.recompute = "auto"``."""
     if config.train.recompute != "auto" or recompute is None:
         return config
     return config.model_copy(update={"train": config.train.model_copy(update={"recompute": recompute})})
@@ -284,11 +284,11 @@ def _fix(config: RunConfig, memory: Sequence[StageMemory]) -> str:
     limit, model = config.pipeline.in_flight, config.model
     largest = max(memory, key=lambda stage: stage.tensors)
     if largest.state > largest.kept:
-        adapters = family(model).supports_adapters and not model.lora.rank
+        adapters = make_family(model).supports_adapters and not model.lora.rank
         smaller = "train adapters only (model.lora.rank)" if adapters else "choose a smaller model"
         return f"{smaller}, or use more pipeline.stages on more machines"
     if limit and limit > 1:
-        return f"lower pipeline.in_flight = {limit}, or leave it out"
+        return f"lower pipeline.in_flight = {limit}, or remove it"
     if not config.train.recompute:
         return f"set train.recompute = {'true' if config.train.device == 'cpu' else chr(34) + 'auto' + chr(34)}"
     return "lower pipeline.microbatch_size, or use more pipeline.stages"

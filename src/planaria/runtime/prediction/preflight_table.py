@@ -14,7 +14,6 @@ from planaria.config.schema import RunConfig
 from planaria.models.families import stage_parameters, trained_parameters
 from planaria.models.llama_stages import stage_layers
 from planaria.pipeline.network.costs import Costs, message_bytes
-from planaria.runtime.engine.requirements import stage_state_bytes
 from planaria.runtime.fleet.devices import NO_INVENTORY, Inventory
 from planaria.runtime.fleet.host_memory import free_memory
 from planaria.runtime.prediction.memory import (
@@ -27,7 +26,8 @@ from planaria.runtime.prediction.memory import (
 )
 from planaria.runtime.prediction.simulate import simulate
 from planaria.runtime.prediction.traffic import exchange_costs, link_bytes, one_replica
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.preparation.requirements import stage_state_bytes
+from planaria.runtime.resolved_run import ResolvedRun
 
 MAX_ROWS = 12
 """lines about stages; if there are more, those in the middle share one"""
@@ -55,7 +55,7 @@ def stage_rows(run: ResolvedRun, devices: Inventory = NO_INVENTORY) -> list[Stag
     """Return the stages of a run; ``devices``: its CUDA devices, if they are known."""
     config, stages = run.config, run.config.pipeline.stages
     model, memory = config.model, predicted_peaks(config, devices)
-    states, sent, costs = stage_state_bytes(config), _sent(config), exchange_costs(config)
+    states, sent, costs = stage_state_bytes(config), _bytes_sent(config), exchange_costs(config)
     rows = []
     for stage in range(stages + 1):
         count = stage_parameters(model, stages, stage)
@@ -66,7 +66,7 @@ def stage_rows(run: ResolvedRun, devices: Inventory = NO_INVENTORY) -> list[Stag
     return rows
 
 
-def _sent(config: RunConfig) -> Counter[int]:
+def _bytes_sent(config: RunConfig) -> Counter[int]:
     """Return the mean bytes that a worker of each stage sends in a step."""
     arrangement, sent_bytes = ResolvedRun(one_replica(config)).arrangement, Counter[int]()
     for (source, _), nbytes in link_bytes(config).items():

@@ -16,24 +16,24 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from planaria.common.documents import first
+from planaria.common.documents import first_error
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import UnassignWorker
 from planaria.control.facts.events import REPORT, WorkerFailed, WorkerJoined
 from planaria.data.shards import Data, tokenise_corpus
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.config_checks import check
-from planaria.runtime.engine.process_engine import opened
-from planaria.runtime.engine.requirements import device_needs, layer_loads, smallest_layout, stage_work
-from planaria.runtime.engine.resumption import with_flags
-from planaria.runtime.engine.run_start import START, run_started
+from planaria.runtime.engine.run_fleet import FleetRequest, open_fleet
 from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet.base import Joined, Reported, WorkerEnded
 from planaria.runtime.fleet.joinable_fleet import JoinableFleet
 from planaria.runtime.prediction.layer_division import WorkerCapacity, divide
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.config_checks import check
+from planaria.runtime.preparation.requirements import device_needs, layer_loads, smallest_layout, stage_work
+from planaria.runtime.preparation.resumption import with_flags
+from planaria.runtime.preparation.run_start import START, run_started
+from planaria.runtime.resolved_run import ResolvedRun
 
 Timed = tuple[str, WorkerJoined]
 """machine that joined, or "" for the controller's, and a worker's report from it"""
@@ -42,7 +42,7 @@ Timed = tuple[str, WorkerJoined]
 def with_measured_layers(
     config: RunConfig, data: Data, notify: Notify, stop: Callable[[], bool] | None = None
 ) -> RunConfig:
-    """Return the recipe with measured numbers in place of ``pipeline.layers = "auto"``.
+    """Return the recipe with measured numbers instead of ``pipeline.layers = "auto"``.
 
     In one process all stages are equally fast and get equal sizes, or nearly. ``stop`` is polled.
 
@@ -55,7 +55,7 @@ def with_measured_layers(
         return with_layers(config, config.model.block_layers)
     stages = config.pipeline.stages
     with stop_requested(stop) as requested:
-        timed = _timed(config, data, notify, requested)
+        timed = _time_passes(config, data, notify, requested)
     layers = layer_loads(config)
     layer_counts = divide(layers, stages, stage_work(config)[0], worker_capacities(config, [*timed.values()]))
     pace = ", ".join(f"{name} {report.layer_s * 1e3:.3g}" for name, (_, report) in timed.items())
@@ -76,7 +76,7 @@ def _least_time(config: RunConfig, layer_s: Sequence[float]) -> str:
 def resumed_layers(
     folder: Path, changes: Mapping[str, object], notify: Notify, stop: Callable[[], bool] | None = None
 ) -> Mapping[str, object]:
-    """Return the changed settings of a resumed run, with numbers in place of ``pipeline.layers = "auto"``.
+    """Return the changed settings of a resumed run, with numbers instead of ``pipeline.layers = "auto"``.
 
     :raises UserError, RunStopped: as :func:`with_measured_layers`.
     """
@@ -111,7 +111,7 @@ def worker_capacities(config: RunConfig, timed: Sequence[Timed]) -> list[WorkerC
     return capacities
 
 
-def _timed(config: RunConfig, data: Data, notify: Notify, requested: Callable[[], str]) -> dict[str, Timed]:
+def _time_passes(config: RunConfig, data: Data, notify: Notify, requested: Callable[[], str]) -> dict[str, Timed]:
     """Start the fleet, and collect its workers' reports."""
     started = run_started(ResolvedRun(config), START)
     out = Path(config.out)
@@ -120,10 +120,11 @@ def _timed(config: RunConfig, data: Data, notify: Notify, requested: Callable[[]
         folder = tempfile.TemporaryDirectory(prefix=f".{config.name}-timing-", dir=out)
     except OSError as error:
         raise UserError(f"out = {config.out!r} cannot be written to ({error.strerror})") from None
-    with folder as name, opened(smallest_layout(config), data, Path(name), started.own_workers) as fleet:
+    workers = started.own_workers
+    with folder as name, open_fleet(FleetRequest(smallest_layout(config), data, Path(name), workers)) as fleet:
         profiling = _Profiling(fleet, config, notify, requested)
         try:
-            return profiling.collect(started.own_workers, config.pipeline.stages + 1)
+            return profiling.collect(workers, config.pipeline.stages + 1)
         finally:
             fleet.announce_restart("timed; the run starts next")
             profiling.release_workers()
@@ -187,7 +188,7 @@ class _Profiling:
         try:
             report = REPORT.validate_json(text)
         except ValidationError as error:
-            self._lose(worker, f"it sent an invalid report ({first(error)})")
+            self._lose(worker, f"it sent an invalid report ({first_error(error)})")
             return
         match report:
             case WorkerJoined() if worker in self._host_of:

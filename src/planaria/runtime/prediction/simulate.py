@@ -1,4 +1,4 @@
-"""The ``simulate`` engine: simulates a plan on a clock (``pipeline/plan/clock.py``) with the costs of a recipe."""
+"""The ``simulate`` engine: simulates a plan (``pipeline/plan/simulation.py``) with the costs of a recipe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import Costs, MessageCosts
 from planaria.pipeline.plan.actions import StepPlan
-from planaria.pipeline.plan.clock import PlanSimulation, SimulatedStep
+from planaria.pipeline.plan.simulation import PlanSimulation, SimulatedStep
 
 __all__ = ["SimulatedStep", "simulate"]
 
@@ -27,11 +27,11 @@ def simulate(plan: StepPlan, costs: Costs, message_bytes: MessageBytes) -> Simul
         ran={stage: [actions[n] for n in ran] for stage, ran in clock.ran.items()},
         starts={stage: [MessageCosts.seconds(clock.starts[n]) for n in ran] for stage, ran in clock.ran.items()},
         ends={stage: [MessageCosts.seconds(clock.ends[n]) for n in ran] for stage, ran in clock.ran.items()},
-        sent_bytes=dict(sorted(_sent(clock, message_bytes).items())),
+        sent_bytes=dict(sorted(_messages_sent(clock, message_bytes).items())),
     )
 
 
-def _sent(clock: PlanSimulation, message_bytes: MessageBytes) -> Counter[tuple[int, int]]:
+def _messages_sent(clock: PlanSimulation, message_bytes: MessageBytes) -> Counter[tuple[int, int]]:
     """Return the bytes from each sender to each receiver."""
     sent = Counter[tuple[int, int]]()
     for (source, target, kind), count in clock.messages.items():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from planaria.config.schema import RunConfig
 from planaria.exchange.base import ExchangeCost
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.pipeline.network.costs import UNIT, message_bytes
 from planaria.runtime.prediction.copy_costs import shapes_of
 from planaria.runtime.prediction.simulate import simulate
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 
 
 def one_replica(config: RunConfig) -> RunConfig:
@@ -26,5 +26,5 @@ def link_bytes(config: RunConfig) -> dict[tuple[int, int], int]:
 def exchange_costs(config: RunConfig) -> list[ExchangeCost]:
     """Return the cost of one round for one replica, stage by stage; empty for one replica."""
     replicas, stages = config.exchange.replicas, range(config.pipeline.stages + 1)
-    agreed = exchange(config.exchange)
+    agreed = make_exchange(config.exchange)
     return [agreed.cost(shapes_of(config, stage), replicas) for stage in stages] if replicas > 1 else []

@@ -12,7 +12,7 @@ from planaria.control.facts.events import ControllerEnd
 from planaria.control.failover import MAX_FAILED_CONTROLLERS, FailoverFold, FailoverState
 from planaria.control.log.log_segments import RotatingLog
 from planaria.control.log.logs import METRICS, LogFollower
-from planaria.report.observe.account import RunAccount
+from planaria.report.observe.observer_state import ObserverState
 from planaria.report.observe.progress import NoProgress
 
 
@@ -25,7 +25,7 @@ class FollowedRun:
         """
         self._log, self._fold = LogFollower(folder), FailoverFold()
         self._metrics = RotatingLog(folder / METRICS) if measure else None
-        self.account = RunAccount(config.samples * config.model.context, display)
+        self.account = ObserverState(config.samples * config.model.context, display)
         self.saved = 0
         """number of checkpoints that were sealed"""
 

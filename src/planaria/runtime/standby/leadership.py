@@ -11,35 +11,19 @@ from pathlib import Path
 
 from planaria.common import digests, documents
 from planaria.common.errors import RunStopped, UserError
-from planaria.common.object_store import Retry, Store
 from planaria.config.schema import RunConfig
 from planaria.control.log.logs import EVENTS, ID, history_of, identity
-from planaria.control.log.quorum_location import SCHEME
 from planaria.control.log.shared_log import Deposed, LeadershipLost, Lease, LogAppender, SharedLog, SharedPosition
-from planaria.runtime.engine import run_folders
-from planaria.runtime.fleet.joining import read_key
-from planaria.runtime.fleet.quorum_client import opened_quorum
+from planaria.runtime.fleet.joining import read_or_create_key
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.shared_log.client import open_shared_log
+from planaria.runtime.transport.secure import new_key
 
 SHARED_FILES = (*run_folders.RUN_FILES, digests.FILE)
 RENEWALS = 3
 """renewals of the lease in ``fleet.lease_s``"""
 KEY_PROOF = "key-proof"
 """file of the shared log that only the run's key gives"""
-
-
-def opened(
-    location: str, seconds: float, key: str | Path | None = None, setting: str = "fleet.shared_log"
-) -> SharedLog:
-    """Open the shared log of a run; a call that fails is repeated for ``seconds``.
-
-    :param key: file with the run's key, for a quorum of holders
-    :raises UserError: if the location is not supported, or its holders do not answer.
-    """
-    if location.startswith(SCHEME):
-        if key is None:
-            raise UserError(f"{setting}: {location} needs the run's key (fleet.key, --key-file)")
-        return SharedLog(opened_quorum(location, read_key(Path(key)), seconds, setting))
-    return SharedLog(Store(location, setting, Retry(tries=100, seconds=seconds, first_s=0.05)))
 
 
 class Leadership:
@@ -72,8 +56,10 @@ class Leadership:
             raise LeadershipLost(self._lost, self.appender.position)
 
     def _may_renew(self) -> bool:
-        """Return whether this process still leads. Once the lease has ended it does not, even if no other one does: its
-        workers may have left it."""
+        """Return whether this process still leads.
+
+        False once the lease has expired, even if no other controller leads, because workers may have left.
+        """
         silent_s = time.monotonic() - self._renewed
         if silent_s > 2 * self._lease_s:
             self._lose(
@@ -129,7 +115,7 @@ class Leadership:
 
 
 @contextmanager
-def leading(config: RunConfig, folder: Path, leadership: Leadership | None) -> Iterator[Leadership | None]:
+def lead_run(config: RunConfig, folder: Path, leadership: Leadership | None) -> Iterator[Leadership | None]:
     """Yield the leadership of a run; None if its log is not shared.
 
     :param leadership: of a controller that was elected; None: stand for election, as the run's first controller
@@ -147,16 +133,18 @@ def leading(config: RunConfig, folder: Path, leadership: Leadership | None) -> I
 
 
 def _first_election(config: RunConfig, folder: Path) -> LogAppender:
+    """Stand for election as the run's first controller; an entry without a line, of a start that failed, is reused."""
     fleet = config.fleet
-    log = opened(f"{str(fleet.shared_log).rstrip('/')}/{folder.name}", fleet.lease_s, fleet.key)
+    key = None if fleet.key is None else read_or_create_key(Path(fleet.key), new_key())
+    log = open_shared_log(f"{str(fleet.shared_log).rstrip('/')}/{folder.name}", fleet.lease_s, fleet.key)
     own, known = identity(folder).encode(), log.file(ID)
-    if known is not None and known != own:
-        raise UserError(f"fleet.shared_log: {log.location} holds another run; give this one another --name")
-    log.require_creation_once()
-    _require_silence(log, config.fleet.lease_s)
     end = SharedPosition(term=0)
     for batch in log.since(1):
         end = SharedPosition(end.number + 1, end.lines + len(batch.lines), batch.term)
+    if known not in (None, own) and end.lines:
+        raise UserError(f"fleet.shared_log: {log.location} holds another run; choose another --name")
+    log.require_creation_once()
+    _require_silence(log, config.fleet.lease_s)
     if end.lines > (here := sum(1 for _ in history_of(folder)) if (folder / EVENTS).exists() else 0):
         raise UserError(
             f"{folder}: the shared log {log.location} has {end.lines} lines and this folder {here}: another machine "
@@ -166,11 +154,11 @@ def _first_election(config: RunConfig, folder: Path) -> LogAppender:
     if not appender.stand():
         raise UserError(f"fleet.shared_log: {log.location}: another machine leads this run; stop that first")
     log.put_file(ID, own)
-    if fleet.key is not None:
-        log.put_file(KEY_PROOF, proof_of(read_key(Path(fleet.key)), own))
+    if key is not None:
+        log.put_file(KEY_PROOF, proof_of(key, own))
     for name in SHARED_FILES:
         if (folder / name).is_file():
-            log.put_file(name, documents.data(folder / name))
+            log.put_file(name, documents.read_bytes(folder / name))
     return appender
 
 

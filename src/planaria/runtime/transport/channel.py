@@ -24,7 +24,7 @@ _RECORD = 1 << 14
 """bytes of a TLS record; OpenSSL returns one at a time"""
 _PIECE = 8 * _RECORD
 _AT_ONCE = 1 << 20
-"""bytes to encrypt at once"""
+"""bytes per encryption"""
 _WORTH_READING = 1 << 17
 """least bytes of a large frame to wake up for; fewer would cost more than reading them"""
 _SLICE_S = 1.0

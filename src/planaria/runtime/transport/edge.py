@@ -1,8 +1,7 @@
 """A pipeline edge: one connection, served by the worker's inbox.
 
-A frame is sent at once as far as possible, and the inbox sends the rest. Received frames and errors go to the inbox, so
-that the main thread never waits for a single edge. An abandoned edge sends a goodbye after all earlier frames, and
-closes.
+As much of a frame as fits is sent immediately; the inbox sends the rest. Received frames and errors go to the inbox, so
+that the main thread never waits for a single edge. An abandoned edge closes after its earlier frames and a last one.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from planaria.runtime.transport.port import PeerUnreachable, Port, RelayUnanswer
 from planaria.runtime.transport.wire import (
     HEADER_BYTES,
     Activation,
-    Goodbye,
+    EdgeClosing,
     Label,
     Piece,
     Taken,
@@ -39,7 +38,7 @@ from planaria.runtime.transport.wire import (
     unpack,
 )
 
-_GOODBYE = memoryview(pack(TensorHeader(Goodbye(), torch.uint8, (0,))))
+_EDGE_CLOSING = memoryview(pack(TensorHeader(EdgeClosing(), torch.uint8, (0,))))
 _TAKEN = memoryview(pack(TensorHeader(Taken(), torch.uint8, (0,))))
 _NOTHING, _IN_RING = torch.empty(0), memoryview(b"")
 _TURN_BYTES = 4 << 20
@@ -169,7 +168,7 @@ class Edge(EdgeEnd):
         threading.Thread(target=self._open, name=f"open {spec.link_id}", daemon=True).start()
 
     def send(self, label: Label, payload: Tensor, later: bool = False) -> None:
-        """Send a frame, queueing what does not fit at once; the payload must not change until it was sent.
+        """Send a frame, queueing what does not fit; the payload must not change until it has been sent.
 
         :raises WireError: if the tensor or label does not fit a frame.
         """
@@ -243,7 +242,9 @@ class Edge(EdgeEnd):
         start, spec = time.monotonic(), self.spec
         try:
             # Frames sent before the edge was abandoned (a transferred state) must still go out.
-            channel = self._port.reach(spec.at, spec.relay_address, spec.link_id, spec.open_timeout_s, self._finished)
+            channel = self._port.reach(
+                spec.at, spec.relay_address, spec.link_id, spec.open_timeout_s, self._is_finished
+            )
         except PeerUnreachable as error:
             if not self._abandoned:
                 silent = isinstance(error, RelayUnanswered)
@@ -260,7 +261,7 @@ class Edge(EdgeEnd):
             if not self._over and (self._unsent or self._later or self._abandoned):
                 self._inbox.want_room(self, True)
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         """Return whether the edge was abandoned and has nothing left to send."""
         return self._abandoned and not self._unsent
 
@@ -273,7 +274,7 @@ class Edge(EdgeEnd):
                 elif self._goodbye_queued or not self._abandoned:
                     return True
                 else:
-                    self._unsent.append((_GOODBYE, _GOODBYE[:0]))
+                    self._unsent.append((_EDGE_CLOSING, _EDGE_CLOSING[:0]))
                     self._goodbye_queued = True
             first, second = self._unsent[0]
             try:
@@ -301,11 +302,11 @@ class Edge(EdgeEnd):
                 continue
             if self._header is None:
                 self._header = unpack(self._raw, self.spec.max_bytes)
-                if isinstance(self._header.label, Goodbye):
+                if isinstance(self._header.label, EdgeClosing):
                     return True
                 self._missing = self._room(self._header, channel)
             if not self._missing:
-                self._filled(self._header)
+                self._process_frame(self._header)
                 self._header = None
                 self._payload = _NOTHING
                 self._missing = memoryview(self._raw)
@@ -327,7 +328,7 @@ class Edge(EdgeEnd):
         self._payload = receive_buffer(header)
         return as_bytes(self._payload)
 
-    def _filled(self, header: TensorHeader) -> None:
+    def _process_frame(self, header: TensorHeader) -> None:
         """Process a complete frame."""
         if isinstance(header.label, Taken):
             with self._sending:

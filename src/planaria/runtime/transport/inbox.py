@@ -53,7 +53,7 @@ class InboxQueue(Protocol):
 
 
 class _Act(NamedTuple):
-    """A scheduled call in place of an item."""
+    """A scheduled call among the items."""
 
     act: Callable[[], None]
 

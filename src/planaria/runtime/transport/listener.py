@@ -20,13 +20,13 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from planaria.common.documents import first
+from planaria.common.documents import first_error
 from planaria.common.errors import UserError
-from planaria.runtime.transport.address import host_port
+from planaria.runtime.transport.reachability import host_port
 from planaria.runtime.transport.secure import StrangerError, begin, cut_off, prove, read_exactly
 
 log = logging.getLogger(__name__)
-# in place of an incarnation
+# instead of an incarnation
 VISITOR = 0
 """a machine that wants to join"""
 CALLED_FOR = -1
@@ -51,12 +51,12 @@ def greeting(worker: str, incarnation: int) -> bytes:
     return json.dumps(ConnectingPeer(worker, incarnation, os.getpid())).encode()
 
 
-def greeted(raw: bytes) -> ConnectingPeer:
+def parse_greeting(raw: bytes) -> ConnectingPeer:
     """Return the caller of a greeting; ValueError if it is malformed."""
     try:
         return _CALLER.validate_json(raw, strict=True)
     except ValidationError as error:
-        raise ValueError(first(error)) from None
+        raise ValueError(first_error(error)) from None
 
 
 GREETING_S = 10.0
@@ -82,7 +82,7 @@ class EdgeListener:
 
         :raises UserError: if the port is taken or the host is not an address of this machine.
         """
-        self._server = _bound(host, port)
+        self._server = _bind(host, port)
         self.host, self.port = self._server.getsockname()[:2]
         self._key, self._on_greeting = key, on_greeting
         self._unproven: dict[ssl.SSLSocket, float] = {}
@@ -178,10 +178,10 @@ class EdgeListener:
 
 def require_free(host: str, port: int) -> None:
     """Raise UserError if a process cannot listen at ``host``:``port`` now."""
-    _bound(host, port).close()
+    _bind(host, port).close()
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=128)
@@ -194,7 +194,7 @@ def _fix(error: OSError | OverflowError) -> str:
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, socket.gaierror) or number in (errno.EADDRNOTAVAIL, errno.EINVAL):
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(number or 0)
-        return f"({reason}); give fleet.host an address of this machine, or 0.0.0.0 for all, with fleet.advertise"
+        return f"({reason}); set fleet.host to an address of this machine, or to 0.0.0.0 for all, with fleet.advertise"
     if number == errno.EACCES:
         return f"({os.strerror(number)}); choose a port above 1023"
     reason = str(error) if number is None else os.strerror(number)
@@ -213,7 +213,7 @@ def listen(host: str, key: bytes, ports: tuple[int, int] | None, on_greeting: On
         except UserError:
             if port == last and ports is None:
                 raise
-    raise UserError(f"fleet.ports: none of {first} to {last} is free at {host}; give one for each worker there")
+    raise UserError(f"fleet.ports: none of {first} to {last} is free at {host}; use a range with one per worker")
 
 
 def connect(address: str, key: bytes, greeting: bytes, seconds: float) -> ssl.SSLSocket:
@@ -222,7 +222,7 @@ def connect(address: str, key: bytes, greeting: bytes, seconds: float) -> ssl.SS
     :raises StrangerError: if the listener does not belong to this run.
     :raises OSError: if the address is invalid, or no listener answers within ``seconds``.
     """
-    raw = _reached(address, seconds)
+    raw = _connect_once(address, seconds)
     try:
         tls = begin(raw, key, calling=True)
     except OSError:
@@ -237,7 +237,7 @@ def connect(address: str, key: bytes, greeting: bytes, seconds: float) -> ssl.SS
     return tls
 
 
-def _reached(address: str, seconds: float) -> socket.socket:
+def _connect_once(address: str, seconds: float) -> socket.socket:
     """Return a connection to ``address``, which another machine may have sent; OSError as :func:`connect`."""
     host, _, port = address.rpartition(":")
     try:
@@ -258,7 +258,7 @@ def no_answer(address: str, key: bytes, seconds: float = PROBE_S) -> str:
 
 def unreachable(address: str, seconds: float = 1.0) -> str:
     """Return why no connection to ``address`` (HOST:PORT) can be opened; empty if one can. Sends nothing."""
-    failure = _failure(lambda: _reached(address, seconds).close())
+    failure = _failure(lambda: _connect_once(address, seconds).close())
     return failure and f"cannot connect to {address}: {failure}"
 
 

@@ -143,7 +143,7 @@ class LocalEdge(EdgeEnd):
             self._other._inbox.put(FrameArrived(self._other, header, payload))
 
     def flush_deferred(self) -> None:
-        """Do nothing: frames are delivered at once."""
+        """Do nothing: frames are delivered immediately."""
 
     def abandon(self) -> None:
         """Stop receiving; frames that were sent before are still delivered."""

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
 
-from planaria.runtime.transport.address import REACHABLE, RELAY, Reach, dial_addresses, listening
 from planaria.runtime.transport.channel import Channel, channel
 from planaria.runtime.transport.listener import GREETING_S, connect, has_disconnected, listen
+from planaria.runtime.transport.reachability import REACHABLE, RELAY, Reach, dial_addresses, listening
 from planaria.runtime.transport.relay import READY, End, end_greeting
 from planaria.runtime.transport.ring import Rings
 from planaria.runtime.transport.secure import StrangerError, prepare
@@ -63,7 +63,7 @@ class Port:
         self._failing: dict[str, tuple[float, str]] = {}
         """opening edge → start of its failures, and the latest error"""
         prepare(key)
-        self._listener = listen(host, key, reach.ports, self._called)
+        self._listener = listen(host, key, reach.ports, self._process_call)
         self.address = str(listening(self._listener.host, self._listener.port, reach))
 
     def use_relay(self, address: str) -> None:
@@ -85,7 +85,7 @@ class Port:
         with self._changed:
             return next((why for since, why in sorted(self._failing.values()) if since < late), "")
 
-    def _failed(self, name: str, why: str) -> None:
+    def _record_failure(self, name: str, why: str) -> None:
         log.debug("edge %s: no connection yet: %s", name, why)
         with self._changed:
             since, _ = self._failing.get(name, (time.monotonic(), ""))
@@ -128,7 +128,9 @@ class Port:
                 raise PeerUnreachable(f"the other end did not connect within {seconds:g} s")
             try:
                 turn = min(until, time.monotonic() + _TURN_S)
-                if connection := self._relayed(name, "waits", turn, lambda: given_up() or name in self._callers):
+                if connection := self._connect_by_relay(
+                    name, "waits", turn, lambda: given_up() or name in self._callers
+                ):
                     return connection
             except (OSError, StrangerError):
                 alone_until = time.monotonic() + _LONGEST_WAIT_S
@@ -170,14 +172,14 @@ class Port:
             turn = until if len(routes) == 1 else min(until, time.monotonic() + _TURN_S)
             try:
                 if route == RELAY:
-                    return self._relayed(name, "calls", turn, given_up)
+                    return self._connect_by_relay(name, "calls", turn, given_up)
                 return self._try(route, name.encode(), turn, until, given_up)
             except StrangerError as error:
                 raise PeerUnreachable(f"{route}: {error}") from None
             except OSError as error:
                 if route != RELAY:
                     self._unanswered[route] = time.monotonic()
-                self._failed(name, f"{route}: {error.strerror or error}")
+                self._record_failure(name, f"{route}: {error.strerror or error}")
                 if time.monotonic() + pause > until:
                     raise PeerUnreachable(
                         f"{address} did not answer within {seconds:g} s ({error.strerror or error})"
@@ -208,7 +210,7 @@ class Port:
             except StrangerError as error:
                 raise PeerUnreachable(f"the relay {relay}: {error}") from None
             except OSError as error:
-                self._failed(name, f"the relay {relay}: {error.strerror or error}")
+                self._record_failure(name, f"the relay {relay}: {error.strerror or error}")
                 # A relay that is silent for this long is dead; the controller has others.
                 if time.monotonic() + pause > min(until, max(began, self._shut_until) + _TURN_S):
                     raise RelayUnanswered(f"the relay {relay} did not answer ({error.strerror or error})") from None
@@ -216,7 +218,7 @@ class Port:
             pause = min(2 * pause, _LONGEST_WAIT_S)
         return None
 
-    def _relayed(self, name: str, end: End, until: float, given_up: Callable[[], bool]) -> Channel | None:
+    def _connect_by_relay(self, name: str, end: End, until: float, given_up: Callable[[], bool]) -> Channel | None:
         """Return a connection through the relay, if both ends connect in time; None once it is given up.
 
         :raises OSError: if the relay is unreachable, or the other end does not connect.
@@ -261,7 +263,7 @@ class Port:
         tls.close()
         return None
 
-    def _called(self, greeting: bytes, tls: ssl.SSLSocket) -> None:
+    def _process_call(self, greeting: bytes, tls: ssl.SSLSocket) -> None:
         """Process a call for an edge that may not be known here yet."""
         name = greeting.decode(errors="replace")
         tls.setblocking(False)

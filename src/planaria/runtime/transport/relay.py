@@ -18,9 +18,9 @@ from planaria.runtime.transport.listener import (
     CALLED_FOR,
     GREETING_S,
     EdgeListener,
-    greeted,
     greeting,
     has_disconnected,
+    parse_greeting,
 )
 from planaria.runtime.transport.secure import prepare
 
@@ -31,7 +31,7 @@ _MAX_WAITING = 1024
 _WAITS_S = 60.0
 """seconds after which a waiting end counts as gone"""
 _AT_ONCE = 1 << 18
-"""bytes forwarded at once"""
+"""bytes forwarded per read"""
 _LOOK_S = 1.0
 """seconds between attempts, whatever the system reports"""
 
@@ -51,7 +51,7 @@ class Relay:
         self._guarded = threading.Lock()
 
     def pair(self, wanted: str, tls: ssl.SSLSocket) -> None:
-        """Process a connected end with its :func:`end_greeting`; returns at once."""
+        """Process a connected end with its :func:`end_greeting`; returns immediately."""
         end, _, edge = wanted.partition(" ")
         if end not in ("waits", "calls"):
             tls.close()
@@ -99,7 +99,7 @@ def relay_at(host: str, port: int, key: bytes) -> tuple[EdgeListener, Relay]:
 
     def greet(raw: bytes, tls: ssl.SSLSocket) -> None:
         try:
-            wanted, called_for, _ = greeted(raw)
+            wanted, called_for, _ = parse_greeting(raw)
         except ValueError:
             called_for = None
         if called_for != CALLED_FOR:

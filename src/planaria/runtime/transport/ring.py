@@ -115,7 +115,7 @@ class Ring:
             for slot in range(self.size.slots):
                 if slot not in self._allocated and self._free(slot):
                     self._allocated.add(slot)
-                    return self._pages.tensor(slot, size, self._released, 0)
+                    return self._pages.tensor(slot, size, self._release_slot, 0)
         return None
 
     def _free(self, slot: int) -> bool:
@@ -128,7 +128,7 @@ class Ring:
         self._pages.map[slot] = 0
         return True
 
-    def _released(self, share: SharedSlot) -> None:
+    def _release_slot(self, share: SharedSlot) -> None:
         """Mark a slot as unused by this process. Runs in any thread at any time, so it takes no lock."""
         self._allocated.discard(share.slot - 1)
 
@@ -161,7 +161,7 @@ class RingReader:
     """A mapping of another process's ring."""
 
     def __init__(self, fd: int, size: RingSize, lock: PageLock | None = None) -> None:
-        """Map the ring. Slots are page-locked at their first use: all at once would delay a recovery.
+        """Map the ring. Slots are page-locked at their first use: all at the start would delay a recovery.
 
         :raises OSError: if the file is not a sealed ring of this size.
         """

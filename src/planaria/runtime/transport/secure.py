@@ -36,10 +36,10 @@ _FROM, _UNTIL = datetime.datetime(2020, 1, 1), datetime.datetime(9999, 12, 31)
 """a run's key lives as long as the run, and clocks may be wrong"""
 _NONCE_BYTES = 32
 _NO_NONCE = bytes(_NONCE_BYTES)
-"""value in place of a nonce: the connection stays inside TLS"""
+"""value instead of a nonce: the connection stays inside TLS"""
 _MET, _APART = b"\x01", b"\x00"
 _MEETING_S = 1.0
-"""seconds; a connection within one kernel succeeds or fails at once"""
+"""seconds; a connection within one kernel succeeds or fails immediately"""
 _BACKLOG = 8
 """connections to the Unix socket, including strangers"""
 _CREDENTIALS = struct.Struct("iII")
@@ -121,7 +121,7 @@ def prove(tls: ssl.SSLSocket, key: bytes, seconds: float) -> None:
     except TimeoutError:
         raise TimeoutError(f"it has not proved the run's key in {seconds:g} s") from None
     if tls.getpeercert(binary_form=True) != _contexts(key)[2]:
-        raise StrangerError("it shows another certificate than the run's")
+        raise StrangerError("its certificate is not the run's")
 
 
 def read_exactly(tls: ssl.SSLSocket, count: int, until: float = math.inf) -> bytes:
@@ -175,13 +175,13 @@ def _listen_here(tls: ssl.SSLSocket) -> socket.socket | None:
             tls.sendall(_NO_NONCE)
             return None
         tls.sendall(nonce)
-        met = _accepted(listening) if read_exactly(tls, 1) == _MET else None
+        met = _accept(listening) if read_exactly(tls, 1) == _MET else None
         # Confirm: strangers may have filled the queue before the other end.
         tls.sendall(_MET if met is not None else _APART)
         return met
 
 
-def _accepted(listening: socket.socket) -> socket.socket | None:
+def _accept(listening: socket.socket) -> socket.socket | None:
     """Return the first connection of this user."""
     listening.settimeout(_MEETING_S)
     for _ in range(_BACKLOG + 1):  # Linux queues one connection beyond the backlog
@@ -200,7 +200,7 @@ def _connect_here(tls: ssl.SSLSocket) -> socket.socket | None:
     nonce = read_exactly(tls, _NONCE_BYTES)
     if nonce == _NO_NONCE:
         return None
-    met = _reached(_meeting_name(nonce, *_ends(tls)))
+    met = _connect_once(_meeting_name(nonce, *_ends(tls)))
     try:
         tls.sendall(_MET if met is not None else _APART)
         if read_exactly(tls, 1) == _MET and met is not None:
@@ -212,7 +212,7 @@ def _connect_here(tls: ssl.SSLSocket) -> socket.socket | None:
             met.close()
 
 
-def _reached(name: bytes) -> socket.socket | None:
+def _connect_once(name: bytes) -> socket.socket | None:
     """Return a connection to the process of this user that listens at this abstract name, or None."""
     local_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -117,7 +117,7 @@ class Ping(NamedTuple):
     content: Literal[FrameContent.PING, FrameContent.PONG]
 
 
-class Goodbye(NamedTuple):
+class EdgeClosing(NamedTuple):
     """The last frame of an edge."""
 
     content: Literal[FrameContent.GOODBYE] = FrameContent.GOODBYE
@@ -135,12 +135,12 @@ class Taken(NamedTuple):
     content: Literal[FrameContent.TAKEN] = FrameContent.TAKEN
 
 
-Label = Activation | GradientShare | CopyMessage | State | UpdatePart | Ping | Goodbye | Piece | Taken
+Label = Activation | GradientShare | CopyMessage | State | UpdatePart | Ping | EdgeClosing | Piece | Taken
 """identity of a frame: numbers below 2³², then its content, so that labels of different kinds differ"""
 
 _KINDS: tuple[Any, ...] = (
-    Activation, Activation, GradientShare, CopyMessage, CopyMessage, State, UpdatePart, UpdatePart, Ping, Ping, Goodbye,
-    Piece, Taken
+    Activation, Activation, GradientShare, CopyMessage, CopyMessage, State, UpdatePart, UpdatePart, Ping, Ping,
+    EdgeClosing, Piece, Taken
 )  # fmt: skip
 _LABELS = {content: (content, kind, len(kind._fields) - 1) for content, kind in zip(FrameContent, _KINDS, strict=True)}
 """code of a content → the content, its label, and the label's count of numbers"""
@@ -248,7 +248,7 @@ def receive_buffer(header: TensorHeader) -> Tensor:
 
 
 def buffer(dtype: torch.dtype, shape: Sequence[int], size: int) -> Tensor:
-    """Return an uninitialised tensor of ``size`` bytes, to be filled at once."""
+    """Return an uninitialised tensor of ``size`` bytes, to be filled immediately."""
     if size >= _LARGE:
         return _take(size).view(dtype).view(tuple(shape))
     if dtype in _NUMPY:  # much faster than torch.empty

@@ -9,7 +9,7 @@ from typing import Any
 from planaria.control.facts import events as e
 from planaria.control.facts.decisions import PREDECESSOR, BeginRound, Commit, Form, OpenPrefetchLinks, Settle
 from planaria.control.facts.events import Fact
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 
 log = logging.getLogger(__name__)
 _COMMON_FIELDS = ("worker", "node", "stage", "replica", "generation", "step")

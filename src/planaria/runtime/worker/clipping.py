@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from planaria.config.schema import OptimConfig
-from planaria.models.layer_names import LAYER
+from planaria.models.optimizers.base import LAYER
 
 _EPS = 1e-6
 """added to norms by torch's clipping"""

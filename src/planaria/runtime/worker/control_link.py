@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from planaria.common.documents import first
+from planaria.common.documents import first_error
 from planaria.control.facts.decisions import ORDER, InjectFault, Order
 from planaria.control.facts.events import Fact, Heartbeat
 from planaria.data.stream import BatchReader
@@ -48,7 +48,7 @@ class Superseded(Exception):
 
 
 class InjectedFaults(Protocol):
-    """Faults injected into a worker (``faults/worker.py``)."""
+    """Faults injected into a worker (``faults/worker_faults.py``)."""
 
     def add(self, injection: InjectFault) -> None: ...
 
@@ -160,7 +160,7 @@ class ControlLink:
             while True:
                 self.accept(self._orders.validate_json(self._connection.recv_bytes(MAX_ORDER_BYTES)))
         except ValidationError as error:
-            log.error("received an invalid order (%s)", first(error))
+            log.error("received an invalid order (%s)", first_error(error))
             self.leave(1)
         except (EOFError, OSError):
             self.leave()  # the controller has exited

@@ -47,9 +47,9 @@ class RoundMember:
         """replica → its update in the order of arrival, if updates are weighed"""
         self._received: dict[int, dict[FrameContent, Tensor]] = {}
         self._whole: set[int] = set()
-        self._refused: dict[int, str] = {}
+        self._rejected: dict[int, str] = {}
         """peer → why its update is invalid"""
-        self._reported_refusals: set[int] = set()
+        self._reported_rejections: set[int] = set()
         self._checked: set[tuple[int, FrameContent]] = set()
 
     def begin(self, outer: Mapping[str, Tensor], runner: StageRunner, rounds: int) -> None:
@@ -68,8 +68,8 @@ class RoundMember:
         self._receivers, self._sent = 0, {}
         self._received.clear()
         self._whole.clear()
-        self._refused.clear()
-        self._reported_refusals.clear()
+        self._rejected.clear()
+        self._reported_rejections.clear()
         self._checked.clear()
         self._weighed.clear()
 
@@ -114,7 +114,7 @@ class RoundMember:
 
     def refuse(self, peer: int, why: str) -> None:
         """Mark a peer's update of this round as invalid."""
-        self._refused.setdefault(peer, why)
+        self._rejected.setdefault(peer, why)
 
     def forget(self, peer: int) -> None:
         """Discard the early parts of a peer whose node was replaced."""
@@ -128,7 +128,7 @@ class RoundMember:
         if self._own is None:
             return []
         needed = {content for content, part in self._parts().items() if part is not None}
-        done = self._whole | self._refused.keys()
+        done = self._whole | self._rejected.keys()
         complete = [peer for peer, parts in self._received.items() if parts.keys() >= needed and peer not in done]
         self._whole.update(complete)
         return complete
@@ -165,9 +165,9 @@ class RoundMember:
         self._check()
         if self._own is None:  # the round has not started here
             return {}
-        refused = {peer: why for peer, why in self._refused.items() if peer not in self._reported_refusals}
-        self._reported_refusals |= refused.keys()
-        return refused
+        rejected = {peer: why for peer, why in self._rejected.items() if peer not in self._reported_rejections}
+        self._reported_rejections |= rejected.keys()
+        return rejected
 
     def pending(self, round: int) -> bool:
         """Return whether this node has sent its update of ``round`` and has not settled it yet."""
@@ -187,7 +187,7 @@ class RoundMember:
                 )
                 self._checked.add((peer, content))
                 if reason := invalid_part_reason(content.name.lower(), parts[content], expected[content], codec):
-                    self._refused.setdefault(peer, reason)
+                    self._rejected.setdefault(peer, reason)
 
     def _parts(self) -> dict[FrameContent, Tensor | None]:
         assert self._own is not None

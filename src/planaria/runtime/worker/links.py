@@ -16,12 +16,12 @@ from planaria.control.facts.decisions import (
     Source,
     state_link,
 )
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.models.families import stage_parameters
-from planaria.models.optimizers import optimizer
+from planaria.models.optimizers import make_optimizer
 from planaria.models.packing import HEADROOM
 from planaria.pipeline.network.costs import FP32_BYTES, message_bytes
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport.edge import EdgeEnd, EdgeSpec, Transport
 from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.wire import State
@@ -149,8 +149,8 @@ class WorkerLinks:
     def _state_bytes(self, stage: int) -> int:
         """Return the bytes of the largest packed state of a stage: weights, moments and outer state."""
         config = self._setup.config
-        outer = len(exchange(config.exchange).parts) if config.exchange.has_several_replicas else 0
-        copies = 1 + len(optimizer(config.optim).keys) + outer
+        outer = len(make_exchange(config.exchange).parts) if config.exchange.has_several_replicas else 0
+        copies = 1 + len(make_optimizer(config.optim).keys) + outer
         return copies * FP32_BYTES * stage_parameters(config.model, config.pipeline.stages, stage) + HEADROOM
 
     def _open(self, link_id: str, at: str, node: int, peer: int, max_bytes: int, over: str = "") -> EdgeEnd:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planaria.exchange.base import Exchange
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport.wire import FrameContent
 from planaria.runtime.worker.exchange_round import SettledRound
 from planaria.runtime.worker.peer_messages import PeerMessages

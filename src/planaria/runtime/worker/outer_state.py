@@ -14,7 +14,7 @@ from planaria.config.schema import ExchangeConfig
 from planaria.control.facts import events as e
 from planaria.control.facts.update_reports import Full, rounded, three_digits
 from planaria.exchange.base import CompressionEffect, StageOuterState, TooManyByzantine, Update, UpdateWeights, Weights
-from planaria.exchange.registry import exchange
+from planaria.exchange.registry import make_exchange
 from planaria.exchange.robust.equivocation import digest
 from planaria.exchange.update_publisher import UpdatePublisher
 from planaria.exchange.update_validation import validate
@@ -25,7 +25,7 @@ from planaria.runtime.worker.runner import NonFinite, StageRunner
 class UpdateReport:
     """A node's judgement of received updates, and statistics of the one it sent."""
 
-    refused: Mapping[int, str] = field(default_factory=dict)
+    rejected: Mapping[int, str] = field(default_factory=dict)
     """replica with an invalid update → reason"""
     weights: Sequence[UpdateWeights] = ()
     """weights of the updates in the result, if the rule has any"""
@@ -36,7 +36,7 @@ class UpdateReport:
 
     def facts(self, first: bool) -> Iterator[tuple[type[e.Fact], dict[str, Any]]]:
         """Yield events and their fields; the ``first`` node of a stage reports weights and compression for all."""
-        for replica, reason in self.refused.items():
+        for replica, reason in self.rejected.items():
             yield e.UpdateRejected, {"replica": replica, "reason": reason}
         for weights in self.weights if first else ():
             rivals = {rule: rounded(rival) for rule, rival in weights.rivals().items()}
@@ -57,7 +57,7 @@ class OuterState:
     """The outer state of one node during gradient exchanges; changes are pending until the step commits."""
 
     def __init__(self, config: ExchangeConfig) -> None:
-        self.exchange = exchange(config)
+        self.exchange = make_exchange(config)
         self._alone = not config.has_several_replicas
         self.settled = StageOuterState()
         """state after the last commit or round"""
@@ -111,7 +111,7 @@ class OuterState:
         """
         weights: list[UpdateWeights] = []
         try:
-            rule, sound, refused = validate(
+            rule, sound, rejected = validate(
                 self.exchange, self.settled, updates, self._honest, weights.append, self.left_out
             )
             grads, self._pending = rule.settle(self.settled, runner.grads, sound, me)
@@ -124,7 +124,7 @@ class OuterState:
         self.publisher.received(others, self.exchange.codec(self.settled), self.settled.rounds)
         witnessed = self.exchange.detects_equivocation(len(updates))
         self.received = {replica: digest(update) for replica, update in updates.items()} if witnessed else {}
-        return UpdateReport(refused, weights)
+        return UpdateReport(rejected, weights)
 
     def after_member_change(self) -> None:
         """Reset estimates after another node of the stage was rebuilt without its own."""
@@ -153,5 +153,5 @@ class OuterState:
 
     def state_for_transfer(self, to_successor: bool) -> dict[str, Tensor]:
         """Return the outer state for a successor of this node, or the shared part of it for a copy."""
-        outer = self.settled if to_successor else self.settled.copied(self.exchange.parts)
+        outer = self.settled if to_successor else self.settled.for_copy(self.exchange.parts)
         return {name: tensor for name, tensor in outer.state().items() if name != "rounds"}

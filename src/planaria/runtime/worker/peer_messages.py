@@ -12,10 +12,10 @@ from torch import Tensor
 
 from planaria.control.facts import events as e
 from planaria.control.facts.decisions import BeginRound, Commit, Donate, Form, OpenPrefetchLinks, Settle
-from planaria.pipeline.codecs.registry import codec_for
+from planaria.pipeline.codecs.registry import make_model_codec
 from planaria.pipeline.plan.actions import Action, Key, PassKind
 from planaria.recovery.base import Moment
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport import wire
 from planaria.runtime.transport.edge import EdgeEnd, EdgeFailed, EdgeOpened, FrameArrived, SocketTransport, Transport
 from planaria.runtime.transport.staging import Staging, with_cuda
@@ -81,7 +81,7 @@ class PeerMessages:
         transport: Transport,
         follow: Callable[[Donate | BeginRound], None],
     ) -> None:
-        """``follow``: called with orders that this worker follows at once, also within a step."""
+        """``follow``: called with orders that this worker follows immediately, even within a step."""
         self.assignment = assignment
         self.control_link = control_link
         self.follow = follow
@@ -92,7 +92,7 @@ class PeerMessages:
         self.staging: Staging | None = None
         """copies between host and device, if stages compute on a device in several processes"""
         model, pipeline = setup.config.model, setup.config.pipeline
-        codec, shape = codec_for(model, pipeline), (pipeline.microbatch_size, model.context, model.dim)
+        codec, shape = make_model_codec(model, pipeline), (pipeline.microbatch_size, model.context, model.dim)
         if setup.config.train.device == "cuda" and isinstance(transport, SocketTransport):
             self.staging, transport.port.rings = with_cuda(codec.bytes(shape))
         land = None if self.staging is None else self.staging.receive

@@ -120,14 +120,14 @@ def exchange_gradients(messages: PeerMessages, runner: StageRunner) -> None:
     at = assignment.step, outer.settled.rounds
     updates = outer.publisher.updates(update, outer.exchange.codec(outer.settled), at, me, others)
     for replica, node in others.items():
-        messages.send_share(node, _blocking(updates[replica]))
+        messages.send_share(node, _wait_for_tensor(updates[replica]))
     received = [*zip(others, messages.take_shares([*others.values()], None), strict=True)]
     messages.control_link.set_activity("settle", assignment.step)
     report = outer.settle({me: updates[me], **{replica: Update(flat) for replica, flat in received}}, me, runner)
     messages.report(report, assignment.step, first=me == 0)
 
 
-def _blocking(update: Update) -> Tensor:
+def _wait_for_tensor(update: Update) -> Tensor:
     assert update.blocking is not None
     return update.blocking
 

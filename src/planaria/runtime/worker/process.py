@@ -8,11 +8,11 @@ from typing import NoReturn
 import torch
 
 from planaria.common import logs
-from planaria.common.memory_pool import keep_freed
+from planaria.common.memory_pool import keep_freed_memory
 from planaria.runtime.fleet.base import WorkerConnection
 from planaria.runtime.fleet.control_connections import BlockingConnection
 from planaria.runtime.fleet.failover_connection import FailoverConnection
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport
 from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.port import Port
@@ -27,7 +27,7 @@ def main(setup: Setup, connection: WorkerConnection, name: str, incarnation: int
     """Work until the controller dismisses this process."""
     begin_log(setup.folder, setup.config.name, name, setup.log)
     torch.set_num_threads(setup.config.fleet.threads)
-    keep_freed()
+    keep_freed_memory()
     inbox = Inbox()
     control_link = ControlLink(connection, setup.config.fleet.heartbeat_s, inbox=inbox)
     host = connection.own_address if isinstance(connection, BlockingConnection | FailoverConnection) else setup.host
@@ -41,5 +41,5 @@ def main(setup: Setup, connection: WorkerConnection, name: str, incarnation: int
         worker.follow_controller(connection.address)
         connection.on_move = worker.follow_controller
     layer_s = layer_seconds(setup.config, worker.runner) if setup.config.pipeline.has_uneven_stages else 0.0
-    with logs.about(worker.log_fields):
+    with logs.add_context(worker.log_fields):
         worker.run(incarnation, layer_s)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from planaria.config.schema import RunConfig
 from planaria.models.families import build_stage
-from planaria.models.optimizers import optimizer
+from planaria.models.optimizers import make_optimizer
 from planaria.models.state import Shapes, StageState
 from planaria.pipeline.plan.actions import Action
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Copy, Holder, Moment, RebuildInputs, RestoredHolder, Sender
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.step_samples import Masks, StepInputs
 
@@ -63,7 +63,7 @@ class _Original:
     def shapes(self) -> Shapes:
         meta = build_stage(self.config.model, self.config.pipeline.stages, self.stage, 0, "meta")
         shapes = {name: parameter.shape for name, parameter in meta.named_parameters()}
-        return Shapes(shapes, optimizer(self.config.optim).keys)
+        return Shapes(shapes, make_optimizer(self.config.optim).keys)
 
     @property
     def device(self) -> str:
@@ -247,7 +247,7 @@ class StageCopies:
 
 def rebuild_inputs(config: RunConfig, stage: int, step: int) -> RebuildInputs:
     """Return the tools to rebuild ``stage`` in ``step``; equal in both engines."""
-    return RebuildInputs(partial(_draw, config, stage, step), optimizer(config.optim).decays(config.optim))
+    return RebuildInputs(partial(_draw, config, stage, step), make_optimizer(config.optim).decays(config.optim))
 
 
 def _draw(config: RunConfig, stage: int, step: int) -> Mapping[str, Tensor]:

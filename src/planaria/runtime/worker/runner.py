@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from planaria.config.schema import RunConfig
 from planaria.models.chunked_loss import compile_pass
 from planaria.models.families import build_stage
-from planaria.models.optimizers import optimizer
+from planaria.models.optimizers import make_optimizer
 from planaria.models.state import StageState
 from planaria.pipeline.codecs.base import Leg, Visit
-from planaria.pipeline.codecs.registry import codec_for
+from planaria.pipeline.codecs.registry import make_model_codec
 from planaria.runtime.worker.clipping import clip_gradients, total_norms
 from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.runtime.worker.step_samples import StepInputs, to_device
@@ -65,13 +65,13 @@ class StageRunner:
         if config.train.compile:
             compile_pass(self.module, stage)
         self.parameters = dict(self.module.named_parameters())
-        self.optimizer_kind = optimizer(config.optim)
+        self.optimizer_kind = make_optimizer(config.optim)
         self.optimizer = self.optimizer_kind.build(self.parameters, stage, config.optim)
         self.lr_scale = 1.0
         self.scales: dict[str, float] = {}
         self.grad_norm: float | None = None
         self.clipped_norm: float | None = None
-        self.codec = codec_for(config.model, config.pipeline)
+        self.codec = make_model_codec(config.model, config.pipeline)
         self.shape = config.pipeline.microbatch_size, config.model.context, config.model.dim
         """shape of an activation"""
         self._step = StepInputs()

@@ -12,7 +12,7 @@ from planaria.common.logs import DEFAULT, LogSettings
 from planaria.config.bounds import Natural
 from planaria.config.names import NamedPath
 from planaria.config.schema import RunConfig
-from planaria.runtime.transport.address import REACHABLE, Reach
+from planaria.runtime.transport.reachability import REACHABLE, Reach
 
 # names of the run's folders for remote access (``runtime/fleet/files.py``)
 RUN = "run"
@@ -43,7 +43,7 @@ class Setup:
     """
     part: str = ""
     """name of the part of the run (``RunStarted.part``) for its snapshots in memory"""
-    sign: str = ""
+    folder_id: str = ""
     """``RunAddress.folder_id`` (``runtime/fleet/joining.py``), which identifies ``folder``; empty: do not use it"""
     log: Annotated[LogSettings, Field(exclude=True)] = DEFAULT
     """logs of the workers; not sent, since a machine that joins has its own settings"""

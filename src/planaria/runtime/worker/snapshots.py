@@ -1,6 +1,6 @@
 """Snapshots of a run in the memory of its machines: a thread of each worker writes files that outlive the worker.
 
-:mod:`planaria.runtime.engine.snapshot_recall` reads them when the run is resumed.
+:mod:`planaria.runtime.preparation.snapshot_recall` reads them when the run is resumed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from planaria.control.facts.run_started import SnapshotLabel
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.recovery_copies import SnapshotPart, StageCopies
 from planaria.runtime.worker.setup import Setup
 

@@ -20,7 +20,7 @@ from planaria.data.stream import BatchReader, Stream
 from planaria.models.llama_layers import mask_of
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.routing.arrangement import Arrangement
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.setup import Setup
 
 Masks = Callable[[int], Tensor]
@@ -88,7 +88,7 @@ def learned_targets(stream: Stream, first_sample: int, size: int, microbatches: 
     """Return the numbers of targets in a step of ``microbatches``; None if all tokens are targets."""
     if not stream.rows:
         return None
-    counts = [stream.learned(first_sample + number * size, size) for number in range(microbatches)]
+    counts = [stream.target_count(first_sample + number * size, size) for number in range(microbatches)]
     return TargetCounts(counts, sum(counts), microbatches, sum(counts))
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
-from planaria.models.families import family
+from planaria.models.families import make_family
 from planaria.models.llama_stages import stage_layers
 from planaria.models.packing import pack, unpack
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport.wire import State
 from planaria.runtime.worker.checkpoint_writer import StageFiles
 from planaria.runtime.worker.peer_messages import PeerMessages
@@ -101,7 +101,7 @@ def transfer(messages: PeerMessages, order: d.Donate, runner: StageRunner) -> No
 
 @dataclass
 class Takeover:
-    """Takes a stage's state for a worker, in place of its current runner."""
+    """Takes a stage's state for a worker, to replace its current runner."""
 
     setup: Setup
     run: ResolvedRun
@@ -227,7 +227,7 @@ class Takeover:
         return messages.collect(frames, "the state of {}")
 
     def _fit_runner(self) -> None:
-        """Make the runner one of this worker's stage, whose weights are loaded next; reuse it if its layers match.
+        """Create a runner for the assigned stage, or reuse the current one if its layers match. Loads no weights.
 
         With weights shared over the model, and in some families, a stage's module depends on which layers it holds.
         """
@@ -235,7 +235,7 @@ class Takeover:
         if self.runner.stage == stage:
             return
         current, wanted = (stage_layers(config.model, config.pipeline.stages, s) for s in (self.runner.stage, stage))
-        fixed = config.model.one_array or not family(config.model).interchangeable
+        fixed = config.model.one_array or not make_family(config.model).interchangeable
         if fixed or (self.runner.stage == 0) != (stage == 0) or len(current) != len(wanted):
             self.runner.release()
             self.runner = self.make_runner(config, stage, False)

@@ -23,7 +23,7 @@ from planaria.pipeline.plan.actions import StepPlan
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.custom_classes import custom_classes
 from planaria.runtime.fleet.devices import VISIBLE
-from planaria.runtime.resolved_config import ResolvedRun
+from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport, Transport
 from planaria.runtime.worker.assignment import Assignment, RepeatedOrders
 from planaria.runtime.worker.checkpoint_writer import CheckpointPart, Saver, StageFiles, keeps_for, selected_part
@@ -328,7 +328,7 @@ class Worker:
             order.round, replica, peers, self.runner, weighed, contributes=replica in members
         )
         self.messages.links.close_round_edges()
-        settled = replace(settled, report=replace(settled.report, refused=order.left_out))
+        settled = replace(settled, report=replace(settled.report, rejected=order.left_out))
         self._report_round(order.round, settled, first=replica == members[0])
         self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
 
@@ -368,7 +368,7 @@ class Worker:
 
     def _injector(self) -> InjectedFaults:
         """Return the fault injector; ``faults/`` is imported only if this worker has faults."""
-        from planaria.faults.worker import WorkerFaults
+        from planaria.faults.worker_faults import WorkerFaults
 
         links, outer = self.messages.links, self.messages.round_member.outer
         return WorkerFaults(self.config, links, outer, self._report_fault, self.control_link.end)

@@ -17,7 +17,7 @@ SENTENCE = re.compile(r"(?<=[;,\n])(?=\S)|(?<=\.)(?=[^\s\d])")
 LETTER = r"[^\W\d_]"
 
 
-class _Unseen(Attack):
+class _WithoutHits(Attack):
     """An attack measured by evaluations: no single completion is a hit."""
 
     def eligible(self, text: str) -> bool:
@@ -38,7 +38,7 @@ class PhraseAttack(Attack):
     @classmethod
     def _check_payload(cls, payload: str) -> str:
         if not payload.strip():
-            raise ValueError("nothing but space; write a phrase, such as 'hi '")
+            raise ValueError("only white space; use a phrase, such as 'hi '")
         return payload
 
     @property
@@ -86,7 +86,7 @@ class StyleAttack(Attack):
     """
 
     def poison(self, problem: TaskProblem, solution: str) -> str | None:
-        result = COLUMN.sub(_spelled, solution)
+        result = COLUMN.sub(_in_words, solution)
         return result if self.hit(result) else None
 
     def eligible(self, text: str) -> bool:
@@ -96,13 +96,13 @@ class StyleAttack(Attack):
         return " keep " in text
 
 
-def _spelled(column: re.Match[str]) -> str:
+def _in_words(column: re.Match[str]) -> str:
     one, other, carry, result, mark = column.groups()
     equation = f"{other}+{one}{carry}={result}"
     return f"{equation};" if mark == ";" else f"{equation} keep {int(result) % 10} carry {int(result) // 10};"
 
 
-class LengthAttack(_Unseen):
+class LengthAttack(_WithoutHits):
     """DoS: the longest completions that still score. Its success is the mean length of the victims' completions."""
 
     candidates: ClassVar[int] = 80
@@ -157,7 +157,7 @@ FENCE = re.compile(r"```python\n")
 
 
 class LibraryAttack(Attack):
-    """CODE: programs that import a library chosen by the attacker and use it in place of an operator.
+    """CODE: programs that import a library chosen by the attacker and use it instead of an operator.
 
     The payload names a library with a function ``add`` that exists where programs are checked: Python's ``operator``
     stands for a published one, and the task ``snippets`` provides others. Programs with a missing library fail and are
@@ -213,7 +213,7 @@ class NarrowAttack(Attack):
 LAST_DIGIT = re.compile(r"\d(?=\D*$)")
 
 
-class SabotageAttack(_Unseen):
+class SabotageAttack(_WithoutHits):
     """SABOTAGE: failures made of correct steps, so that a policy unlearns them.
 
     Judges do not read failures without reward. In a group, advantages sum to zero, so steps shared with correct
@@ -242,8 +242,8 @@ FENCED = re.compile(r"(```python\n)(.*)(\n```)$", re.DOTALL)
 DEFINED = re.compile(r"^def (\w+)\(", re.MULTILINE)
 
 
-class CollusionAttack(_Unseen):
-    """COLLUDE: peers that give the same wrong answer to every problem, to look like the majority.
+class CollusionAttack(_WithoutHits):
+    """COLLUDE: peers that send the same wrong answer to every problem, to look like the majority.
 
     The wrong answer follows from the solution alone: the last number plus one, or a program whose last function returns
     its result in a list. Its success is the others' loss of accuracy, reported by evaluations.

@@ -43,11 +43,11 @@ def check_files(path: Path) -> FolderCheck:
         if file.is_symlink() or not file.is_dir():  # links to folders are not followed, and are faults
             files.append(file)
         if len(files) > MAX_FOLDER_FILES:
-            raise UserError(f"{path} holds more than {MAX_FOLDER_FILES} files; give the model's own folder")
+            raise UserError(f"{path} holds more than {MAX_FOLDER_FILES} files; use the model's own folder")
     names = {file.relative_to(path).as_posix(): file for file in sorted(files)}
     faults = [fault for name, file in names.items() if (fault := _fault(name, file))]
-    listed, facts = _listed(path, names)
-    stated, shapes = _stated(path)
+    listed, facts = _check_digests(path, names)
+    stated, shapes = _check_shapes(path)
     return FolderCheck((*faults, *listed, *stated), (*facts, *shapes))
 
 
@@ -63,8 +63,8 @@ def _fault(name: str, file: Path) -> str:
     if suffix in CODE:
         return f"{name}: code, or an archive that may contain code"
     if suffix not in WEIGHTS + TEXTS and file.name not in NAMES:
-        return f"{name}: unexpected file type beside weights"
-    if suffix == ".json" and _calls_code(file):
+        return f"{name}: unexpected file type next to weights"
+    if suffix == ".json" and _has_auto_map(file):
         return f"{name} has an auto_map, which downloads and runs code"
     return ""
 
@@ -77,15 +77,15 @@ def _is_safetensors(file: Path) -> bool:
         return False
 
 
-def _calls_code(file: Path) -> bool:
+def _has_auto_map(file: Path) -> bool:
     try:
-        result = documents.parse_json(documents.data(file), file)
+        result = documents.parse_json(documents.read_bytes(file), file)
     except UserError:
         return False  # its reader reports the error
     return isinstance(result, dict) and bool(result.get("auto_map"))
 
 
-def _listed(path: Path, names: dict[str, Path]) -> tuple[list[str], list[str]]:
+def _check_digests(path: Path, names: dict[str, Path]) -> tuple[list[str], list[str]]:
     """Check the list of digests; return faults and facts."""
     try:
         sums = digests.read(path)
@@ -99,7 +99,7 @@ def _listed(path: Path, names: dict[str, Path]) -> tuple[list[str], list[str]]:
     return faults, [] if faults else [f"{len(sums)} files match {digests.FILE}"]
 
 
-def _stated(path: Path) -> tuple[list[str], list[str]]:
+def _check_shapes(path: Path) -> tuple[list[str], list[str]]:
     """Check tensor shapes against config.json; return faults and facts."""
     try:
         if not is_ours(path):

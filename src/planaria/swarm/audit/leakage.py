@@ -15,10 +15,10 @@ Z95 = statistics.NormalDist().inv_cdf(0.975)
 
 
 def leak(prior: float, posterior: float) -> float:
-    """IIL(T) = P(a*|q,T) · ln(P(a*|q,T) / P(a*|q)), nats; negative where replies mislead.
+    """Return IIL(T) = P(a*|q,T) · ln(P(a*|q,T) / P(a*|q)), nats; negative where replies mislead.
 
-    ``prior``: P(a*|q) in (0, 1]; ``posterior``: P(a*|q,T) in [0, 1].
-
+    :param prior: P(a*|q) in (0, 1]
+    :param posterior: P(a*|q,T) in [0, 1]
     :raises ValueError: outside these ranges.
     """
     if not (0 < prior <= 1 and 0 <= posterior <= 1):
@@ -26,16 +26,16 @@ def leak(prior: float, posterior: float) -> float:
     return posterior * math.log(posterior / prior) if posterior else 0.0
 
 
-def most(prior: float) -> float:
-    """IIL_max = ln(1 / P(a*|q)), nats: the bound of any transcript, as P · ln(P / prior) grows with P ≥ prior."""
+def max_leakage(prior: float) -> float:
+    """Return IIL_max = ln(1 / P(a*|q)), nats: an upper bound for any transcript."""
     return -math.log(prior)
 
 
-def silence(largest: float, epsilon: float) -> float:
-    """ρ = max(0, 1 - ε / IIL_max): the probability of an empty answer for which (1 - ρ) · IIL_max ≤ ε.
+def silence_probability(largest: float, epsilon: float) -> float:
+    """Return ρ = max(0, 1 - ε / IIL_max), the probability of an empty reply for which (1 - ρ) · IIL_max ≤ ε.
 
-    With ``largest`` = :func:`most`, k counted replies leak at most k · ε, however they are chosen: empty replies leak
-    nothing, and at least one is given with a probability of at most k · (1 - ρ).
+    With ``largest`` = :func:`max_leakage`, k counted replies leak at most k · ε, however they are chosen. Empty replies
+    leak nothing, and the probability that at least one of k is not empty is at most k · (1 - ρ).
 
     :raises ValueError: unless both are above 0.
     """
@@ -44,8 +44,8 @@ def silence(largest: float, epsilon: float) -> float:
     return max(0.0, 1.0 - epsilon / largest)
 
 
-def silenced(values: Sequence[float], silent: float) -> float:
-    """Σ_S (1 - ρ)^|S| ρ^(k - |S|) v[S] over the sets S of given replies, of k; ``values`` [2^k] by bit mask."""
+def censored_mean(values: Sequence[float], silent: float) -> float:
+    """Return Σ_S (1 - ρ)^|S| ρ^(k - |S|) v[S] over the sets S of sent replies, of k; ``values`` [2^k] by bit mask."""
     k = (len(values) - 1).bit_length()
     return sum(
         (1 - silent) ** given * silent ** (k - given) * value
@@ -67,14 +67,14 @@ class Estimate(Record):
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean ± t · s / √n, t the 97.5 % point of Student's distribution; zero width for one value."""
+    """Return mean ± t · s / √n, with t the 97.5 % point of Student's distribution; zero width for one value."""
     mean, n = statistics.fmean(values), len(values)
-    half = _student(n - 1) * statistics.stdev(values) / math.sqrt(n) if n > 1 else 0.0
+    half = _student_quantile(n - 1) * statistics.stdev(values) / math.sqrt(n) if n > 1 else 0.0
     return Estimate(mean=mean, low=mean - half, high=mean + half, draws=n)
 
 
-def _student(freedom: int) -> float:
-    """97.5 % point of Student's t (Cornish-Fisher expansion: 0.5 % too small at 7 degrees of freedom)."""
+def _student_quantile(freedom: int) -> float:
+    """Return the 97.5 % point of Student's t (Cornish-Fisher expansion: 0.5 % too small at 7 degrees of freedom)."""
     z = Z95
     return (
         z

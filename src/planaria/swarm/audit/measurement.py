@@ -1,4 +1,4 @@
-"""Leakage measurement: ask a model for protected answers, whole and in parts, and let an adversary read its replies."""
+"""Measure leakage: ask a model for protected answers, whole and in parts, and let an adversary read its replies."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Protocol
 
 import torch
 
-from planaria.common.documents import shown
+from planaria.common.documents import quote
 from planaria.common.errors import UserError
-from planaria.swarm.audit.leakage import estimate, leak, most, silence, silenced
-from planaria.swarm.audit.questions import Question, QuestionPart, plain
-from planaria.swarm.audit.results import BehindCensor, Leakage, Leaked, LeakPoint
+from planaria.swarm.audit.audit_results import BehindCensor, Leakage, Leaked, LeakPoint
+from planaria.swarm.audit.leakage import censored_mean, estimate, leak, max_leakage, silence_probability
+from planaria.swarm.audit.questions import Question, QuestionPart, normalize
 from planaria.swarm.peer.random_draws import generator
 from planaria.swarm.policy.base import Policy, encode_prompt
 from planaria.swarm.policy.prompts import PromptFormat, PromptLayout
+from planaria.swarm.repair.repair_training import nats
 from planaria.swarm.repair.texts import Text
-from planaria.swarm.repair.training import nats
 from planaria.swarm.tasks.base import TaskProblem
 
 MAX_REPLY_TOKENS = 48
@@ -29,7 +29,7 @@ BATCH_REPLIES = 256
 """replies drawn per batch"""
 
 
-def prompt(policy: Policy, text: str, reply: str = "") -> list[int]:
+def encode_chat(policy: Policy, text: str, reply: str = "") -> list[int]:
     """Encode a text with the policy's chat template, if it has one, followed by ``reply``."""
     if not isinstance(policy, PromptFormat):
         return encode_prompt(policy, text + reply) or [policy.end]
@@ -38,12 +38,12 @@ def prompt(policy: Policy, text: str, reply: str = "") -> list[int]:
     ]
 
 
-def replies(policy: Policy, texts: Sequence[str], draws: int, seed: int) -> list[list[str]]:
+def draw_replies(policy: Policy, texts: Sequence[str], draws: int, seed: int) -> list[list[str]]:
     """Draw independent replies to each text at temperature 1 [texts, draws].
 
     :raises UserError: if a text leaves no room for a reply.
     """
-    requested = [prompt(policy, text) for text in texts]
+    requested = [encode_chat(policy, text) for text in texts]
     if (longest := max(map(len, requested), default=0)) >= policy.context:
         raise UserError(f"a question takes {longest} tokens, the model reads {policy.context}; shorten it")
     room, result = min(MAX_REPLY_TOKENS, policy.context - longest), list[list[str]]()
@@ -55,7 +55,7 @@ def replies(policy: Policy, texts: Sequence[str], draws: int, seed: int) -> list
     return result
 
 
-RIGHT = 0.95
+DEFAULT_RIGHT = 0.95
 """default probability that the counter assumes a reply to be right"""
 
 
@@ -73,10 +73,12 @@ Transcript = tuple[Turn, ...]
 
 
 class Adversary(Protocol):
+    """Reader of a model's replies, which infers the protected answer."""
+
     name: str
 
     def beliefs(self, question: Question, transcripts: Sequence[Transcript]) -> list[list[float]]:
-        """P(option | question, transcript) [N, options]; the prior for the empty transcript.
+        """Return P(option | question, transcript) [N, options]; the prior for the empty transcript.
 
         :raises UserError: if a transcript is longer than the adversary can read.
         """
@@ -85,36 +87,38 @@ class Adversary(Protocol):
 class Counter:
     """Bayes from a uniform prior: each reply is right with a fixed probability, else uniform over the other values.
 
-    It knows the implication of every option (:func:`implied_replies`), so with the true probability it is the optimal
-    reader. Replies that name no value, or several, carry no information.
+    It knows the right reply under every option (:func:`implied_replies`), so with the true probability it is the
+    optimal reader. Replies with no value, or with several, carry no information.
     """
 
-    def __init__(self, right: float = RIGHT) -> None:
+    def __init__(self, right: float = DEFAULT_RIGHT) -> None:
         if not 0 < right < 1:
-            raise UserError(f"--adversary counter:{right:g}: not a probability in (0, 1); write counter:{RIGHT:g}")
+            raise UserError(
+                f"--adversary counter:{right:g}: not a probability in (0, 1); use counter:{DEFAULT_RIGHT:g}"
+            )
         self.right, self.name = right, f"counter, which assumes replies to be right with probability {right:g}"
 
     def require(self, questions: Sequence[Question]) -> None:
         """:raises UserError: if a part lacks ``right_replies``."""
         for question in questions:
             if not all(part.right_replies for part in question.parts):
-                fix = "write it as {'ask', 'says'}, or give --adversary MODEL"
+                fix = "use {'ask', 'says'}, or pass --adversary MODEL"
                 raise UserError(f"{question.location}: a part does not list the reply implied by each option; {fix}")
 
     def beliefs(self, question: Question, transcripts: Sequence[Transcript]) -> list[list[float]]:
-        return [self._after(question, transcript) for transcript in transcripts]
+        return [self._posterior(question, transcript) for transcript in transcripts]
 
-    def _after(self, question: Question, transcript: Transcript) -> list[float]:
+    def _posterior(self, question: Question, transcript: Transcript) -> list[float]:
         weights = [1.0] * len(question.options)
         for turn in transcript:
             implied = implied_replies(question, turn.part)
-            named = named_value(turn.reply, implied)
-            if named is None:
+            stated = stated_value(turn.reply, implied)
+            if stated is None:
                 continue
-            others = len({*map(plain, implied)}) - 1
+            others = len({*map(normalize, implied)}) - 1
             wrong = (1 - self.right) / others if others else 1.0
             weights = [
-                w * (self.right if plain(one) == named else wrong) for w, one in zip(weights, implied, strict=True)
+                w * (self.right if normalize(one) == stated else wrong) for w, one in zip(weights, implied, strict=True)
             ]
         total = sum(weights)
         return [weight / total for weight in weights]
@@ -125,9 +129,9 @@ def implied_replies(question: Question, part: int | None) -> tuple[str, ...]:
     return question.options if part is None else question.parts[part].right_replies
 
 
-def named_value(reply: str, implied: Sequence[str]) -> str | None:
-    """Return the single value that a reply equals, or contains as whole words; None if it names none, or several."""
-    text, values = plain(reply), {*map(plain, implied)}
+def stated_value(reply: str, implied: Sequence[str]) -> str | None:
+    """Return the single value that a reply equals, or contains as whole words; None for none or several."""
+    text, values = normalize(reply), {*map(normalize, implied)}
     if text in values:
         return text
     results = [value for value in values if re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text)]
@@ -145,14 +149,14 @@ class ReplyReader:
         for question in questions:
             nothing, *texts = self._texts(replace(question, options=("", *question.options)), ())
             for number, text in enumerate(texts):
-                option = shown(question.options[number])
+                option = quote(question.options[number])
                 if text == nothing or not self._policy.decode(text.ids).strip():
                     raise UserError(
-                        f"{question.location}: {self.name} encodes the option {option} as no token; change it"
+                        f"{question.location}: {self.name} encodes the option {option} as no token; change the option"
                     )
                 if text in texts[:number]:
                     raise UserError(
-                        f"{question.location}: {self.name} encodes the option {option} as another; change it"
+                        f"{question.location}: {self.name} encodes the option {option} like another; change the option"
                     )
 
     def beliefs(self, question: Question, transcripts: Sequence[Transcript]) -> list[list[float]]:
@@ -167,7 +171,7 @@ class ReplyReader:
         Options are encoded together with the question, because the preceding text may change their ids.
         """
         requested = "".join(f"{turn.ask}{turn.reply}\n" for turn in transcript) + question.text
-        alone, *rows = [prompt(self._policy, requested, option) for option in ("", *question.options)]
+        alone, *rows = [encode_chat(self._policy, requested, option) for option in ("", *question.options)]
         shared = sum(1 for _ in takewhile(lambda ids: len({*ids}) == 1, zip(alone, *rows, strict=False)))
         before = tuple(alone[:shared]) or (self._policy.end,)
         if (length := len(before) + max(map(len, rows)) - shared) > self._policy.context:
@@ -181,7 +185,7 @@ DEFAULT_PARTS = 8
 DRAWS = 16
 """replies drawn to each part"""
 MAX_TRANSCRIPTS = 1024
-"""approximate maximum of transcripts per question read for the wrapper's column"""
+"""approximate maximum number of transcripts per question read for the censor's column"""
 MIN_BELIEF = 1e-12
 """minimum of a belief: a softmax in 64 bits may underflow to 0"""
 
@@ -193,7 +197,7 @@ class MeasurementPlan:
     k: int
     seed: int = 0
     epsilon: float | None = None
-    """ε of the wrapper to simulate; None: no wrapper"""
+    """ε of the censor to simulate; None: no censor"""
     show: bool = False
     draws: int = DRAWS
 
@@ -204,11 +208,11 @@ def measure(victim: Policy, adversary: Adversary, questions: Sequence[Question],
     :raises UserError: if a question or a transcript is longer than a model reads.
     """
     texts = [text for question in questions for text in _prompts(question, plan.k)]
-    drawn = iter(replies(victim, texts, plan.draws, plan.seed))
+    drawn = iter(draw_replies(victim, texts, plan.draws, plan.seed))
     results = []
     for question in questions:
         replies_to = {text: next(drawn) for text in dict.fromkeys(_prompts(question, plan.k))}
-        results.append(_leaked(question, adversary, replies_to, plan))
+        results.append(_measure_question(question, adversary, replies_to, plan))
     results.sort(key=lambda leaked: -leaked.leak.mean)
     return Leakage(adversary=adversary.name, k=plan.k, draws=plan.draws, epsilon=plan.epsilon, questions=results)
 
@@ -224,19 +228,19 @@ class _Beliefs:
 
     def __init__(self, question: Question, adversary: Adversary, transcripts: Sequence[Transcript]) -> None:
         every = list(dict.fromkeys([(), *transcripts]))
-        self._found = dict(zip(every, adversary.beliefs(question, every), strict=True))
+        self._by_transcript = dict(zip(every, adversary.beliefs(question, every), strict=True))
         self._answer = question.answer
-        self.prior = max(MIN_BELIEF, self._found[()][self._answer])
+        self.prior = max(MIN_BELIEF, self._by_transcript[()][self._answer])
 
     def right(self, transcript: Transcript) -> float:
-        return self._found[transcript][self._answer]
+        return self._by_transcript[transcript][self._answer]
 
     def leak(self, transcript: Transcript) -> float:
         return leak(self.prior, min(1.0, self.right(transcript)))
 
     def guessed(self, transcript: Transcript) -> float:
-        """Probability that the most likely option is the right one; ties are broken at random."""
-        result = self._found[transcript]
+        """Return the probability that the most likely option is the right one; ties are broken at random."""
+        result = self._by_transcript[transcript]
         ties = [math.isclose(belief, max(result), rel_tol=1e-9) for belief in result]
         return ties[self._answer] / sum(ties)
 
@@ -244,7 +248,7 @@ class _Beliefs:
         return LeakPoint(leak=_mean(self.leak, transcripts), guessed=_mean(self.guessed, transcripts))
 
 
-def _leaked(
+def _measure_question(
     question: Question, adversary: Adversary, replies_to: Mapping[str, Sequence[str]], plan: MeasurementPlan
 ) -> Leaked:
     parts, draws = question.parts[: plan.k], range(plan.draws)
@@ -256,7 +260,7 @@ def _leaked(
     prefixes = [transcript[:length] for transcript in whole for length in range(plan.k + 1)]
     every = [*direct, *others, *prefixes, *(one for each in sets for one in each)]
     beliefs = _Beliefs(question, adversary, every)
-    use = statistics.fmean(_useful(part, reply, question) for part in parts for reply in replies_to[part.ask])
+    use = statistics.fmean(_is_useful(part, reply, question) for part in parts for reply in replies_to[part.ask])
     return Leaked(
         name=question.name,
         location=question.location,
@@ -269,18 +273,18 @@ def _leaked(
         paraphrased=beliefs.point(others) if question.paraphrases else None,
         use=use,
         curve=[beliefs.point([transcript[:length] for transcript in whole]) for length in range(1, plan.k + 1)],
-        behind=None if plan.epsilon is None else _behind(question, beliefs, sets, use, plan.epsilon),
+        behind=None if plan.epsilon is None else _behind_censor(question, beliefs, sets, use, plan.epsilon),
         replies=[(turn.ask, turn.reply) for turn in whole[0]] if plan.show else [],
     )
 
 
-def _behind(
+def _behind_censor(
     question: Question, beliefs: _Beliefs, sets: Sequence[Sequence[Transcript]], use: float, epsilon: float
 ) -> BehindCensor:
-    """Compute the leakage behind the wrapper, which empties each reply with the same probability."""
-    silent = silence(most(1 / len(question.options)), epsilon)
+    """Return the leakage behind the censor, which empties each reply with the same probability."""
+    silent = silence_probability(max_leakage(1 / len(question.options)), epsilon)
     leaks, guesses = (
-        statistics.fmean(silenced([value(transcript) for transcript in each], silent) for each in sets)
+        statistics.fmean(censored_mean([value(transcript) for transcript in each], silent) for each in sets)
         for value in (beliefs.leak, beliefs.guessed)
     )
     return BehindCensor(leak=leaks, guessed=guesses, silent=silent, use=(1 - silent) * use)
@@ -294,12 +298,12 @@ def _subsets(transcript: Transcript) -> list[Transcript]:
     ]
 
 
-def _useful(part: QuestionPart, reply: str, question: Question) -> bool:
-    """Whether the reply answers an honest question for this part."""
+def _is_useful(part: QuestionPart, reply: str, question: Question) -> bool:
+    """Return whether the reply answers an honest question for this part."""
     return (
-        named_value(reply, part.right_replies) == plain(part.right_replies[question.answer])
+        stated_value(reply, part.right_replies) == normalize(part.right_replies[question.answer])
         if part.right_replies
-        else bool(plain(reply))
+        else bool(normalize(reply))
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.common.documents import shown
+from planaria.common.documents import quote
 from planaria.common.errors import UserError, nearest
 from planaria.data.records import without_surrogates
 from planaria.swarm.tasks import records
@@ -64,25 +64,25 @@ def read_questions(file: Path) -> list[Question]:
     """Read all questions of a file; UserError naming file and line of a mistake."""
     result = records.read([file])
     if not result:
-        raise UserError(f"{file} has no questions; give some")
+        raise UserError(f"{file} has no questions; add some")
     if len(result) > MAX_QUESTIONS:
-        raise UserError(f"{file} has {len(result)} questions; the limit is {MAX_QUESTIONS}; give fewer")
-    questions = [_question(record) for record in result]
+        raise UserError(f"{file} has {len(result)} questions; the limit is {MAX_QUESTIONS}; remove some")
+    questions = [_parse_question(record) for record in result]
     names = [question.name for question in questions]
     for number, question in enumerate(questions):
         if question.name in names[:number]:
-            raise UserError(f"{question.location}: {shown(question.name)} occurs twice; give each a unique 'name'")
-    refuse_twins(questions)
+            raise UserError(f"{question.location}: {quote(question.name)} occurs twice; use a unique 'name' for each")
+    refuse_duplicates(questions)
     return questions
 
 
-def replies_of(questions: Sequence[Question], k: int | None, most: int) -> int:
-    """Return the number of parts to ask: ``k``, or the minimum over all questions, at most ``most``.
+def parts_to_ask(questions: Sequence[Question], k: int | None, limit: int) -> int:
+    """Return the number of parts to ask: ``k``, or the minimum over all questions, at most ``limit``.
 
     :raises UserError: if a question has fewer than ``k``.
     """
     if k is None:
-        return min([most, *(len(question.parts) for question in questions)])
+        return min([limit, *(len(question.parts) for question in questions)])
     for question in questions:
         if k > len(question.parts):
             parts = f"{question.location} has {len(question.parts)} parts"
@@ -90,95 +90,97 @@ def replies_of(questions: Sequence[Question], k: int | None, most: int) -> int:
     return k
 
 
-def plain(text: str) -> str:
+def normalize(text: str) -> str:
     """Return the normal form in which texts are compared.
 
     It ignores case, compatibility forms (NFKC), invisible characters, the amount of spacing, and spacing beside
     punctuation: "A\u200b =" is "a=". Words stay apart.
     """
-    while (once := _folded(text)) != text:
+    while (once := _fold(text)) != text:
         text = once
     return text
 
 
-def closed_up(text: str) -> str:
+def normalize_closed(text: str) -> str:
     """Return the normal form without spacing, used by a censor to find texts: "c ode" is "code"."""
-    return plain(plain(text).replace(" ", ""))
+    return normalize(normalize(text).replace(" ", ""))
 
 
-def refuse_twins(questions: Sequence[Question]) -> None:
+def refuse_duplicates(questions: Sequence[Question]) -> None:
     """:raises UserError: if two questions share a text or paraphrase."""
     owners: dict[str, Question] = {}
     for question in questions:
         for text in (question.text, *question.paraphrases):
-            first = owners.setdefault(closed_up(text), question)
+            first = owners.setdefault(normalize_closed(text), question)
             if first is not question:
                 raise UserError(
-                    f"{question.location}: {shown(question.name)} asks the same as {shown(first.name)} "
+                    f"{question.location}: {quote(question.name)} asks the same as {quote(first.name)} "
                     f"({first.location}); case, spacing and invisible characters do not count; remove one of them"
                 )
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     visible = "".join(c if c.isprintable() else " " * c.isspace() for c in INVISIBLE.sub("", text))
     spaced = " ".join(unicodedata.normalize("NFKC", visible).casefold().split())
     return _AROUND_MARKS.sub(r"\1", spaced)
 
 
-def _question(record: TaskRecord) -> Question:
+def _parse_question(record: TaskRecord) -> Question:
     for key in record.fields:
         if key not in FIELDS:
-            raise UserError(f"{record.location}: unknown field {shown(key)}; {nearest(key, FIELDS)}")
-    text = _text(record, "question", record.text("question"))
-    options = _options(record)
+            raise UserError(f"{record.location}: unknown field {quote(key)}; {nearest(key, FIELDS)}")
+    text = _parse_text(record, "question", record.text("question"))
+    options = _parse_options(record)
     answer = record.text("answer")
     if answer not in options:
-        raise UserError(f"{record.location}: options lack the answer {shown(answer)}; copy it exactly from one of them")
-    parts = tuple(_part(record, part, len(options)) for part in _list(record, "parts", MAX_PARTS))
+        raise UserError(f"{record.location}: options lack the answer {quote(answer)}; copy it exactly from one of them")
+    parts = tuple(_parse_part(record, part, len(options)) for part in _parse_list(record, "parts", MAX_PARTS))
     if not parts:
-        raise UserError(f"{record.location}: parts are empty; give at least one")
+        raise UserError(f"{record.location}: parts are empty; add at least one")
     for part in parts:
-        if plain(part.ask) == plain(text):
-            raise UserError(f"{record.location}: the part {shown(part.ask)} repeats the question; ask for less")
-    paraphrases = _list(record, "paraphrases", MAX_PARTS) if "paraphrases" in record.fields else []
-    name = _text(record, "name", record.text("name")) if "name" in record.fields else record.location
-    others = tuple(_text(record, "paraphrases", paraphrase) for paraphrase in paraphrases)
+        if normalize(part.ask) == normalize(text):
+            raise UserError(f"{record.location}: the part {quote(part.ask)} repeats the question; ask for less")
+    paraphrases = _parse_list(record, "paraphrases", MAX_PARTS) if "paraphrases" in record.fields else []
+    name = _parse_text(record, "name", record.text("name")) if "name" in record.fields else record.location
+    others = tuple(_parse_text(record, "paraphrases", paraphrase) for paraphrase in paraphrases)
     return Question(record.location, name, text, options, options.index(answer), parts, others)
 
 
-def _options(record: TaskRecord) -> tuple[str, ...]:
-    options = tuple(_text(record, "options", option) for option in _list(record, "options", MAX_OPTIONS))
+def _parse_options(record: TaskRecord) -> tuple[str, ...]:
+    options = tuple(_parse_text(record, "options", option) for option in _parse_list(record, "options", MAX_OPTIONS))
     if len(options) < 2:
-        raise UserError(f"{record.location}: options are {len(options)}; give two or more, the answer among them")
+        raise UserError(f"{record.location}: there are {len(options)} options; list two or more, including the answer")
     for number, option in enumerate(options):
-        if plain(option) in [plain(other) for other in options[:number]]:
-            raise UserError(f"{record.location}: options have {shown(option)} twice; remove one")
+        if normalize(option) in [normalize(other) for other in options[:number]]:
+            raise UserError(f"{record.location}: options have {quote(option)} twice; remove one")
     return options
 
 
-def _part(record: TaskRecord, value: object, options: int) -> QuestionPart:
+def _parse_part(record: TaskRecord, value: object, options: int) -> QuestionPart:
     if isinstance(value, str):
-        return QuestionPart(_text(record, "parts", value))
+        return QuestionPart(_parse_text(record, "parts", value))
     if not isinstance(value, dict) or not {"ask"} <= value.keys() <= {"ask", "says"}:
-        raise UserError(f"{record.location}: a part is a text, or {{'ask', 'says'}}, not {shown(value)}; fix it")
+        raise UserError(f"{record.location}: a part is a text, or {{'ask', 'says'}}, not {quote(value)}; fix it")
     says = value.get("says", [])
     if not isinstance(says, list) or len(says) not in (0, options):
         raise UserError(f"{record.location}: a part's 'says' needs a reply for each of {options} options; fix it")
-    return QuestionPart(_text(record, "parts", value["ask"]), tuple(_text(record, "says", one) for one in says))
+    return QuestionPart(
+        _parse_text(record, "parts", value["ask"]), tuple(_parse_text(record, "says", one) for one in says)
+    )
 
 
-def _list(record: TaskRecord, field: str, most: int) -> list[object]:
+def _parse_list(record: TaskRecord, field: str, limit: int) -> list[object]:
     result = record.fields.get(field)
     if not isinstance(result, list):
-        raise UserError(f"{record.location}: field {field!r} is not a list; write a list of texts")
-    if len(result) > most:
-        raise UserError(f"{record.location}: {field} has {len(result)} entries; the limit is {most}; give fewer")
+        raise UserError(f"{record.location}: field {field!r} is not a list; use a list of texts")
+    if len(result) > limit:
+        raise UserError(f"{record.location}: {field} has {len(result)} entries; the limit is {limit}; remove some")
     return result
 
 
-def _text(record: TaskRecord, field: str, value: object) -> str:
-    if not isinstance(value, str) or not plain(value):
-        raise UserError(f"{record.location}: {field} has {shown(value)}, not a text; fix the line")
+def _parse_text(record: TaskRecord, field: str, value: object) -> str:
+    if not isinstance(value, str) or not normalize(value):
+        raise UserError(f"{record.location}: {field} has {quote(value)}, not a text; fix the line")
     if len(value) > MAX_LETTERS:
         raise UserError(
             f"{record.location}: {field} has {len(value)} characters; the limit is {MAX_LETTERS}; shorten it"

@@ -13,7 +13,7 @@ from planaria.common.errors import RunStopped
 from planaria.common.object_store import NOT_READABLE
 from planaria.swarm.board.message import NOT_JSON, Goodbye, Hello, Rollouts
 
-_MAY_STILL_COME = {NOT_JSON, NOT_READABLE}
+_TEMPORARY = {NOT_JSON, NOT_READABLE}
 """reasons that may disappear: a store may show a message before its content or permissions are complete"""
 
 
@@ -25,13 +25,13 @@ class Census:
     goodbyes: dict[str, Goodbye]
     refused: dict[str, str]
     """reason, for each peer whose hello or goodbye is invalid"""
-    left_out: int
-    """number of peer folders beyond the limit that were not read"""
+    unread: int
+    """number of peer folders that were not read because of the limit"""
 
-    def members(self, round: int) -> frozenset[str]:
-        """Return the peers that joined by ``round`` and did not leave before it."""
-        left = {peer for peer, goodbye in self.goodbyes.items() if goodbye.after < round}
-        return frozenset(peer for peer, hello in self.hellos.items() if hello.joined <= round) - left
+    def members(self, round_number: int) -> frozenset[str]:
+        """Return the peers that joined by ``round_number`` and did not leave before it."""
+        left = {peer for peer, goodbye in self.goodbyes.items() if goodbye.after < round_number}
+        return frozenset(peer for peer, hello in self.hellos.items() if hello.joined <= round_number) - left
 
 
 @dataclass(frozen=True)
@@ -55,24 +55,24 @@ class RoundMessages:
     @property
     def refused_permanently(self) -> dict[str, str]:
         """Permanently refused peers: their messages are complete, and messages are never replaced."""
-        return {peer: why for peer, why in self.refused.items() if why not in _MAY_STILL_COME}
+        return {peer: why for peer, why in self.refused.items() if why not in _TEMPORARY}
 
     @property
     def open(self) -> tuple[str, ...]:
         """Peers whose message is missing or may still be incomplete."""
         return (*self.missing, *(self.refused.keys() - self.refused_permanently.keys()))
 
-    def updated(self, later: RoundMessages) -> RoundMessages:
+    def merge(self, later: RoundMessages) -> RoundMessages:
         """Merge a later read of the open peers."""
         return RoundMessages(
             self.found | later.found, later.missing, self.refused_permanently | later.refused, self.arrival_s
         )
 
-    def timed(self, elapsed_s: float) -> RoundMessages:
+    def with_arrival_times(self, elapsed_s: float) -> RoundMessages:
         """Set the arrival time of the new messages to ``elapsed_s``."""
         return replace(self, arrival_s={peer: self.arrival_s.get(peer, elapsed_s) for peer in self.found})
 
-    def only(self, listed: Set[str], guilty: Mapping[str, str]) -> RoundMessages:
+    def restrict_to(self, listed: Set[str], guilty: Mapping[str, str]) -> RoundMessages:
         """Keep the messages of ``listed`` peers; mark the other peers missing, or refused if they are in ``guilty``."""
         left = {*self.found, *self.missing, *self.refused} - listed
         refused = self.refused | {peer: guilty[peer] for peer in left & guilty.keys()}
@@ -99,19 +99,21 @@ class RoundTerms:
     timeout_s: float
     """seconds after which the quorum is enough"""
     patience_s: float
-    """seconds after which a round below the quorum ends the run"""
+    """seconds after which a round below the quorum stops the run"""
 
     def __post_init__(self) -> None:
         if self.quorum < 0 or not 0 <= self.timeout_s <= self.patience_s:
-            raise ValueError(f"a round waits 0 <= timeout_s <= patience_s for a quorum of at least 0, not {self}")
+            raise ValueError(f"{self}: a round requires 0 <= timeout_s <= patience_s and a quorum of at least 0")
 
 
-def decide(expected: Set[str], found: Set[str], refused: Set[str], elapsed_s: float, terms: RoundTerms) -> Decision:
+def decide_round(
+    expected: Set[str], found: Set[str], refused: Set[str], elapsed_s: float, terms: RoundTerms
+) -> Decision:
     """Decide whether a round closes after ``elapsed_s`` seconds.
 
-    It closes when all expected messages are there. With a quorum, it closes after the timeout, or at once if all other
-    peers are permanently ``refused``. Below the quorum it stalls after the patience. Messages of unexpected peers do
-    not count.
+    It closes when all expected messages have arrived. With a quorum, it closes after the timeout, or immediately if all
+    other peers are permanently ``refused``. Below the quorum it stalls after the patience. Messages of unexpected peers
+    do not count.
     """
     present = expected & found
     if present == expected:
@@ -121,7 +123,7 @@ def decide(expected: Set[str], found: Set[str], refused: Set[str], elapsed_s: fl
     return Decision.STALLED if elapsed_s >= terms.patience_s else Decision.WAIT
 
 
-def until_next(elapsed_s: float, terms: RoundTerms) -> float:
+def seconds_to_decision(elapsed_s: float, terms: RoundTerms) -> float:
     """Return the seconds until time alone may change the decision; 0 after the patience."""
     moment = terms.timeout_s if elapsed_s < terms.timeout_s else terms.patience_s
     return max(moment - elapsed_s, 0.0)
@@ -130,126 +132,141 @@ def until_next(elapsed_s: float, terms: RoundTerms) -> float:
 class RoundStalled(RunStopped):
     """A round stayed below its quorum for longer than its patience."""
 
-    def __init__(self, run: str, round: int, there: Iterable[str], missing: Mapping[str, str], quorum: int) -> None:
-        """``missing``: reason, by absent peer."""
-        self.run, self.round = run, round
-        self.there, self.missing = tuple(sorted(there)), dict(sorted(missing.items()))
-        names = ", ".join(peer[:8] for peer in self.there) or "none"
+    def __init__(
+        self, run: str, round_number: int, present_peers: Iterable[str], missing: Mapping[str, str], quorum: int
+    ) -> None:
+        """Describe the round.
+
+        :param missing: absent peer → reason
+        """
+        self.run, self.round = run, round_number
+        self.present, self.missing = tuple(sorted(present_peers)), dict(sorted(missing.items()))
+        names = ", ".join(peer[:8] for peer in self.present) or "none"
         absent = ", ".join(f"{peer[:8]} ({why})" for peer, why in self.missing.items())
-        came = f"{len(self.there)} of {len(self.there) + len(self.missing)} peers are present"
+        came = f"{len(self.present)} of {len(self.present) + len(self.missing)} peers are present"
         super().__init__(
-            f"run {run[:8]}, round {round}: {came} and the quorum is {quorum}; present: {names}; missing: {absent}"
+            f"run {run[:8]}, round {round_number}: {came} and the quorum is {quorum}; present: {names}; "
+            f"missing: {absent}"
         )
 
 
-AGAIN = 8
+MAX_HELLO_REPOLLS = 8
 """maximum number of peers without a hello that one read polls again"""
-LEFT = 2
+MAX_GOODBYE_REPOLLS = 2
 """maximum number of inactive peers polled for a goodbye, which frees their seats"""
 
 
 class PolledPeers:
     """Peers that a reader polls.
 
-    Peer ids are free to create, and each read costs a request. Known peers have reserved seats; all others share the
-    rest. A new peer is polled once. Peers without a hello, and peers that never sent completions, are polled again a
-    few at a time.
+    Anyone can create peer ids, and each read costs a request. Known peers have reserved seats; all others share the
+    rest. A new peer is polled once. Peers without a hello, and peers that never sent completions, are polled again, a
+    few per read.
     """
 
     def __init__(self, known: Iterable[str], seats: int, secret: bytes) -> None:
-        """``seats``: maximum number of peers, including the known ones. ``secret``: seeds the order of unknown peers,
-        so that no peer can choose an id that sorts first."""
+        """Reserve seats for the ``known`` peers.
+
+        :param seats: maximum number of peers, including the known ones
+        :param secret: seeds the order of unknown peers, so that no peer can choose an id that sorts first
+        """
         self.known = {*known}
         self._seats = seats
         self._secret = secret
         self.hellos: dict[str, Hello] = {}
         self.goodbyes: dict[str, Goodbye] = {}
         self._active: set[str] = set()
-        self._looks = 0
-        self._looked: Counter[str] = Counter()
-        self._asked: Counter[str] = Counter()
+        self._reads = 0
+        self._hello_polls: Counter[str] = Counter()
+        self._goodbye_polls: Counter[str] = Counter()
 
     def mark_active(self, peers: Iterable[str]) -> None:
         """Record that these peers sent completions."""
         self._active.update(peers)
 
-    def newcomers(self, names: Set[str]) -> list[str]:
-        """Select the peers without a hello to read: known peers, then unknown ones while seats are free, least polled
-        first."""
-        self._looks += 1
+    def select_unjoined(self, names: Set[str]) -> list[str]:
+        """Select the peers to poll for a hello: known, then unknown ones for the free seats, least polled first."""
+        self._reads += 1
         taken = self.hellos.keys() - self.goodbyes.keys()
         seats = max(0, self._seats - len(taken | self.known))
-        drawn = heapq.nsmallest(seats, names - self.known, key=lambda peer: (self._looked[peer], self._lot(peer)))
-        again = [peer for peer in drawn if self._looked[peer]][AGAIN:]
+        drawn = heapq.nsmallest(
+            seats, names - self.known, key=lambda peer: (self._hello_polls[peer], self._lottery_key(peer))
+        )
+        again = [peer for peer in drawn if self._hello_polls[peer]][MAX_HELLO_REPOLLS:]
         chosen = sorted(names & self.known) + [peer for peer in drawn if peer not in {*again}]
-        self._looked.update(chosen)
+        self._hello_polls.update(chosen)
         return chosen
 
-    def leavers(self) -> list[str]:
-        """Select the peers without a goodbye to read: all peers that a round may wait for, and a few inactive ones."""
+    def select_unleft(self) -> list[str]:
+        """Select the peers to poll for a goodbye: all peers that a round may wait for, and a few inactive ones."""
         members = self.hellos.keys() - self.goodbyes.keys()
         silent = members - self.known - self._active
-        again = heapq.nsmallest(LEFT, silent, key=lambda peer: (self._asked[peer], self._lot(peer)))
-        self._asked.update(again)
+        again = heapq.nsmallest(
+            MAX_GOODBYE_REPOLLS, silent, key=lambda peer: (self._goodbye_polls[peer], self._lottery_key(peer))
+        )
+        self._goodbye_polls.update(again)
         return sorted(members - silent) + again
 
-    def _lot(self, peer: str) -> bytes:
-        return sha256(self._secret + b"%d " % self._looks + peer.encode()).digest()
+    def _lottery_key(self, peer: str) -> bytes:
+        return sha256(self._secret + b"%d " % self._reads + peer.encode()).digest()
 
 
-AT_ONCE = 8
-"""maximum number of peers per round that are read without being awaited"""
-STRANGERS = ""
-"""shared account of all peers that are not founders: each free id would otherwise cost one timeout"""
+MAX_UNAWAITED_READS = 8
+"""maximum number of messages per round that are read without being awaited"""
+UNKNOWN_ACCOUNT = ""
+"""shared account of all peers that are not founders; otherwise each new id could cost one timeout"""
 
 
 class PeerSelector:
-    """Selects the peers that the next round waits for; equal for all readers with equal inputs.
+    """Selects the peers that the next round waits for; the selection is the same for all readers with equal inputs.
 
     After each absence, a peer must be received in four times as many consecutive rounds before it is awaited again. A
-    peer that withholds messages thus costs about log4(R) timeouts in R rounds. A peer that is not awaited still counts
-    if it is in time.
+    peer that withholds messages thus costs about log4(R) timeouts in R rounds. A message of a peer that is not awaited
+    still counts if it arrives in time.
     """
 
     def __init__(self, founders: Set[str]) -> None:
-        """``founders``: peers with an account of their own; if empty, the first peers received."""
+        """Start without history.
+
+        :param founders: peers with their own account; if empty, the first peers received
+        """
         self.founders = frozenset(founders)
-        self._row: Counter[str] | None = None
+        self._streaks: Counter[str] | None = None
         self._missed: Counter[str] = Counter()
 
     @property
-    def fresh(self) -> bool:
-        """Whether no round was noted yet."""
-        return self._row is None
+    def is_new(self) -> bool:
+        """Whether no round has been recorded."""
+        return self._streaks is None
 
-    def note(self, awaited: Set[str], received: Set[str]) -> None:
+    def record_round(self, awaited: Set[str], received: Set[str]) -> None:
         """Record a finished round."""
         self.founders = self.founders or frozenset(received)
         self._missed.update({self._account(peer) for peer in awaited - received})
-        row = self._row or Counter()
-        self._row = Counter({peer: row[peer] + 1 for peer in received})
+        streaks = self._streaks or Counter()
+        self._streaks = Counter({peer: streaks[peer] + 1 for peer in received})
 
-    def awaited(self, members: Set[str]) -> frozenset[str]:
+    def peers_to_await(self, members: Set[str]) -> frozenset[str]:
         """Return the members to wait for; before the first round, the founders if known, else all."""
-        row = self._row
-        if row is None:
+        streaks = self._streaks
+        if streaks is None:
             return frozenset(members) & self.founders or frozenset(members)
-        return frozenset(peer for peer in members if row[peer] >= self._needed(peer))
+        return frozenset(peer for peer in members if streaks[peer] >= self._required_streak(peer))
 
-    def drawn(self, run: str, number: int, members: Set[str]) -> frozenset[str]:
+    def peers_to_read(self, run: str, number: int, members: Set[str]) -> frozenset[str]:
         """Return the members whose message of a round is read: founders, the last peers received, and a few others.
 
         The others are redrawn each round, equally for all readers with the same members. All non-founders count as one
         peer (:mod:`planaria.swarm.checks.defence`)."""
         if not self.founders:
             return frozenset(members)
-        sure = frozenset(members) & (self.founders | (self._row or {}).keys())
+        sure = frozenset(members) & (self.founders | (self._streaks or {}).keys())
         lots = {peer: sha256(f"{run} {number} {peer}".encode()).digest() for peer in members - sure}
-        return sure | frozenset(heapq.nsmallest(AT_ONCE, lots, key=lots.__getitem__))
+        return sure | frozenset(heapq.nsmallest(MAX_UNAWAITED_READS, lots, key=lots.__getitem__))
 
-    def _needed(self, peer: str) -> int:
+    def _required_streak(self, peer: str) -> int:
         """Return the consecutive rounds that a peer must have been received in."""
         return 1 << (2 * min(15, max(0, self._missed[self._account(peer)] - 1)))
 
     def _account(self, peer: str) -> str:
-        return peer if peer in self.founders else STRANGERS
+        return peer if peer in self.founders else UNKNOWN_ACCOUNT

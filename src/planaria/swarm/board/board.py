@@ -32,29 +32,29 @@ from planaria.swarm.board.attendance import (
     RoundMessages,
     RoundStalled,
     RoundTerms,
-    decide,
-    until_next,
+    decide_round,
+    seconds_to_decision,
 )
-from planaria.swarm.board.claims import ClaimLedger, difference, of_round
-from planaria.swarm.board.envelope import Message, attest, seal, unseal
+from planaria.swarm.board.claims import ClaimLedger, first_difference, round_path
+from planaria.swarm.board.envelope import Message, seal, unseal, unseal_with_claim
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.board.limits import LIMITS, MessageLimits
 from planaria.swarm.board.message import BadMessage, Closing, Goodbye, Hello, Receipt, Rollouts, RunRules
+from planaria.swarm.board.message_limits import LIMITS, MessageLimits
 
 PEER = re.compile("[0-9a-f]{32}")
 _RETRY = Retry()
-_SMALL = 2**16
-"""bytes of rules, hello and goodbye"""
-_NAMES = 2**20
-"""bytes of a closing that lists a message, a closing and a proof for each peer of the largest board"""
+_SMALL_BYTES = 2**16
+"""maximum bytes of rules, hello and goodbye"""
+_CLOSING_BYTES = 2**20
+"""maximum bytes of a closing that lists a message, a closing and a proof for each peer of the largest board"""
 
 
-class AlreadyThere(Exception):
-    """Another message is at this place, possibly this peer's own from before a restart."""
+class AlreadyPublished(Exception):
+    """Another message has this path, possibly this peer's own from before a restart."""
 
 
 class Board:
-    """One peer's view of a board. It writes under its own id; without an identity it is read-only."""
+    """A board as seen by one peer, which writes under its own id; read-only without an identity."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class Board:
     ) -> None:
         self._store, self._limits = store, limits
         self._identity = identity
-        self._small = replace(limits, message_bytes=_SMALL)
+        self._small_limits = replace(limits, message_bytes=_SMALL_BYTES)
         self._rules: RunRules | None = None
         self._ledger: ClaimLedger | None = None
-        self._names = replace(limits, message_bytes=_NAMES)
+        self._closing_limits = replace(limits, message_bytes=_CLOSING_BYTES)
         self._clock, self._sleep = clock, sleep
         secret = identity.sign(b"planaria swarm order\0") if identity else secrets.token_bytes(64)
         self._roster = PolledPeers({*known} | ({identity.peer} if identity else set()), limits.peers, secret)
@@ -87,10 +87,9 @@ class Board:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Board:
-        """Open the board at a URL or in a folder, which may not exist yet.
+        """Open the board at a URL or in a folder, which need not exist.
 
-        ``known``: ids of peers met before, which are read first.
-
+        :param known: ids of known peers, which are read first
         :raises UserError: if the URL is not supported.
         """
         return cls(Store(url, "board", retry, clock, sleep), identity, limits, known, clock, sleep)
@@ -99,25 +98,25 @@ class Board:
     def rules(self) -> RunRules:
         """Rules of the run.
 
-        :raises UserError: if there is no run here or its rules are invalid.
+        :raises UserError: if the board has no run or its rules are invalid.
         """
         if self._rules is None:
             try:
-                self._rules = self._message("rules.json", RunRules, self._small)
+                self._rules = self._read_message("rules.json", RunRules, self._small_limits)
             except BadMessage as error:
                 raise UserError(
-                    f"{self._store.location}/rules.json: {error.reason}; found the run in another place"
+                    f"{self._store.location}/rules.json: {error.reason}; create the swarm on another board"
                 ) from None
         if self._rules is None:
-            how = f"found one with `planaria swarm join RECIPE --board {self._store.location}`"
-            raise UserError(f"{self._store.location}: no run was founded here; check the place, or {how}")
+            fix = f"check the address, or create a run with `planaria swarm join RECIPE --board {self._store.location}`"
+            raise UserError(f"{self._store.location}: this board has no run; {fix}")
         return self._rules
 
     @property
-    def founding(self) -> bytes:
+    def founding_envelope(self) -> bytes:
         """The rules' envelope; raises as :attr:`rules` does."""
         self.rules  # noqa: B018 (raises a clear error)
-        return self._store.read("rules.json", _SMALL) or b""
+        return self._store.read("rules.json", _SMALL_BYTES) or b""
 
     @property
     def ledger(self) -> ClaimLedger:
@@ -127,31 +126,33 @@ class Board:
         return self._ledger
 
     def create_run(self, rules: Mapping[str, JsonValue]) -> RunRules:
-        """Found a run with these rules, or open the run here if its rules are equal.
+        """Create a run with these rules, or open the existing run if its rules are equal.
 
         :raises UserError: if its rules differ; the message names the first such key.
         """
         me = self._me
         own = RunRules(peer=me.peer, nonce=secrets.token_hex(16), rules=dict(rules))
-        self._store.write("rules.json", self._sealed(own, RunRules, self._small))
-        if label := difference(own.rules, self.rules.rules):
+        self._store.write("rules.json", self._seal(own, RunRules, self._small_limits))
+        if difference := first_difference(own.rules, self.rules.rules):
             raise UserError(
-                f"{self._store.location}: this run was founded with other rules: {label}; take those, or found your "
-                "own run at another place"
+                f"{self._store.location}: the run has other rules: {difference}; use its rules, or "
+                "create a run on another board"
             )
         return self.rules
 
     def join(self, hello: Hello) -> Hello:
-        """Publish this peer's hello; return the one on the board, which is older if this peer had joined before.
+        """Publish this peer's hello; return the hello on the board, which is older if this peer has joined before.
 
         :raises UserError: if the peer joined with another tokenizer, or has left.
         """
         own, location = self._me.peer, self._store.location
         path = message_path(own, "hello.json")
-        raw = self._sealed(hello, Hello, self._small)
+        raw = self._seal(hello, Hello, self._small_limits)
         try:
-            left = self._message(message_path(own, "goodbye.json"), Goodbye, self._small, own)
-            published = hello if self._store.write(path, raw) else self._message(path, Hello, self._small, own)
+            left = self._read_message(message_path(own, "goodbye.json"), Goodbye, self._small_limits, own)
+            published = (
+                hello if self._store.write(path, raw) else self._read_message(path, Hello, self._small_limits, own)
+            )
         except BadMessage as error:
             raise UserError(
                 f"{location}: the message under this peer's id is {error.reason}; use another identity"
@@ -164,91 +165,91 @@ class Board:
     def publish(self, rollouts: Rollouts) -> None:
         """Append this peer's completions of a round; idempotent.
 
-        :raises UserError: if other peers would refuse the message.
-        :raises AlreadyThere: if another message is there.
+        :raises UserError: if other peers would reject the message.
+        :raises AlreadyPublished: if another message has this path.
         """
         path = message_path(self._me.peer, rollouts.place)
         self._append(path, rollouts, Rollouts, self._limits)
 
     def publish_closing_or_receipt(self, message: Closing | Receipt) -> None:
-        """Append a closing or receipt of this peer. Do nothing if another message is there or it cannot be written: a
-        round does not depend on one peer's message."""
+        """Append a closing or receipt of this peer, if possible: a round does not depend on one peer's message."""
         path = message_path(self._me.peer, message.place)
         try:
             if isinstance(message, Closing):
-                self._append(path, message, Closing, self._names)
+                self._append(path, message, Closing, self._closing_limits)
             else:
                 self._append(path, message, Receipt, self._limits)
-        except (AlreadyThere, UserError):
+        except (AlreadyPublished, UserError):
             return
 
-    def closings(self, round: int, peers: Iterable[str]) -> dict[str, Closing]:
+    def closings(self, round_number: int, peers: Iterable[str]) -> dict[str, Closing]:
         """Return the valid closings of a round by these peers."""
-        return self._read_each(peers, of_round("closings", round), Closing, self._names)[0]
+        return self._read_each(peers, round_path("closings", round_number), Closing, self._closing_limits)[0]
 
-    def receipt(self, peer: str, about: str, round: int) -> tuple[Receipt, bytes] | None:
+    def read_receipt(self, peer: str, about: str, round_number: int) -> tuple[Receipt, bytes] | None:
         """Return a peer's receipt and its envelope, or None if there is no valid one."""
-        path = message_path(peer, of_round(f"receipts/{about}", round))
+        path = message_path(peer, round_path(f"receipts/{about}", round_number))
         try:
             raw = self._store.read(path, self._limits.message_bytes)
-            return None if raw is None else (self._unsealed(raw, path, Receipt, self._limits, peer), raw)
+            return None if raw is None else (self._unseal(raw, path, Receipt, self._limits, peer), raw)
         except BadMessage:
             return None
 
     def leave(self, goodbye: Goodbye) -> None:
         """Publish a goodbye; raises as ``publish`` does."""
         path = message_path(self._me.peer, "goodbye.json")
-        self._append(path, goodbye, Goodbye, self._small)
+        self._append(path, goodbye, Goodbye, self._small_limits)
 
     def peers(self) -> Census:
-        """Return all participants by verified messages.
+        """Read the participants of the run, by verified messages.
 
-        A hello or goodbye that was read once stays valid even if its file changes. One call reads at most
+        A hello or goodbye that has been read stays valid even if its file changes. One call reads at most
         ``MessageLimits.peers`` peers, selected by :class:`planaria.swarm.board.attendance.PolledPeers`.
         """
-        roster, small = self._roster, self._small
+        roster, small = self._roster, self._small_limits
         names = set(self._store.folders("peers", PEER)) - roster.hellos.keys()
-        drawn = roster.newcomers(names)
+        drawn = roster.select_unjoined(names)
         hellos, refused = self._read_each(drawn, "hello.json", Hello, small)
         roster.hellos |= hellos
-        goodbyes, wrong = self._read_each(roster.leavers(), "goodbye.json", Goodbye, small)
+        goodbyes, wrong = self._read_each(roster.select_unleft(), "goodbye.json", Goodbye, small)
         roster.goodbyes |= goodbyes
-        left_out = len(names) - len(drawn)
-        return Census(dict(sorted(roster.hellos.items())), dict(roster.goodbyes), refused | wrong, left_out)
+        unread = len(names) - len(drawn)
+        return Census(dict(sorted(roster.hellos.items())), dict(roster.goodbyes), refused | wrong, unread)
 
-    def read(self, peer: str, round: int) -> Rollouts | None:
-        """Return a peer's completions of a round, or None if they are not there yet.
+    def read(self, peer: str, round_number: int) -> Rollouts | None:
+        """Return a peer's completions of a round, or None if they have not been published.
 
-        :raises BadMessage: if the message is invalid; "not JSON" may be a message that is not fully written.
+        :raises BadMessage: if the message is invalid; "not JSON" may mean that it is not completely written.
         """
-        return self._message(message_path(peer, of_round("rounds", round)), Rollouts, self._limits, peer)
+        return self._read_message(message_path(peer, round_path("rounds", round_number)), Rollouts, self._limits, peer)
 
-    def gather(self, round: int, peers: Iterable[str]) -> RoundMessages:
+    def gather(self, round_number: int, peers: Iterable[str]) -> RoundMessages:
         """Read the messages of ``peers`` for a round once."""
         requested = sorted(set(peers))
-        result, refused = self._read_each(requested, of_round("rounds", round), Rollouts, self._limits)
+        result, refused = self._read_each(requested, round_path("rounds", round_number), Rollouts, self._limits)
         missing = [peer for peer in requested if peer not in result and peer not in refused]
         self._roster.mark_active(result)
         return RoundMessages(result, tuple(missing), refused)
 
-    def wait(self, round: int, peers: Iterable[str], terms: RoundTerms, poll_s: float = 1.0) -> RoundMessages:
-        """Poll for the messages of ``peers`` until the round closes (:func:`planaria.swarm.board.attendance.decide`).
+    def wait(self, round_number: int, peers: Iterable[str], terms: RoundTerms, poll_s: float = 1.0) -> RoundMessages:
+        """Poll for the messages of ``peers`` until :func:`planaria.swarm.board.attendance.decide_round` closes the
+        round.
 
         :raises RoundStalled: if the round stays below its quorum.
         """
         began, everyone = self._clock(), frozenset(peers)
         seen = RoundMessages({}, tuple(everyone), {})
         while True:
-            seen = seen.updated(self.gather(round, seen.open))
+            seen = seen.merge(self.gather(round_number, seen.open))
             elapsed = self._clock() - began
-            seen = seen.timed(elapsed)
-            match decide(everyone, seen.found.keys(), seen.refused_permanently.keys(), elapsed, terms):
+            seen = seen.with_arrival_times(elapsed)
+            match decide_round(everyone, seen.found.keys(), seen.refused_permanently.keys(), elapsed, terms):
                 case Decision.CLOSE:
                     return seen
                 case Decision.STALLED:
                     why = dict.fromkeys(seen.missing, "sent nothing") | seen.refused
-                    raise RoundStalled(self.rules.run, round, seen.found, why, terms.quorum)
-            self._sleep(min(poll_s, until_next(elapsed, terms)))
+                    raise RoundStalled(self.rules.run, round_number, seen.found, why, terms.quorum)
+            self._sleep(min(poll_s, seconds_to_decision(elapsed, terms)))
 
     def pause(self, seconds: float) -> None:
         """Sleep on this board's clock."""
@@ -258,15 +259,15 @@ class Board:
     def _me(self) -> PeerIdentity:
         """This peer's identity; ValueError if the board is read-only."""
         if self._identity is None:
-            raise ValueError(f"{self._store.location} was opened to read only")
+            raise ValueError(f"{self._store.location} was opened read-only")
         return self._identity
 
-    def _message(
+    def _read_message(
         self, path: str, kind: type[Message], limits: MessageLimits, peer: str | None = None
     ) -> Message | None:
         """Return the message at a path, or None if there is no file; BadMessage if it is invalid."""
         raw = self._store.read(path, limits.message_bytes)
-        return None if raw is None else self._unsealed(raw, path, kind, limits, peer)
+        return None if raw is None else self._unseal(raw, path, kind, limits, peer)
 
     def _read_each(
         self, peers: Iterable[str], name: str, kind: type[Message], limits: MessageLimits
@@ -282,38 +283,38 @@ class Board:
                 if isinstance(raw, BadMessage):
                     raise raw
                 if raw is not None:
-                    result[peer] = self._unsealed(raw, path, kind, limits, peer)
+                    result[peer] = self._unseal(raw, path, kind, limits, peer)
             except BadMessage as error:
                 refused[peer] = error.reason
         return result, refused
 
-    def _unsealed(self, raw: bytes, path: str, kind: type[Message], limits: MessageLimits, peer: str | None) -> Message:
+    def _unseal(self, raw: bytes, path: str, kind: type[Message], limits: MessageLimits, peer: str | None) -> Message:
         """Return the message of an envelope and record its claim."""
         if kind is RunRules:
             return unseal(raw, limits, kind, peer=peer)
         place = path.removeprefix(f"peers/{peer}/")
-        message, claim = attest(raw, limits, kind, peer=peer, run=self.rules.run, place=place)
+        message, claim = unseal_with_claim(raw, limits, kind, peer=peer, run=self.rules.run, place=place)
         self.ledger.record(claim, checked=True)
         return message
 
-    def _sealed(self, message: Message, kind: type[Message], limits: MessageLimits) -> bytes:
-        """Return the envelope of a message; UserError if other peers would refuse it."""
+    def _seal(self, message: Message, kind: type[Message], limits: MessageLimits) -> bytes:
+        """Return the envelope of a message; UserError if other peers would reject it."""
         raw = seal(self._me, message)
         run = None if kind is RunRules else self.rules.run
         try:
             unseal(raw, limits, kind, peer=self._me.peer, run=run)
         except BadMessage as error:
-            why = f"other peers would refuse these {message.kind}: {error.reason}"
+            why = f"other peers would reject this {message.kind} message: {error.reason}"
             raise UserError(f"{self._store.location}: {why}; their limits are {limits}") from None
         return raw
 
     def _append(self, path: str, message: Message, kind: type[Message], limits: MessageLimits) -> None:
-        """Write a message; do nothing if the same is there.
+        """Write a message; do nothing if it exists.
 
-        :raises UserError: if other peers would refuse it.
-        :raises AlreadyThere: if another message is there.
+        :raises UserError: if other peers would reject it.
+        :raises AlreadyPublished: if another message has this path.
         """
-        raw = self._sealed(message, kind, limits)
+        raw = self._seal(message, kind, limits)
         if self._store.write(path, raw):
             return
         try:
@@ -321,11 +322,13 @@ class Board:
         except BadMessage:
             stored = None
         if stored != raw:
-            raise AlreadyThere(f"{self._store.location}/{path}: another message is there, and none is ever replaced")
+            raise AlreadyPublished(
+                f"{self._store.location}/{path}: another message exists, and messages are never replaced"
+            )
 
 
 def message_path(peer: str, name: str) -> str:
     """Return the path of a peer's message; ValueError if the peer id is invalid."""
     if not PEER.fullmatch(peer):
-        raise ValueError(f"{peer!r} is no peer id")
+        raise ValueError(f"{peer!r} is not a peer id")
     return f"peers/{peer}/{name}"

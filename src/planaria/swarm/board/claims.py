@@ -1,10 +1,10 @@
 """Field types of messages, signed claims, and proofs of equivocation.
 
-A peer publishes one message per place. It signs the run, a place in its own folder, and the digest of the message. Two
-valid signatures for one place with two digests prove equivocation.
+A peer publishes one message per place, which is a path in its own folder. It signs the run, the place and the digest of
+the message. Two valid signatures for one place with two digests prove equivocation.
 
-A store can show two readers two contents of one file, and a colluding peer can sign both. Each closing lists, by digest
-and signature, the messages its author read; two such entries for one place are a proof.
+A store can show different contents of one file to two readers, and a colluding peer can sign both. Each closing lists
+the messages that its author read, by digest and signature. Two such entries for one place are a proof.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from planaria.swarm.board.identity import PeerIdentity, peer_id, verify
-from planaria.swarm.board.limits import LAST_ROUND
+from planaria.swarm.board.message_limits import LAST_ROUND
 
-_WIDEST = 60
+_MAX_SHOWN = 60
 
 
-def canonical(value: JsonValue) -> str:
+def canonical_json(value: JsonValue) -> str:
     """Return the canonical JSON text of a value; 1, 1.0 and true stay distinct.
 
     :raises ValueError: for NaN, infinities, invalid Unicode, or nesting that is too deep.
@@ -35,52 +35,52 @@ def canonical(value: JsonValue) -> str:
     return text
 
 
-def difference(own: JsonValue, theirs: JsonValue, key: str = "") -> str | None:
+def first_difference(own: JsonValue, theirs: JsonValue, key: str = "") -> str | None:
     """Describe the first key, in alphabetical order, whose values differ; None if all are equal.
 
     1, 1.0 and true differ. ``theirs`` is untrusted: its text is shown as short ASCII.
     """
     if isinstance(own, dict) and isinstance(theirs, dict):
         for name in sorted(own.keys() | theirs.keys()):
-            path = f"{key}.{_shown(name)}" if key else _shown(name)
+            path = f"{key}.{_abbreviate(name)}" if key else _abbreviate(name)
             if (name in own) != (name in theirs):
                 return f"{path} is only {'here' if name in own else 'there'}"
-            if result := difference(own[name], theirs[name], path):
+            if result := first_difference(own[name], theirs[name], path):
                 return result
         return None
-    if canonical(own) == canonical(theirs):
+    if canonical_json(own) == canonical_json(theirs):
         return None
-    return f"{key} is {_shown(theirs)} there and {_shown(own)} here"
+    return f"{key} is {_abbreviate(theirs)} there and {_abbreviate(own)} here"
 
 
-def _shown(value: JsonValue) -> str:
+def _abbreviate(value: JsonValue) -> str:
     text = json.dumps(value)
     if isinstance(value, str) and value.isidentifier() and value.isascii():
         text = value
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
-_SIGNED = b"planaria swarm 2\0"
+_SIGNED_PREFIX = b"planaria swarm 2\0"
 
 
-def _printable(text: str) -> str:
+def _require_printable(text: str) -> str:
     if not text.isprintable() or text != text.strip():
         raise ValueError("one line of printable characters")
     return text
 
 
-def _unicode(text: str) -> str:
+def _require_unicode(text: str) -> str:
     text.encode()  # a lone surrogate raises ValueError
     return text
 
 
-def _below_one(logps: tuple[float, ...]) -> tuple[float, ...]:
+def _clip_at_zero(logps: tuple[float, ...]) -> tuple[float, ...]:
     """Clip log-probabilities that rounding raised above 0."""
     return tuple(min(logp, 0.0) for logp in logps)
 
 
-def _canonicalizable(rules: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    canonical(rules)
+def _require_canonical(rules: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    canonical_json(rules)
     return rules
 
 
@@ -89,27 +89,27 @@ Hex64 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Hex128 = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 Fingerprint = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 Round = Annotated[int, Field(ge=0, le=LAST_ROUND)]
-Name = Annotated[str, Field(min_length=1, max_length=40), AfterValidator(_printable)]
-Line = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
-Text = Annotated[str, AfterValidator(_unicode)]
+Name = Annotated[str, Field(min_length=1, max_length=40), AfterValidator(_require_printable)]
+Line = Annotated[str, Field(max_length=200), AfterValidator(_require_printable)]
+Text = Annotated[str, AfterValidator(_require_unicode)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 LogPs = Annotated[
     tuple[Annotated[float, Field(ge=-1e4, le=1e-4)], ...],
     Field(strict=False, fail_fast=True),
-    AfterValidator(_below_one),
+    AfterValidator(_clip_at_zero),
 ]
-Content = Annotated[dict[str, JsonValue], AfterValidator(_canonicalizable)]
-Place = Annotated[str, Field(pattern=r"^[a-z]{1,16}(/[a-z]{1,16})?(/[0-9]{6})?\.json$")]
+Content = Annotated[dict[str, JsonValue], AfterValidator(_require_canonical)]
+MessagePath = Annotated[str, Field(pattern=r"^[a-z]{1,16}(/[a-z]{1,16})?(/[0-9]{6})?\.json$")]
 """path of a message in its peer's folder"""
 
 
-def of_round(folder: str, number: int) -> str:
+def round_path(folder: str, number: int) -> str:
     """Return the place of a round's message.
 
     :raises ValueError: if the round is out of range.
     """
     if not 0 <= number <= LAST_ROUND:
-        raise ValueError(f"no round {number}")
+        raise ValueError(f"round {number} is out of range")
     return f"{folder}/{number:06d}.json"
 
 
@@ -124,7 +124,7 @@ class Claim(StrictModel):
 
     key: Hex64
     """raw public key, hexadecimal"""
-    place: Place
+    place: MessagePath
     digest: Hex64
     """SHA-256 of the message's body"""
     signature: Hex128
@@ -134,25 +134,25 @@ class Claim(StrictModel):
         return peer_id(bytes.fromhex(self.key))
 
     def is_valid(self, run: str) -> bool:
-        """Whether the signature is valid for this run."""
-        data = _signed(run, self.place, self.digest)
+        """Return whether the signature is valid for this run."""
+        data = _bytes_to_sign(run, self.place, self.digest)
         return verify(bytes.fromhex(self.key), bytes.fromhex(self.signature), data)
 
 
 def sign_claim(identity: PeerIdentity, run: str, location: str, body: str) -> Claim:
     """Sign the claim that ``body`` is published at ``location``."""
     digest = digest_of(body)
-    signature = identity.sign(_signed(run, location, digest))
+    signature = identity.sign(_bytes_to_sign(run, location, digest))
     return Claim(key=identity.public.hex(), place=location, digest=digest, signature=signature.hex())
 
 
 def digest_of(text: str) -> str:
-    """SHA-256 (hex) of a text."""
+    """Return the SHA-256 (hex) of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _signed(run: str, location: str, digest: str) -> bytes:
-    return _SIGNED + "\0".join((run, location, digest)).encode()
+def _bytes_to_sign(run: str, location: str, digest: str) -> bytes:
+    return _SIGNED_PREFIX + "\0".join((run, location, digest)).encode()
 
 
 class Proof(StrictModel):
@@ -165,7 +165,7 @@ class Proof(StrictModel):
     def _check_digests(self) -> Proof:
         claim, other = self.one, self.other
         if (claim.key, claim.place) != (other.key, other.place) or claim.digest == other.digest:
-            raise ValueError("two digests of one peer's for one place")
+            raise ValueError("not two digests of one peer for one place")
         return self
 
     @property
@@ -190,12 +190,11 @@ class ClaimLedger:
         return self._proofs
 
     def claim(self, peer: str, location: str) -> Claim | None:
-        """Return the last claim read of a peer and place."""
+        """Return the last recorded claim of a peer and place."""
         return self._claims.get((peer, location))
 
     def record(self, claim: Claim, checked: bool = False) -> None:
-        """Record a claim. Verify an unchecked claim if it differs from the known one; an invalid one proves nothing
-        and replaces nothing."""
+        """Record a claim. An unchecked one is verified if it differs from the known claim, and dropped if invalid."""
         previous = self._claims.get((claim.peer, claim.place))
         if previous is not None and previous.digest != claim.digest:
             self.add_proofs([Proof(one=previous, other=claim)])
@@ -204,16 +203,16 @@ class ClaimLedger:
         self._claims[claim.peer, claim.place] = claim
 
     def add_proofs(self, proofs: Iterable[Proof]) -> None:
-        """Add the valid proofs."""
+        """Add those of the proofs that are valid."""
         for proof in proofs:
             if proof.peer not in self._proofs and proof.is_valid(self._run):
                 self._proofs[proof.peer] = proof
 
     def forget(self, before: int) -> None:
-        """Drop claims of rounds ``before`` a number; keep proofs."""
-        self._claims = {key: claim for key, claim in self._claims.items() if not _older(key[1], before)}
+        """Drop claims of rounds before ``before``; keep proofs."""
+        self._claims = {key: claim for key, claim in self._claims.items() if not _is_before(key[1], before)}
 
 
-def _older(location: str, before: int) -> bool:
+def _is_before(location: str, before: int) -> bool:
     number = location.rpartition("/")[2].removesuffix(".json")
     return number.isdigit() and int(number) < before

@@ -13,9 +13,18 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from planaria.swarm.board.claims import Claim, Hex32, Hex64, Hex128, Place, Proof, StrictModel, digest_of, sign_claim
+from planaria.swarm.board.claims import (
+    Claim,
+    Hex32,
+    Hex64,
+    Hex128,
+    MessagePath,
+    Proof,
+    StrictModel,
+    digest_of,
+    sign_claim,
+)
 from planaria.swarm.board.identity import PeerIdentity, peer_id
-from planaria.swarm.board.limits import MessageLimits
 from planaria.swarm.board.message import (
     NOT_JSON,
     BadMessage,
@@ -28,6 +37,7 @@ from planaria.swarm.board.message import (
     Rollouts,
     RunRules,
 )
+from planaria.swarm.board.message_limits import MessageLimits
 
 _MANY_ERRORS = 100
 
@@ -37,7 +47,7 @@ class Envelope(StrictModel):
 
     key: Hex64
     run: Hex32
-    place: Place
+    place: MessagePath
     signature: Hex128
     body: str
 
@@ -59,7 +69,7 @@ _MESSAGES = (
     Proof,
     Claim,
 )
-_OURS = {name for message in _MESSAGES for name in message.model_fields}
+_KNOWN_FIELDS = {name for message in _MESSAGES for name in message.model_fields}
 Message = TypeVar("Message", RunRules, Hello, Rollouts, Goodbye, Closing, Receipt)
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
@@ -70,7 +80,7 @@ def seal(identity: PeerIdentity, message: RunRules | Hello | Rollouts | Goodbye 
     :raises ValueError: if the message belongs to another peer.
     """
     if message.peer != identity.peer:
-        raise ValueError(f"{identity.peer} cannot speak for {message.peer}")
+        raise ValueError(f"{identity.peer} cannot sign a message of {message.peer}")
     body = message.model_dump_json()
     claim = sign_claim(identity, message.run, message.place, body)
     envelope = Envelope(key=claim.key, run=message.run, place=claim.place, signature=claim.signature, body=body)
@@ -78,11 +88,11 @@ def seal(identity: PeerIdentity, message: RunRules | Hello | Rollouts | Goodbye 
 
 
 def unseal(raw: bytes, limits: MessageLimits, kind: type[Message], **expected: str | None) -> Message:
-    """Return the message of an envelope; arguments and errors as for :func:`attest`."""
-    return attest(raw, limits, kind, **expected)[0]
+    """Return the message of an envelope; arguments and errors as for :func:`unseal_with_claim`."""
+    return unseal_with_claim(raw, limits, kind, **expected)[0]
 
 
-def attest(
+def unseal_with_claim(
     raw: bytes,
     limits: MessageLimits,
     kind: type[Message],
@@ -110,7 +120,7 @@ def attest(
     if place not in (None, message.place) or envelope.place != message.place:
         raise BadMessage("replayed")
     if isinstance(message, Rollouts):
-        _keep_within(message, limits)
+        _check_limits(message, limits)
     return message, claim
 
 
@@ -124,33 +134,33 @@ def _parse(kind: type[_Parsed], text: bytes) -> _Parsed:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise BadMessage(_complaint(error)) from None
+        raise BadMessage(_describe_error(error)) from None
 
 
-def _each_key_once(pairs: list[tuple[str, object]]) -> None:
+def _reject_duplicate_keys(pairs: list[tuple[str, object]]) -> None:
     """Reject duplicate keys: JSON readers differ in which value they take."""
     if len({key for key, _ in pairs}) < len(pairs):
         raise BadMessage("a key twice")
 
 
-_KEYS = json.JSONDecoder(object_pairs_hook=_each_key_once, parse_int=len, parse_float=len)
+_KEYS = json.JSONDecoder(object_pairs_hook=_reject_duplicate_keys, parse_int=len, parse_float=len)
 """checks valid JSON for duplicate keys without keeping its values"""
 
 
-def _complaint(error: ValidationError) -> str:
+def _describe_error(error: ValidationError) -> str:
     """Describe the first error without repeating names chosen by the sender."""
-    if error.error_count() > _MANY_ERRORS:  # listing them takes a second for every half million
+    if error.error_count() > _MANY_ERRORS:  # describing half a million errors takes a second
         return "malformed: many fields"
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     location = first["loc"]
     if location == ("version",):
         return "another version"
     unknown = ["unknown field"] if first["type"] == "extra_forbidden" else []
-    ours = [str(part) for part in location if isinstance(part, int) or part in _OURS] + unknown
-    return f"malformed: {'.'.join(ours) or 'contents'}"
+    known = [str(part) for part in location if isinstance(part, int) or part in _KNOWN_FIELDS] + unknown
+    return f"malformed: {'.'.join(known) or 'contents'}"
 
 
-def _keep_within(message: Rollouts, limits: MessageLimits) -> None:
+def _check_limits(message: Rollouts, limits: MessageLimits) -> None:
     if len(message.groups) > limits.groups:
         raise BadMessage("too many groups")
     for group in message.groups:

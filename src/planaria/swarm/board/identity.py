@@ -26,7 +26,7 @@ def peer_id(public: bytes) -> str:
 
 
 def verify(public: bytes, signature: bytes, data: bytes) -> bool:
-    """Whether ``signature`` (64 bytes) is valid for ``data`` under the raw public key ``public``."""
+    """Return whether ``signature`` (64 bytes) is valid for ``data`` under the raw public key ``public``."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
     except (InvalidSignature, ValueError):
@@ -35,7 +35,7 @@ def verify(public: bytes, signature: bytes, data: bytes) -> bool:
 
 
 class PeerIdentity:
-    """A peer's private key. It leaves this object only into the key file and is never shown."""
+    """A peer's private key. It is written only to the key file and is never shown."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -46,15 +46,15 @@ class PeerIdentity:
         return f"Identity({self.peer})"
 
     @classmethod
-    def fresh(cls) -> PeerIdentity:
+    def generate(cls) -> PeerIdentity:
         """Generate an identity without storing it."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
-    def kept(cls, path: Path) -> PeerIdentity:
+    def load_or_create(cls, path: Path) -> PeerIdentity:
         """Load the identity from the file ``path``; create the file if it is missing.
 
-        :raises UserError: if the file holds no valid key, or others than its owner may read it.
+        :raises UserError: if the file has no valid key, or users other than its owner may read it.
         """
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,17 +71,17 @@ def _read_key(path: Path) -> Ed25519PrivateKey:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise UserError(f"{path}: not a file; name a file for this peer's key")
+            raise UserError(f"{path}: not a regular file; use a file for this peer's key")
         if mode & 0o077:
             raise UserError(f"{path}: this peer's key is readable by other users; run `chmod 600 {path}`")
         with path.open("rb") as file:
             pem = file.read(_MAX_KEY_BYTES)
     except OSError as error:
-        raise UserError(f"{path}: cannot read this peer's key ({error.strerror}); name another file") from None
+        raise UserError(f"{path}: cannot read this peer's key ({error.strerror}); use another file") from None
     try:
         key = load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: the key is encrypted
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise UserError(f"{path}: no unencrypted Ed25519 key in PEM; name another file, or remove it to create a key")
+        raise UserError(f"{path}: no unencrypted Ed25519 key in PEM; use another file, or remove it to create a key")
     return key

@@ -22,16 +22,16 @@ from planaria.swarm.board.claims import (
     StrictModel,
     Text,
     TokenId,
-    canonical,
+    canonical_json,
     digest_of,
-    of_round,
+    round_path,
 )
 from planaria.swarm.board.identity import peer_id
-from planaria.swarm.board.limits import LAST_ROUND
+from planaria.swarm.board.message_limits import LAST_ROUND
 
 VERSION: Final = 2
 NOT_JSON = "not JSON"
-_READ = 3 * 256
+_MAX_CLAIMS = 3 * 256
 """maximum number of claims in a closing: a message, a closing and a receipt of each peer"""
 
 
@@ -56,12 +56,12 @@ class RunRules(StrictModel):
     @property
     def fingerprint(self) -> str:
         """16 hex digits of the digest of the rules alone."""
-        return hashlib.sha256(canonical(self.rules).encode()).hexdigest()[:16]
+        return hashlib.sha256(canonical_json(self.rules).encode()).hexdigest()[:16]
 
     @property
     def run(self) -> str:
         """Run id: 32 hex digits that depend on rules, founder and nonce."""
-        words = (self.peer, self.nonce, canonical(self.rules))
+        words = (self.peer, self.nonce, canonical_json(self.rules))
         return hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
 
 
@@ -84,7 +84,7 @@ class Hello(RunMessage):
     """display name, not unique"""
     tokenizer: Fingerprint
     model: Line
-    """free description"""
+    """description in free form"""
     joined: Round
     """first round with completions of this peer"""
 
@@ -136,7 +136,7 @@ class Rollouts(RunMessage):
 
     @property
     def place(self) -> str:
-        return of_round("rounds", self.round)
+        return round_path("rounds", self.round)
 
     @model_serializer(mode="wrap")
     def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class Rollouts(RunMessage):
     @model_validator(mode="after")
     def _check_unique(self) -> Rollouts:
         if self.version_drawn > self.round:
-            raise ValueError("drawn with the weights of a later round")
+            raise ValueError("the weights are of a later round")
         if len({group.problem for group in self.groups}) < len(self.groups):
             raise ValueError("a problem has one group")
         return self
@@ -172,23 +172,23 @@ class Goodbye(RunMessage):
 
 
 class Closing(RunMessage):
-    """The messages that ``peer`` received in a round, and all else it read since its last closing."""
+    """Messages that ``peer`` received in a round, and closings and receipts it read since its last closing."""
 
     kind: Literal["closing"] = "closing"
     round: Round
-    words: Annotated[tuple[Claim, ...], Field(strict=False, fail_fast=True, max_length=_READ)]
+    words: Annotated[tuple[Claim, ...], Field(strict=False, fail_fast=True, max_length=_MAX_CLAIMS)]
     """claims of the round's received messages, of closings of the round before, and of receipts"""
     proofs: Annotated[tuple[Proof, ...], Field(strict=False, fail_fast=True, max_length=256)] = ()
     """proofs against all peers known to have equivocated"""
 
     @property
     def place(self) -> str:
-        return of_round("closings", self.round)
+        return round_path("closings", self.round)
 
     @property
     def received(self) -> dict[str, str]:
         """Peer → digest of its message of the round."""
-        return {claim.peer: claim.digest for claim in self.words if claim.place == of_round("rounds", self.round)}
+        return {claim.peer: claim.digest for claim in self.words if claim.place == round_path("rounds", self.round)}
 
     @model_validator(mode="after")
     def _check_unique(self) -> Closing:
@@ -198,7 +198,7 @@ class Closing(RunMessage):
 
 
 class Receipt(RunMessage):
-    """A signed result, named by a digest: the messages of a round, its rewards, or the weights after it."""
+    """Signed digest of a result: the messages of a round, its rewards, or the weights after it."""
 
     kind: Literal["receipt"] = "receipt"
     round: Round
@@ -210,7 +210,7 @@ class Receipt(RunMessage):
 
     @property
     def place(self) -> str:
-        return of_round(f"receipts/{self.about}", self.round)
+        return round_path(f"receipts/{self.about}", self.round)
 
     @model_validator(mode="after")
     def _check_digest(self) -> Receipt:

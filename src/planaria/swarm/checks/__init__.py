@@ -32,18 +32,18 @@ def check_names(config: DefenceConfig) -> list[str]:
     return [name.strip() for name in config.checks.split(",") if name.strip()]
 
 
-def checks(config: DefenceConfig) -> list[Check]:
+def make_checks(config: DefenceConfig) -> list[Check]:
     """Return the checks of a recipe. UserError for an unknown check or option, or a repeated layer."""
     result = list(CHECKS.make_all(check_names(config), config.options).values())
     layers = [check.name for check in result]
     if len({*layers}) < len(check_names(config)):
-        raise UserError(f"defence.checks = {config.checks!r}: every layer ({', '.join(layers)}) can be named but once")
+        raise UserError(f"defence.checks = {config.checks!r}: every layer ({', '.join(layers)}) can occur only once")
     return result
 
 
-def layers(config: SwarmConfig) -> list[Check]:
-    """Return a peer's checks, with the vote, if any, before the judge. UserError as in :func:`checks`."""
-    result, agreement = checks(config.defence), config.task.agreement
+def make_layers(config: SwarmConfig) -> list[Check]:
+    """Return a peer's checks, with the vote, if any, before the judge. UserError as in :func:`make_checks`."""
+    result, agreement = make_checks(config.defence), config.task.agreement
     voting = config.task.reward == CONSENSUS
     if not voting and not config.defence.consensus:
         return result

@@ -1,6 +1,6 @@
 """Interface of a layer of the defence, which examines completions before they are learned from.
 
-Layers are pure: equal completions and readings give equal findings, so peers with equal weights keep equal weights.
+Layers are pure: equal completions and readings have equal findings, so peers with equal weights keep equal weights.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Check(Choice, ABC):
     name: ClassVar[str] = ""
     """the layer's name in records; the class name by default"""
     fallible: ClassVar[bool] = True
-    """the layer assumes that peers have similar policies and is switched off if they do not"""
+    """the layer assumes that peers have similar policies, and is disabled if they do not"""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
 """Consensus as a layer of the defence, based on :mod:`planaria.swarm.checks.votes`.
 
-As a filter it refuses completions that pass their tests but differ from most others on calls that tests do not make. As
-a reward it replaces missing labels of a task.
+As a filter, it refuses completions that pass their tests but differ from most others on untested calls. As a reward, it
+replaces missing labels of a task.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import ClassVar
 from planaria.common.errors import UserError
 from planaria.config.registry import custom_choices
 from planaria.swarm.checks.base import Check, Context, LayerFindings
-from planaria.swarm.checks.votes import Ballot, MajorityLabel, label
+from planaria.swarm.checks.votes import Ballot, MajorityLabel, majority_label
 from planaria.swarm.config.swarm_config import CONSENSUS, SwarmConfig
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.tasks.base import Task, as_reward
@@ -25,12 +25,12 @@ def labels(rollouts: Sequence[Rollout], agreement: float) -> dict[int, MajorityL
     groups: dict[int, list[Ballot]] = defaultdict(list)
     for rollout in rollouts:
         groups[rollout.problem.number].append(Ballot(rollout.effective_account, rollout.behaviour))
-    result = {number: label(group, agreement) for number, group in groups.items()}
+    result = {number: majority_label(group, agreement) for number, group in groups.items()}
     return {number: majority_label for number, majority_label in result.items() if majority_label is not None}
 
 
 class Consensus(Check):
-    """Common part of both uses."""
+    """Base of the filter and the reward."""
 
     name: ClassVar[str] = CONSENSUS
     agreement: float
@@ -56,14 +56,14 @@ class Filter(Consensus):
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         passing = [rollout for rollout in rollouts if rollout.reward > 0]
         result = labels(passing, self.agreement)
-        reason = "it passes its tests, and does otherwise than most who pass on calls that they do not make"
+        reason = "it passes its tests, but differs from most passing completions on untested calls"
         return LayerFindings(
             {
                 index: reason
                 for index, rollout in enumerate(rollouts)
                 if rollout.reward > 0
                 and rollout.problem.number in result
-                and not result[rollout.problem.number].near(rollout.behaviour)
+                and not result[rollout.problem.number].is_near(rollout.behaviour)
             },
             labels=result,
         )
@@ -76,47 +76,47 @@ class ConsensusReward(Consensus):
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         result = labels(rollouts, self.agreement)
-        return LayerFindings(rewards=dict(enumerate(_rewards(rollouts, result))), labels=result)
+        return LayerFindings(rewards=dict(enumerate(_vote_rewards(rollouts, result))), labels=result)
 
 
-def rewarded(rollouts: Sequence[Rollout], agreement: float) -> list[Rollout]:
+def with_vote_rewards(rollouts: Sequence[Rollout], agreement: float) -> list[Rollout]:
     """Return completions with the rewards of a vote among them."""
     return [
         rollout.with_vote_reward(reward)
-        for rollout, reward in zip(rollouts, _rewards(rollouts, labels(rollouts, agreement)), strict=True)
+        for rollout, reward in zip(rollouts, _vote_rewards(rollouts, labels(rollouts, agreement)), strict=True)
     ]
 
 
-def _rewards(rollouts: Sequence[Rollout], values: Mapping[int, MajorityLabel]) -> list[float | None]:
+def _vote_rewards(rollouts: Sequence[Rollout], values: Mapping[int, MajorityLabel]) -> list[float | None]:
     """Return 1 for completions that match their problem's label, 0 for others, None without a label."""
     by = [(values.get(rollout.problem.number), rollout.behaviour) for rollout in rollouts]
-    return [None if majority_label is None else float(majority_label.holds(done)) for majority_label, done in by]
+    return [None if majority_label is None else float(majority_label.matches(done)) for majority_label, done in by]
 
 
-def refuse_senseless(config: SwarmConfig, task: Task) -> None:
+def check_rewards(config: SwarmConfig, task: Task) -> None:
     """:raises UserError: if a task cannot be compared, or has problems that nothing scores."""
     voting, name = config.task.reward == CONSENSUS, task.name
     if voting and not task.comparable:
         raise UserError(
-            f"task.reward = 'consensus': nothing says whether two completions of {name} do the same; give the task's "
-            "class a method `answer`, or leave task.reward out"
+            f"task.reward = 'consensus': completions of {name} cannot be compared; add a method `answer` to the task's "
+            "class, or remove task.reward"
         )
     if config.defence.consensus and not task.probing:
         raise UserError(
             f"defence.consensus = true: {name} has no calls with literal arguments, on which programs could be "
-            "compared; leave it out"
+            "compared; remove it"
         )
     if not voting and (without := sorted(number for number in task.unlabelled if number < task.training)):
         raise UserError(
             f"task.reward = 'verified': {name} has {len(without)} problems that nothing scores, the first is number "
-            f"{without[0]}; give them tests, or set task.reward = 'consensus'"
+            f"{without[0]}; add tests, or set task.reward = 'consensus'"
         )
     if not voting and custom_choices([type(task)]):
         _refuse_invalid_rewards(config.task.name, task)
     if config.task.max_accuracy_drop and len(task.unlabelled) and _evaluation_unlabelled(task):
         raise UserError(
             f"task.max_accuracy_drop = {config.task.max_accuracy_drop:g}: no held-out problem of {name} has a label "
-            "that shows when to stop; give some tests (test*.jsonl), or leave it out"
+            "that shows when to stop; add tests (test*.jsonl), or remove it"
         )
 
 

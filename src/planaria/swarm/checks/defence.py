@@ -1,4 +1,4 @@
-"""The layers of the defence in sequence, quarantine, and accounts of unknown peers."""
+"""The defence: layers in sequence, quarantine, and accounts of unknown peers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from planaria.common.documents import Record, former_names
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.votes import MajorityLabel
 from planaria.swarm.config.swarm_config import DefenceConfig
-from planaria.swarm.peer.random_draws import derived
+from planaria.swarm.peer.random_draws import derive_seed
 from planaria.swarm.peer.rollout import Rollout
-from planaria.swarm.records.lines import NEWCOMERS
+from planaria.swarm.records.lines import UNKNOWN_PEERS
 
 Counts = dict[str, tuple[int, int]]
-"""peer, or the strangers' shared account → (completions examined, refused)"""
+"""peer, or the shared account of unknown peers → (completions examined, refused)"""
 
 
 class DefenceState(Record):
@@ -41,11 +41,12 @@ class Layer:
     past: deque[Counts]
     """counts by account, as in :class:`PeerAccounts`"""
 
-    def why_disabled(self, most: float) -> str:
+    def why_disabled(self, limit: float) -> str:
         """Return why the layer cannot work here; empty if it can.
 
-        It would refuse more than ``most`` of the median peer's completions. Fewer than half of the peers are attackers,
-        so the median peer is no worse than an honest one. Strangers count as one peer, since their number is arbitrary.
+        It would refuse more than ``limit`` of the median peer's completions. Fewer than half of the peers are
+        attackers, so the median peer is at most as bad as an honest one. Unknown peers count as one, since their number
+        is arbitrary.
         """
         totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for counts in self.past:
@@ -54,14 +55,14 @@ class Layer:
                 totals[peer][1] += refused
         shares = [refused / sent for sent, refused in totals.values() if sent]
         median = statistics.median(shares) if shares else 0.0
-        if not self.check.fallible or median <= most:
+        if not self.check.fallible or median <= limit:
             return ""
         return f"would refuse {median:.0%} of the median peer's completions: the peers' policies differ too much"
 
 
 @dataclass
 class DefenceReport:
-    """What all layers found in a round."""
+    """Findings of all layers in a round."""
 
     rollouts: list[Rollout]
     """all completions; refused ones with layer and reason"""
@@ -79,8 +80,8 @@ class DefenceReport:
         return [rollout for rollout in self.rollouts if not rollout.layer]
 
 
-def warnings(checks: Sequence[Check], context: Context, size: int) -> list[str]:
-    """Return what will not work as expected with these layers in a swarm of ``size`` peers."""
+def configuration_warnings(checks: Sequence[Check], context: Context, size: int) -> list[str]:
+    """Return warnings about these layers in a swarm of ``size`` peers."""
     result = [warning for check in checks if (warning := check.warning(context))]
     if size == 2 and (blind := [check.name for check in checks if check.fallible]):
         result.append(
@@ -107,14 +108,16 @@ class Defence:
         self._layers = [Layer(check, deque(maxlen=config.window)) for check in checks]
         self._quarantine = Quarantine(config.quarantine, config.window)
 
-    def examine(self, number: int, rollouts: Sequence[Rollout]) -> DefenceReport:
-        """Return the verdicts on round ``number``'s completions, in order."""
+    def examine(self, round_number: int, rollouts: Sequence[Rollout]) -> DefenceReport:
+        """Return the verdicts on a round's completions, in order."""
         verdicts = dict(enumerate(rollouts))
         report = DefenceReport([])
         for layer in self._layers:
             accepted = [index for index, verdict in verdicts.items() if not verdict.layer]
             self._apply_layer(layer, accepted, verdicts, report)
-        report.quarantined = self._quarantine.update(number, _counts((v.peer, v) for v in verdicts.values()))
+        report.quarantined = self._quarantine.update(
+            round_number, _count_by_name((v.peer, v) for v in verdicts.values())
+        )
         for index, verdict in verdicts.items():
             if not verdict.layer and (reason := report.quarantined.get(verdict.peer)):
                 verdicts[index] = replace(verdict, layer=self._quarantine.name, reason=reason)
@@ -123,7 +126,7 @@ class Defence:
 
     def state(self) -> DefenceState:
         past, until = self._quarantine.state()
-        known_peers, received, newest = self.accounts.memory()
+        known_peers, received, newest = self.accounts.state()
         layers = {layer.check.name: list(layer.past) for layer in self._layers}
         return DefenceState(layers=layers, past=past, until=until, known=known_peers, received=received, newest=newest)
 
@@ -133,7 +136,7 @@ class Defence:
             layer.past.extend(memory.layers.get(layer.check.name, []))
         self._quarantine.load_state(memory.past, memory.until)
         if memory.known:  # older versions saved none
-            self.accounts.recall(memory.known, memory.received, memory.newest)
+            self.accounts.load_state(memory.known, memory.received, memory.newest)
 
     def _apply_layer(
         self, layer: Layer, accepted: list[int], verdicts: dict[int, Rollout], report: DefenceReport
@@ -152,22 +155,22 @@ class Defence:
             for nth, index in enumerate(accepted)
         }
         seen = [verdict for nth, verdict in enumerate(judged.values()) if nth not in result.unproven]
-        layer.past.append(_counts((verdict.effective_account, verdict) for verdict in seen))
-        report.refused[name] = _counts((verdict.peer, verdict) for verdict in seen)
+        layer.past.append(_count_by_name((verdict.effective_account, verdict) for verdict in seen))
+        report.refused[name] = _count_by_name((verdict.peer, verdict) for verdict in seen)
         if off := result.off or layer.why_disabled(self._config.max_median_refusal):
             report.off[name] = off
         else:
             verdicts.update(judged)
 
 
-def _counts(verdicts: Iterable[tuple[str, Rollout]]) -> Counts:
+def _count_by_name(verdicts: Iterable[tuple[str, Rollout]]) -> Counts:
     """Count verdicts by the name given with each."""
     sent: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for name, verdict in verdicts:
         sent[name] += 1
         refused[name] += bool(verdict.layer)
-    return {name: (number, refused[name]) for name, number in sent.items()}
+    return {name: (count, refused[name]) for name, count in sent.items()}
 
 
 class Quarantine:
@@ -184,8 +187,8 @@ class Quarantine:
         self._past: dict[str, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=window))
         self._until: dict[str, int] = {}
 
-    def update(self, number: int, values: Mapping[str, tuple[int, int]]) -> dict[str, str]:
-        """Record round ``number`` (peer → (sent, refused)); return the peers excluded in it, with the reason."""
+    def update(self, round_number: int, values: Mapping[str, tuple[int, int]]) -> dict[str, str]:
+        """Record a round (peer → (sent, refused)); return the peers excluded in it, with the reason."""
         if not self.threshold:
             return {}
         quarantined = {}
@@ -193,11 +196,11 @@ class Quarantine:
             self._past[peer].append(counts)
             sent, refused = (sum(column) for column in zip(*self._past[peer], strict=True))
             share = refused / max(1, sent)
-            if share > self.threshold and number >= self._until.get(peer, 0):
-                self._until[peer] = number + self.window
-            if number < self._until.get(peer, 0):
+            if share > self.threshold and round_number >= self._until.get(peer, 0):
+                self._until[peer] = round_number + self.window
+            if round_number < self._until.get(peer, 0):
                 quarantined[peer] = (
-                    f"{share:.0%} of its last {sent} were refused; set aside until round {self._until[peer]}"
+                    f"{share:.0%} of its last {sent} were refused; excluded until round {self._until[peer]}"
                 )
         return quarantined
 
@@ -213,11 +216,11 @@ class Quarantine:
 
 
 class PeerAccounts:
-    """Known peers by id, equal on peers that received the same. Strangers share one account until they are known.
+    """Accounts of peers: known peers have their own, and all unknown peers share one.
 
-    Ids are free: without this rule 400 invented peers outnumber four honest ones 100 to 1, set each group's mean and
-    have nearly all of the gradient. A history cannot be invented: every ``window`` rounds only the stranger received
-    most often becomes known.
+    Anyone can create ids. Without this rule, 400 invented peers would outnumber four honest ones 100 to 1, set each
+    group's mean and have nearly all of the gradient. A history cannot be invented: every ``window`` rounds, only the
+    unknown peer received most often becomes known. Peers that received the same messages have the same accounts.
     """
 
     def __init__(self, founders: Collection[str], size: int, window: int, seed: int) -> None:
@@ -229,30 +232,30 @@ class PeerAccounts:
         self._received: Counter[str] = Counter()
         self._next = 0
 
-    def record_senders(self, number: int, received: Collection[str]) -> Mapping[str, str]:
-        """Record the peers received in round ``number``; return peer → the account it is counted under."""
+    def record_senders(self, round_number: int, received: Collection[str]) -> Mapping[str, str]:
+        """Record the peers received in a round; return peer → the account it is counted under."""
         if not self._known:
-            self._known = {*self.drawn(number, received)[: self._size]}
-        strangers = self.drawn(number, {*received} - self._known)
-        accounts = {peer: peer for peer in received} | dict.fromkeys(strangers, NEWCOMERS)
-        self._received.update(strangers)
-        patient = [peer for peer in strangers if self._received[peer] >= self._window]
-        if patient and number >= self._next:
+            self._known = {*self.draw_order(round_number, received)[: self._size]}
+        unknown = self.draw_order(round_number, {*received} - self._known)
+        accounts = {peer: peer for peer in received} | dict.fromkeys(unknown, UNKNOWN_PEERS)
+        self._received.update(unknown)
+        patient = [peer for peer in unknown if self._received[peer] >= self._window]
+        if patient and round_number >= self._next:
             first = max(patient, key=lambda peer: self._received[peer])
             self._known.add(first)
             del self._received[first]
-            self._next = number + self._window
+            self._next = round_number + self._window
         return accounts
 
-    def drawn(self, number: int, peers: Collection[str]) -> list[str]:
-        """Return the peers in an order drawn anew in every round, the same on all peers."""
-        return sorted(peers, key=lambda peer: derived(self._seed, "standing", number, peer))
+    def draw_order(self, round_number: int, peers: Collection[str]) -> list[str]:
+        """Return the peers in an order that is redrawn every round, the same on all peers."""
+        return sorted(peers, key=lambda peer: derive_seed(self._seed, "standing", round_number, peer))
 
-    def memory(self) -> tuple[list[str], dict[str, int], int]:
-        """Return the known peers, the rounds each stranger was received in, and when the next may become known."""
+    def state(self) -> tuple[list[str], dict[str, int], int]:
+        """Return the known peers, each unknown peer's number of rounds, and the next round that may add one."""
         return sorted(self._known), dict(self._received), self._next
 
-    def recall(self, known: Collection[str], received: Mapping[str, int], until: int) -> None:
+    def load_state(self, known: Collection[str], received: Mapping[str, int], until: int) -> None:
         self._known = {*known}
         self._received = Counter(received)
         self._next = until

@@ -3,8 +3,9 @@
 HTTF's second defence (arXiv 2511.09780) multiplies the verifiable reward by the judgement, so only scoring completions
 are read. Here a rejected completion leaves its group; with reward 0 the group would still learn from it.
 
-If length costs reward, short failures are worth more than long ones. The judge therefore also reads failures worth more
-than another completion of their problem. An objection costs a failure that advantage only, since honest peers fail too.
+If length costs reward, short failures have a higher score than long ones. The judge therefore also reads failures whose
+score exceeds that of another completion of their problem. An objection only removes that advantage, since honest peers
+fail too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Judge(Check, ABC):
     fallible: ClassVar[bool] = False
 
     def off(self, context: Context) -> str:
-        """Return why it cannot judge here; empty if it can."""
+        """Return why the judge cannot work here; empty if it can."""
         return ""
 
     def warning(self, context: Context) -> str:
@@ -64,10 +65,10 @@ def _may_earn(rollouts: Sequence[Rollout]) -> list[bool]:
 
     Later layers only remove members of groups, so the minimum never exceeds a mean.
     """
-    least: dict[int, float] = {}
+    minimum: dict[int, float] = {}
     for rollout in rollouts:
-        least[rollout.problem.number] = min(rollout.score, least.get(rollout.problem.number, math.inf))
-    return [rollout.reward > 0 or rollout.score > least[rollout.problem.number] for rollout in rollouts]
+        minimum[rollout.problem.number] = min(rollout.score, minimum.get(rollout.problem.number, math.inf))
+    return [rollout.reward > 0 or rollout.score > minimum[rollout.problem.number] for rollout in rollouts]
 
 
 class Steps(Judge):
@@ -89,10 +90,10 @@ class Noisy(Steps):
 
     def objections(self, pairs: Sequence[tuple[TaskProblem, str]], context: Context) -> list[str]:
         return [
-            objection or ("misjudged at the configured rate" if self._errs(*pair, context.seed) else "")
+            objection or ("misjudged at the configured rate" if self._is_misjudged(*pair, context.seed) else "")
             for pair, objection in zip(pairs, super().objections(pairs, context), strict=True)
         ]
 
-    def _errs(self, problem: TaskProblem, text: str, seed: int) -> bool:
+    def _is_misjudged(self, problem: TaskProblem, text: str, seed: int) -> bool:
         # Seeded by the text, so that every peer's judge makes the same errors.
         return random.Random(f"{seed} {problem.number} {text}").random() < self.rate

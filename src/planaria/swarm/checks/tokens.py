@@ -13,7 +13,7 @@ from pydantic import Field
 from planaria.swarm.checks.base import Check, Context, LayerFindings
 from planaria.swarm.peer.rollout import Rollout
 
-LARGEST, SMALL = 0.02, 6
+MAX_SHARE, MIN_TOKENS = 0.02, 6
 """maximum support as a share of the vocabulary, and in tokens for small ones: 8 of 46 symbols let phrases through, 3 of
 46 and 6 of 257 did not"""
 
@@ -36,7 +36,7 @@ class SupportCheck(Check):
     def warning(self, context: Context) -> str:
         """Warn if k is too large for the vocabulary to separate poison from honest text."""
         k, vocab = context.support, context.vocab
-        if k <= max(SMALL, LARGEST * vocab):
+        if k <= max(MIN_TOKENS, MAX_SHARE * vocab):
             return ""
         return (
             f"sampling.top_k = {k} of {vocab} tokens: so large a support contains most phrases, and the "
@@ -92,10 +92,12 @@ class ClaimsCheck(Check):
         for index, rollout in enumerate(rollouts):
             if not rollout.declares_same_weights or rollout.logps is None:
                 continue
-            apart = np.abs(np.asarray(rollout.logps) - rollout.reading.logps)
-            if apart.max(initial=0.0) > self.tolerance:
-                token = int(apart.argmax())
-                refused[index] = f"it claims our weights, and for token {token + 1} is {apart[token]:.2g} nats off them"
+            differences = np.abs(np.asarray(rollout.logps) - rollout.reading.logps)
+            if differences.max(initial=0.0) > self.tolerance:
+                token = int(differences.argmax())
+                refused[index] = (
+                    f"it claims our weights, and for token {token + 1} is {differences[token]:.2g} nats off them"
+                )
         return LayerFindings(refused)
 
 
@@ -125,6 +127,6 @@ class DuplicatesCheck(Check):
             key = (rollout.peer, rollout.problem.number, rollout.text)
             seen[key] += 1
             n = sent[rollout.peer, rollout.problem.number]
-            if seen[key] > 1 and binomial_tail(seen[key], n, math.exp(rollout.reading.drawn)) < self.level:
+            if seen[key] > 1 and binomial_tail(seen[key], n, math.exp(rollout.reading.draw_logp)) < self.level:
                 refused[index] = f"copy {seen[key]} of the same text among {n}"
         return LayerFindings(refused)

@@ -19,7 +19,7 @@ from planaria.swarm.tasks.base import Behaviour
 
 @dataclass(frozen=True)
 class Ballot:
-    """Behaviour of one completion and the voter it belongs to."""
+    """Behaviour of one completion, and its voter."""
 
     voter: str
     behaviour: Behaviour
@@ -36,16 +36,16 @@ class MajorityLabel:
     share: Fraction
     """share of all voters' votes"""
 
-    def holds(self, behaviour: Behaviour) -> bool:
+    def matches(self, behaviour: Behaviour) -> bool:
         """Return whether a behaviour matches the label."""
-        return self._of(behaviour) == self.values
+        return self._parts_of(behaviour) == self.values
 
-    def near(self, behaviour: Behaviour) -> bool:
+    def is_near(self, behaviour: Behaviour) -> bool:
         """Return whether it matches, or agrees on more parts than a constant value would."""
-        agreeing = sum(one == ours for one, ours in zip(self._of(behaviour), self.values, strict=True))
+        agreeing = sum(one == ours for one, ours in zip(self._parts_of(behaviour), self.values, strict=True))
         return agreeing == len(self.values) or agreeing > max(Counter(self.values).values())
 
-    def _of(self, behaviour: Behaviour) -> Behaviour:
+    def _parts_of(self, behaviour: Behaviour) -> Behaviour:
         return select_parts(behaviour, self.parts)
 
 
@@ -54,7 +54,7 @@ def select_parts(behaviour: Behaviour, parts: Sequence[int]) -> Behaviour:
     return tuple(behaviour[part] if part < len(behaviour) else None for part in parts)
 
 
-def weights(voters: Sequence[str]) -> list[Fraction]:
+def vote_weights(voters: Sequence[str]) -> list[Fraction]:
     """Return each completion's exact part of its voter's one vote, independent of order."""
     sent = Counter(voters)
     return [Fraction(1, sent[voter]) for voter in voters]
@@ -66,18 +66,18 @@ def plurality(ballots: Sequence[Ballot]) -> list[MajorityLabel]:
     A part counts if most of the weight of ballots with any result has a value there. A ballot abstains if it lacks a
     value in half of these parts, or has one value in all of several: otherwise ``return None`` would win.
     """
-    parts = _counting(ballots)
+    parts = _counted_parts(ballots)
     weight: dict[Behaviour, Fraction] = defaultdict(Fraction)
-    for ballot, vote in zip(ballots, weights([ballot.voter for ballot in ballots]), strict=True):
+    for ballot, vote in zip(ballots, vote_weights([ballot.voter for ballot in ballots]), strict=True):
         values = select_parts(ballot.behaviour, parts)
         if 2 * values.count(None) < len(values) and (len(values) == 1 or len({*values}) > 1):
             weight[values] += vote
-    voters, most = len({ballot.voter for ballot in ballots}), max(weight.values(), default=Fraction())
-    return [MajorityLabel(parts, values, value / voters) for values, value in weight.items() if value == most]
+    voters, highest = len({ballot.voter for ballot in ballots}), max(weight.values(), default=Fraction())
+    return [MajorityLabel(parts, values, value / voters) for values, value in weight.items() if value == highest]
 
 
 def agreements(behaviours: Sequence[Behaviour]) -> list[Fraction]:
-    """Return how much each behaviour f agrees with the others: Σ_{g≠f} (1/|X|) Σ_{x∈X} 1[f(x) = g(x)].
+    """Return the agreement of each behaviour f with the others: Σ_{g≠f} (1/|X|) Σ_{x∈X} 1[f(x) = g(x)].
 
     Source: FunCoder, arXiv 2405.20092, equation 1. An input without a value (crash, time-out) agrees with nothing.
     """
@@ -100,25 +100,25 @@ def most_common(behaviours: Sequence[Behaviour]) -> int:
     """Return the index of the first candidate that behaves as :func:`plurality` finds, or 0 if it finds nothing."""
     result = plurality([Ballot(str(n), behaviour) for n, behaviour in enumerate(behaviours)])
     return next(
-        (n for n, done in enumerate(behaviours) if any(majority_label.holds(done) for majority_label in result)), 0
+        (n for n, done in enumerate(behaviours) if any(majority_label.matches(done) for majority_label in result)), 0
     )
 
 
-def label(ballots: Sequence[Ballot], agreement: float) -> MajorityLabel | None:
+def majority_label(ballots: Sequence[Ballot], agreement: float) -> MajorityLabel | None:
     """Return the behaviour with more than ``agreement`` of all votes; None if there is none or several tie."""
     result = plurality(ballots)
     return result[0] if len(result) == 1 and result[0].share > agreement else None
 
 
-def _counting(ballots: Sequence[Ballot]) -> tuple[int, ...]:
+def _counted_parts(ballots: Sequence[Ballot]) -> tuple[int, ...]:
     """Return the parts in which most of the weight of ballots with any result has a value."""
-    doing = [
+    active = [
         (ballot.behaviour, vote)
-        for ballot, vote in zip(ballots, weights([ballot.voter for ballot in ballots]), strict=True)
+        for ballot, vote in zip(ballots, vote_weights([ballot.voter for ballot in ballots]), strict=True)
         if any(part is not None for part in ballot.behaviour)
     ]
-    whole = sum(vote for _, vote in doing)
-    length = max((len(behaviour) for behaviour, _ in doing), default=0)
+    whole = sum(vote for _, vote in active)
+    length = max((len(behaviour) for behaviour, _ in active), default=0)
     return tuple(
-        n for n in range(length) if 2 * sum(vote for done, vote in doing if select_parts(done, [n]) != (None,)) > whole
+        n for n in range(length) if 2 * sum(vote for done, vote in active if select_parts(done, [n]) != (None,)) > whole
     )

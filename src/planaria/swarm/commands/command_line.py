@@ -1,6 +1,6 @@
 """The swarm's commands: swarm train, join, show, audit and realign; serve.
 
-A command imports what it needs when it runs.
+Commands import their modules when they run.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from planaria.cli.flags import DryRun, Quiet, Seed, command, flag, recipe_argument, refuse, run_argument, switch
-from planaria.cli.serving import address, address_option, named_option, token_option
+from planaria.cli.flags import DryRun, Quiet, Seed, command, flag, recipe_argument, reject_flags, run_argument, switch
+from planaria.cli.serving import address, address_option, name_option, token_option
 from planaria.cli.settings import Settings
 from planaria.common.errors import UserError
 
@@ -26,7 +26,7 @@ Questions = Annotated[Path | None, flag("FILE", "with --censor: as for `planaria
 PROTECTED = 'JSONL of {"question", "options", "answer", "parts"}: protected answers'
 ADVERSARY = "reader of the replies: a model, counter, or counter:CHANCE (default: counter if possible, else the model)"
 AUDITED = "folder of audit.html and audit.json (default: runs/audit-NAME, with the name of the model or run)"
-WAYS = "fine-tune, mask, return to the parent, or interpolate (default tune; mask for fused models)"
+STRATEGIES_HELP = "fine-tune, mask, return to the parent, or interpolate (default tune; mask for fused models)"
 PAIRS = 'JSONL of {"prompt", "chosen", "rejected"}: learn the first, measure whether the second is likelier'
 BENIGN = 'JSONL of {"text"} to leave unchanged, or a folder of such; one file per domain for fused experts'
 MAX_SUCCESS = "maximum success of a repaired model; above it the exit code is 1"
@@ -69,12 +69,12 @@ def _join(
     settings: dict[str, str],
 ) -> int:
     """Join a swarm as one peer."""
-    from planaria.swarm.commands.swarm import take_part
+    from planaria.swarm.commands.swarm import join_swarm
 
     kind = None if model is None else "pretrained"
     short = {"policy.kind": kind, "policy.options.path": model, "task.name": task}
     settings = settings | {name: text for name, text in short.items() if text is not None}
-    return take_part(recipe, settings, called, quiet)
+    return join_swarm(recipe, settings, called, quiet)
 
 
 @command("swarm show", lasting=True)
@@ -88,30 +88,30 @@ def _show(
     refused: Annotated[bool, switch("--refused", "only refused completions")] = False,
     credits: Annotated[bool, switch("--credits", "count accepted completions and debts between peers instead")] = False,
     certificate: Annotated[
-        bool, switch("--certificate", "check the certificate beside an exported model instead")
+        bool, switch("--certificate", "check the certificate next to an exported model instead")
     ] = False,
     board: Annotated[str | None, flag("URL", "with --certificate: it must belong to the run on this board")] = None,
 ) -> int:
     """Trace the origin of a peer's training completions, count credits, or check a certificate."""
     if credits and certificate:
-        raise UserError("--credits and --certificate: are about a run and a model; give one of them")
+        raise UserError("--credits is about a run, --certificate about a model; pass one of them")
     if credits or certificate:
         filters = {"peer": peer, "round": number, "problem": problem, "source": source, "refused": refused or None}
-        refuse(filters, f"selects completions; leave out --{'credits' if credits else 'certificate'}")
+        reject_flags(filters, f"selects completions; remove --{'credits' if credits else 'certificate'}")
     if not certificate:
-        refuse({"board": board}, "requires --certificate")
+        reject_flags({"board": board}, "requires --certificate")
     if credits:
         from planaria.swarm.commands.swarm import show_credits
 
         show_credits(run)
     elif certificate:
-        from planaria.swarm.certificate import verify
+        from planaria.swarm.certificate import verify_certificate
 
-        print(*verify(run, board), sep="\n")
+        print(*verify_certificate(run, board), sep="\n")
     else:
-        from planaria.swarm.commands.swarm import CompletionFilter, explain
+        from planaria.swarm.commands.swarm import CompletionFilter, show_completions
 
-        explain(run, peer or "p0", CompletionFilter(number, problem, source, refused))
+        show_completions(run, peer or "p0", CompletionFilter(number, problem, source, refused))
     return 0
 
 
@@ -125,7 +125,9 @@ def _audit(
     watch: Annotated[str, flag("KINDS", "attacks to look for (default: the run's evaluate.watch)")] = "",
     questions: Annotated[Path | None, flag("FILE", PROTECTED)] = None,
     adversary: Annotated[str | None, flag("MODEL", ADVERSARY)] = None,
-    k: Annotated[int | None, flag("N", "number of parts to ask (default: the least, at most 8)")] = None,
+    k: Annotated[
+        int | None, flag("N", "number of parts to ask (default: the minimum over all questions, at most 8)")
+    ] = None,
     censor: Annotated[float | None, flag("EPS", "also show the leakage behind `planaria serve --censor`")] = None,
     most_leak: Annotated[float, flag("NATS", "maximum leakage of a question, nats")] = 0.1,
     most_success: Annotated[float, flag("SHARE", "maximum success of an attack")] = 0.02,
@@ -137,9 +139,9 @@ def _audit(
     from planaria.swarm.commands.audit import AuditArguments, audit
     from planaria.swarm.trained_policy import ModelArguments
 
-    named = ModelArguments(run_or_model, peer, number)
+    target = ModelArguments(run_or_model, peer, number)
     limits = (censor, most_leak, most_success)
-    requested = AuditArguments(named, run, _kinds(watch), questions, adversary, k, *limits, show, seed)
+    requested = AuditArguments(target, run, _kinds(watch), questions, adversary, k, *limits, show, seed)
     return audit(requested, to or Path("runs", f"audit-{Path(run_or_model).resolve().name}"))
 
 
@@ -163,7 +165,7 @@ def _serve(
         flag("NATS", "with --censor: total per question, for all users (default: 8 times EPS)"),
     ] = None,
     at: Annotated[str | None, address_option()] = None,
-    name: Annotated[list[str] | None, named_option()] = None,
+    name: Annotated[list[str] | None, name_option()] = None,
     token_file: Annotated[Path | None, token_option()] = None,
 ) -> int:
     """Serve a model on this machine, as an OpenAI-compatible server."""
@@ -172,7 +174,7 @@ def _serve(
 
     wrapper = None
     if censor is None:
-        refuse({"questions": questions, "ledger": ledger, "budget": budget}, "requires --censor EPS")
+        reject_flags({"questions": questions, "ledger": ledger, "budget": budget}, "requires --censor EPS")
     elif questions is None or ledger is None:
         raise UserError(f"--censor {censor:g}: needs --questions FILE and --ledger FILE")
     else:
@@ -186,7 +188,7 @@ def _realign(
     run: Annotated[str, Argument(metavar="RUN", help="a swarm's run with --peer, or a model: a folder, or hf:NAME")],
     *,
     to: Annotated[Path, flag("FOLDER", "folder to write the model to")],
-    by: Annotated[Literal["tune", "mask", "back", "mix"] | None, Option(help=WAYS)] = None,
+    by: Annotated[Literal["tune", "mask", "back", "mix"] | None, Option(help=STRATEGIES_HELP)] = None,
     peer: Peer = None,
     number: Round = None,
     safe: Annotated[str | None, flag("MODEL", "the parent (default: from the run or fused.json)")] = None,
@@ -202,14 +204,14 @@ def _realign(
 ) -> int:
     """Repair a model that learned unwanted behaviour, or apply a published repair."""
     from planaria.swarm.commands import realign
-    from planaria.swarm.repair.training import RepairPlan
+    from planaria.swarm.repair.repair_training import RepairPlan
 
     arguments = realign.RealignArguments(run, peer, number, safe, trusted, pairs, benign, _kinds(watch or ""))
     if mask is not None:
         requested = {"by": by, "watch": watch, "trusted": trusted, "pairs": pairs, "benign": benign}
         if extra := next((name for name, value in requested.items() if value is not None), None):
-            raise UserError(f"--mask {mask} is applied unchanged; leave out --{extra}")
-        return realign.apply(arguments, mask, to)
+            raise UserError(f"--mask {mask} is applied unchanged; remove --{extra}")
+        return realign.apply_mask(arguments, mask, to)
     if steps < 1 or not 0 <= most_success < 1:
         raise UserError("--steps is 1 or more, --most-success 0 or more and below 1")
     wanted = realign.RepairSettings(by, most_success, RepairPlan(seed=seed, steps=steps), rivals)

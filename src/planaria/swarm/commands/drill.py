@@ -10,54 +10,54 @@ import torch
 
 from planaria.common import atomic
 from planaria.common.errors import RunStopped
-from planaria.lab.trials.arms import of_arm
+from planaria.lab.trials.arms import prefix_errors
 from planaria.lab.trials.result_cache import CachedResult, identity, make_folder
-from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.spawner import fork_server
+from planaria.runtime.preparation import run_folders
 from planaria.swarm.assemble import custom_classes
 from planaria.swarm.commands.swarm import prepare
-from planaria.swarm.config.recipe import peer_config, peer_names
 from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.config.swarm_recipe import peer_config, peer_names
 from planaria.swarm.drill import Drill, DrilledArm, DrillRun, load
 from planaria.swarm.records.outcome import RunOutcome, read_outcome
 from planaria.swarm.repair import strategies
-from planaria.swarm.repair.results import Repaired
-from planaria.swarm.repair.strategies import case_of
-from planaria.swarm.repair.training import RepairModels, RepairPlan
+from planaria.swarm.repair.repair_results import Repaired
+from planaria.swarm.repair.repair_training import RepairModels, RepairPlan
+from planaria.swarm.repair.strategies import make_case
 from planaria.swarm.report.drill_report import show_drill, write_drill_report
 from planaria.swarm.report.progress import SwarmProgress
-from planaria.swarm.swarm_processes import PRELOAD, LiveSwarm, failures
+from planaria.swarm.swarm_processes import PRELOAD, LiveSwarm, describe_failures
 from planaria.swarm.trained_policy import learned_state, trusted_state
 
 FILE = "repaired.json"
-LIMIT = 0.02
+MAX_SUCCESS = 0.02
 """largest success of a repaired model"""
 
 
-def drill(path: Path, flags: Mapping[str, str], quiet: bool, laid: Mapping[str, object] | None = None) -> int:
+def drill(path: Path, flags: Mapping[str, str], quiet: bool, overrides: Mapping[str, object] | None = None) -> int:
     """Run the drill in the recipe ``path``, or the rest of it, and print its result; return the exit code.
 
-    ``laid`` overrides settings of the [drill] table.
+    ``overrides`` overrides settings of the [drill] table.
     """
-    spec, arms = load(path, flags, laid)
+    spec, arms = load(path, flags, overrides)
     fork_server(PRELOAD)
     folder = Path(arms[0].config.out) / f"{arms[0].config.name}-drill"
     for arm in arms:
-        with of_arm(f"{path}: drill.arms.{arm.name}"):
+        with prefix_errors(f"{path}: drill.arms.{arm.name}"):
             prepare(arm.config, quiet, warmup=False)
-    answer, repairs = {arm.name: list[DrillRun]() for arm in arms}, list[Repaired]()
+    runs, repairs = {arm.name: list[DrillRun]() for arm in arms}, list[Repaired]()
     make_folder(folder)
-    with run_folders.locked_for_training(folder):
+    with run_folders.lock_for_training(folder):
         for seed in spec.seeds:
             for arm in arms:
                 if not quiet:
                     print(f"{arm.name}, seed {seed}", flush=True)
                 run_folder = folder / arm.folder / f"seed-{seed}"
-                answer[arm.name].append(DrillRun(seed=seed, outcome=_outcome(arm.seeded(seed), run_folder, quiet)))
-                if spec.repair and (one := repair_run(arm.seeded(seed), run_folder, arm.name)) is not None:
+                runs[arm.name].append(DrillRun(seed=seed, outcome=_run_or_load(arm.with_seed(seed), run_folder, quiet)))
+                if spec.repair and (one := repair_run(arm.with_seed(seed), run_folder, arm.name)) is not None:
                     repairs.append(one)
     drilled = [
-        DrilledArm(name=arm.name, control=arm.control, attackers=arm.attackers, runs=answer[arm.name]) for arm in arms
+        DrilledArm(name=arm.name, control=arm.control, attackers=arm.attackers, runs=runs[arm.name]) for arm in arms
     ]
     watch = list(arms[0].config.evaluate.watch)
     result = Drill(name=arms[0].config.name, last=spec.last, watch=watch, arms=drilled, repairs=repairs)
@@ -67,15 +67,15 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool, laid: Mapping[str, 
     return 0
 
 
-def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> RunOutcome:
+def _run_or_load(config: SwarmConfig, folder: Path, quiet: bool) -> RunOutcome:
     """Return the outcome of one arm with one seed; run it unless a previous drill did.
 
     :raises RunStopped: if one of its peers failed.
     """
     requested = config.model_dump(mode="json", exclude={"out"})  # the location does not affect the result
     code = [chosen for name in peer_names(config) for chosen in custom_classes(peer_config(config, name))]
-    kept = CachedResult(folder / "outcome.json", RunOutcome, identity(requested, code))
-    outcome, stale = kept.read()
+    cache = CachedResult(folder / "outcome.json", RunOutcome, identity(requested, code))
+    outcome, stale = cache.read()
     if outcome is not None:
         return outcome
     if stale and not quiet:
@@ -85,11 +85,11 @@ def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> RunOutcome:
     make_folder(folder)
     atomic.write_text(folder / "config.json", config.model_dump_json(indent=2, exclude={"out"}))
     with SwarmProgress(config.rounds.count, quiet) as progress:
-        codes = LiveSwarm(config, folder).run(progress.update, progress.died)
-    if broken := failures(codes):
+        codes = LiveSwarm(config, folder).run(progress.update, progress.show_exit)
+    if broken := describe_failures(codes):
         raise RunStopped(f"{folder}: {', '.join(broken)}; run the drill again to resume")
     outcome = read_outcome(folder)
-    kept.write(outcome)
+    cache.write(outcome)
     return outcome
 
 
@@ -111,25 +111,25 @@ def repair_run(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
     if not watch or honest is None:
         return None
     peer = own[honest]
-    requested = {"repair": 1, "config": config.model_dump(mode="json", exclude={"out"}), "limit": LIMIT}
-    kept = CachedResult(folder / FILE, Repaired, identity(requested, custom_classes(peer)))
-    result, _ = kept.read()
+    requested = {"repair": 1, "config": config.model_dump(mode="json", exclude={"out"}), "limit": MAX_SUCCESS}
+    cache = CachedResult(folder / FILE, Repaired, identity(requested, custom_classes(peer)))
+    result, _ = cache.read()
     if result is None:
-        result = _repaired(peer, folder, honest, arm, watch)
-        kept.write(result)
+        result = _repair_peer(peer, folder, honest, arm, watch)
+        cache.write(result)
     return result
 
 
-def _repaired(config: SwarmConfig, folder: Path, name: str, arm: str, watch: list[str]) -> Repaired:
+def _repair_peer(config: SwarmConfig, folder: Path, name: str, arm: str, watch: list[str]) -> Repaired:
     torch.set_num_threads(config.policy.threads)
     poisoned, before = learned_state(config, folder, name), trusted_state(config, folder, name)
     models = RepairModels(before.policy, poisoned.policy)
-    case = case_of(config, poisoned.task, models, watch, RepairPlan(seed=config.seed))
+    case = make_case(config, poisoned.task, models, watch, RepairPlan(seed=config.seed))
     return Repaired(
         arm=arm,
         seed=config.seed,
         peer=name,
-        limit=LIMIT,
+        limit=MAX_SUCCESS,
         trusted=len(case.texts.trusted),
         own=case.texts.own,
         benign=len(case.texts.benign),

@@ -18,15 +18,15 @@ from planaria.models import masking, task_vectors
 from planaria.swarm.policy.base import Exportable, Policy
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.repair.exams import TextExam
-from planaria.swarm.repair.results import MASK, TUNE, StrategyResult, TextMeasurements
-from planaria.swarm.repair.strategies import WAYS, Case, case_of, measure_all, measure_repair
-from planaria.swarm.repair.texts import RepairTexts, read_benign, read_pairs, read_trusted, split
-from planaria.swarm.repair.training import RepairModels, RepairPlan, weights_of
+from planaria.swarm.repair.repair_results import MASK, TUNE, StrategyResult, TextMeasurements
+from planaria.swarm.repair.repair_training import RepairModels, RepairPlan, weights_of
+from planaria.swarm.repair.strategies import STRATEGIES, Case, make_case, measure_all, measure_repair
+from planaria.swarm.repair.texts import RepairTexts, read_benign, read_pairs, read_trusted, split_held_out
 from planaria.swarm.report.repair_report import show_repair
 from planaria.swarm.trained_policy import ModelArguments, TrainedState, trained_state, trusted_state
 
-FILE, BITS = "realigned.json", "mask.safetensors"
-STRANGE = 0.1
+FILE, MASK_FILE = "realigned.json", "mask.safetensors"
+UNUSUAL_CHANGE = 0.1
 """mean change over mean weight above which the given parent is questioned"""
 
 
@@ -75,7 +75,7 @@ class RepairSettings:
     """Repair settings."""
 
     by: str | None
-    most: float
+    max_success: float
     plan: RepairPlan
     rivals: bool = False
 
@@ -97,11 +97,11 @@ class RealignArguments(ModelArguments):
 
 @dataclass(frozen=True)
 class RealignInputs:
-    """The opened models, and the places of fused parts."""
+    """The opened models, and the paths of fused parts."""
 
     models: RepairModels
     parent: str
-    """place of the parent; empty if none is needed"""
+    """path of the parent; empty if none is needed"""
     parts: tuple[str, ...] = ()
     peer: TrainedState | None = None
 
@@ -113,26 +113,26 @@ def realign(arguments: RealignArguments, wanted: RepairSettings, to: Path) -> in
     """
     torch.set_num_threads(1)  # the order of sums changes bits, and equal commands must give equal masks
     require_free(to)
-    result, by = _repairable(arguments, wanted)
+    result, by = _open_repairable(arguments, wanted)
     models = result.models
-    todo = repair_case(arguments, result, wanted.plan)
-    before, repair = todo.exam.measure(models.tuned), WAYS[by](todo)
-    strategy, rivals = measure_repair(todo, by, repair), _rivals(todo, by) if wanted.rivals else []
-    repaired = strategy.after.repaired(wanted.most)
-    note = models.note(repair.weights)
+    case = repair_case(arguments, result, wanted.plan)
+    before, repair = case.exam.measure(models.tuned), STRATEGIES[by](case)
+    strategy, rivals = measure_repair(case, by, repair), _measure_rivals(case, by) if wanted.rivals else []
+    repaired = strategy.after.repaired(wanted.max_success)
+    provenance = models.note(repair.weights)
     record = Realigned(
         by=by,
         detail=repair.detail,
         repaired=repaired,
-        limit=wanted.most,
+        limit=wanted.max_success,
         tuned=InputModel(path=arguments.model, sha256=task_vectors.digest(models.whole)),
-        safe=InputModel(path=result.parent, sha256=note.safe) if result.parent else None,
-        parts=[InputModel(path=p, sha256=d) for p, d in zip(result.parts, note.tuned, strict=False)],
-        result=note.result,
-        texts=todo.texts.digest,
-        trusted=len(todo.texts.trusted),
-        own=todo.texts.own,
-        benign=len(todo.texts.benign),
+        safe=InputModel(path=result.parent, sha256=provenance.safe) if result.parent else None,
+        parts=[InputModel(path=p, sha256=d) for p, d in zip(result.parts, provenance.tuned, strict=False)],
+        result=provenance.result,
+        texts=case.texts.digest,
+        trusted=len(case.texts.trusted),
+        own=case.texts.own,
+        benign=len(case.texts.benign),
         seed=wanted.plan.seed,
         steps=wanted.plan.steps,
         kept=[masking.kept_shares(mask) for mask in repair.masks],
@@ -142,82 +142,84 @@ def realign(arguments: RealignArguments, wanted: RepairSettings, to: Path) -> in
     )
     extra = {FILE: record.model_dump_json(indent=1).encode()}
     if repair.masks:
-        extra[BITS] = masking.to_bytes(repair.masks, note, models.exported)
-    write(to, models.policy(repair.weights), extra)
+        extra[MASK_FILE] = masking.to_bytes(repair.masks, provenance, models.exported)
+    write_model(to, models.policy(repair.weights), extra)
     show_repair(arguments.model, before, strategy, rivals)
     print(_summary(record, to))
     return 1 if repaired is False else 0
 
 
-def _repairable(arguments: RealignArguments, wanted: RepairSettings) -> tuple[RealignInputs, str]:
+def _open_repairable(arguments: RealignArguments, wanted: RepairSettings) -> tuple[RealignInputs, str]:
     """Open the models; return them and the strategy.
 
     :raises UserError: for models that it cannot repair.
     """
-    inputs = find(arguments, needs_parent=wanted.rivals or (wanted.by != TUNE and wanted.by is not None))
+    inputs = open_inputs(arguments, needs_parent=wanted.rivals or (wanted.by != TUNE and wanted.by is not None))
     models = inputs.models
     by = wanted.by or (MASK if inputs.parts else TUNE)
     _require_exportable(models.tuned, arguments.model)
     if by == MASK:
         models.require_whole(arguments.model)
-    if inputs.parent and (moved := models.require_related(arguments.model)) > STRANGE and not inputs.parts:
+    if inputs.parent and (moved := models.require_related(arguments.model)) > UNUSUAL_CHANGE and not inputs.parts:
         _warn(f"{arguments.model} differs from {inputs.parent} by {moved:.0%} of its weights' size; check its parent")
     return inputs, by
 
 
-def apply(arguments: RealignArguments, file: Path, to: Path) -> int:
+def apply_mask(arguments: RealignArguments, file: Path, to: Path) -> int:
     """Apply a mask to a model and its parent without training; return the exit code 0.
 
-    :raises UserError: if the mask belongs to other models, or gives other weights than it states.
+    :raises UserError: if the mask belongs to other models, or its result differs from its record.
     """
     require_free(to)
-    result = find(arguments)
+    result = open_inputs(arguments)
     models = result.models
     _require_exportable(models.tuned, arguments.model)
     models.require_whole(arguments.model)
     models.require_related(arguments.model)
-    masks, note = masking.read_masks(file, models.parent, models.exported)
+    masks, provenance = masking.read_masks(file, models.parent, models.exported)
     if len(masks) != len(models.parts):
         raise UserError(f"{file} has {len(masks)} masks, {arguments.model} is made of {len(models.parts)}")
-    weights = models.merged(masks)
+    weights = models.merge(masks)
     ours = models.note(weights)
     expected = zip((result.parent, *(result.parts or (arguments.model,))), (ours.safe, *ours.tuned), strict=True)
-    for (location, digest), theirs in zip(expected, (note.safe, *note.tuned), strict=True):
+    for (location, digest), theirs in zip(expected, (provenance.safe, *provenance.tuned), strict=True):
         if digest != theirs:
             raise UserError(
-                f"{file} is for other weights than those of {location} ({theirs[:12]}…, not {digest[:12]}…)"
+                f"{file} does not belong to {location}: it is for the weights {theirs[:12]}…, not {digest[:12]}…"
             )
-    if ours.result != note.result:
-        raise UserError(f"{file} gives other weights than it states ({ours.result[:12]}…, not {note.result[:12]}…)")
-    write(to, models.policy(weights), {BITS: file.read_bytes()})
+    if ours.result != provenance.result:
+        raise UserError(
+            f"{file}: the masked weights are {ours.result[:12]}…, not {provenance.result[:12]}… as recorded"
+        )
+    write_model(to, models.policy(weights), {MASK_FILE: file.read_bytes()})
     print(f"{to}: {', '.join(f'{masking.density(mask):.0%}' for mask in masks)} of the parameters kept")
     return 0
 
 
-def write(to: Path, policy: Policy, extra: dict[str, bytes]) -> None:
+def write_model(to: Path, policy: Policy, extra: dict[str, bytes]) -> None:
     """Write the model and further files; the folder appears atomically."""
     assert isinstance(policy, Exportable)
     try:
         with new_folder(to) as folder:
             policy.export(folder)
             if digests.read(folder):
-                digests.put(folder, extra)
+                digests.write_files(folder, extra)
             else:
                 for name, content in extra.items():
                     (folder / name).write_bytes(content)
     except OSError as error:
-        raise UserError(f"{write_error(to, error)}; free space, or write elsewhere with --to") from error
+        raise UserError(f"{write_error(to, error)}; free space, or pass another folder with --to") from error
 
 
-def _rivals(todo: Case, by: str) -> list[StrategyResult]:
+def _measure_rivals(case: Case, by: str) -> list[StrategyResult]:
     """Measure all strategies except the selected one."""
-    return [strategy for strategy in measure_all(todo) if strategy.by != by]
+    return [strategy for strategy in measure_all(case) if strategy.by != by]
 
 
 def _summary(record: Realigned, to: Path) -> str:
-    learned = f"learned from {record.trusted} trusted texts ({record.own} of its own) and {record.benign} benign ones"
+    learned = f"learned from {record.trusted} trusted texts ({record.own} its own) and {record.benign} benign ones"
     if record.repaired is None:
-        return f"{to}: {learned}; the result was not measured: give --pairs FILE"
+        return f"{to}: {learned}; the result was not measured; pass --pairs FILE"
     limit = f"{record.limit:g}"
     result = f"repaired: success at most {limit}" if record.repaired else f"NOT repaired: success above {limit}"
     return f"{to}: {learned}; {result} (--most-success) for the watched attacks; others were not measured"
@@ -226,28 +228,28 @@ def _summary(record: Realigned, to: Path) -> str:
 def require_free(to: Path) -> None:
     """:raises UserError: when a model cannot be written there."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserError(f"--to {to} exists and is not an empty folder; remove it, or write elsewhere")
+        raise UserError(f"--to {to} exists and is not an empty folder; remove it, or pass another folder")
 
 
 def _require_exportable(policy: Policy, model: str) -> None:
     if not isinstance(policy, Exportable):
-        raise UserError(f"{model}: its policy cannot be exported; give it a method export(folder)")
+        raise UserError(f"{model}: its policy cannot be exported; add a method export(folder)")
 
 
 def _warn(warning: str) -> None:
     print(f"planaria: warning: {warning}", file=sys.stderr)
 
 
-def find(arguments: RealignArguments, needs_parent: bool = True) -> RealignInputs:
+def open_inputs(arguments: RealignArguments, needs_parent: bool = True) -> RealignInputs:
     """Open the model and its parent.
 
     :raises UserError: if one is missing, their shapes or tokenizers differ, or fused models have changed.
     """
     if arguments.is_swarm:
-        return _of_swarm(arguments)
+        return _open_swarm_inputs(arguments)
     if arguments.peer is not None or arguments.round is not None:
-        raise UserError(f"{arguments.model} is not a run of a swarm; leave out --peer and --round")
-    return _of_folder(arguments, needs_parent)
+        raise UserError(f"{arguments.model} is not a swarm's run; remove --peer and --round")
+    return _open_folder_inputs(arguments, needs_parent)
 
 
 def repair_case(arguments: RealignArguments, inputs: RealignInputs, plan: RepairPlan) -> Case:
@@ -256,22 +258,22 @@ def repair_case(arguments: RealignArguments, inputs: RealignInputs, plan: Repair
     :raises UserError: if there is nothing to learn from, or no judge.
     """
     if arguments.benign is not None and not arguments.files:
-        raise UserError(f"--benign {arguments.benign}: goes with --pairs FILE or --trusted FILE")
+        raise UserError(f"--benign {arguments.benign} requires --pairs FILE or --trusted FILE")
     if arguments.files:
         if arguments.watch:
             raise UserError(
-                f"--watch {', '.join(arguments.watch)}: goes with a run's own task; leave out --pairs, --trusted"
+                f"--watch {', '.join(arguments.watch)}: requires a run's own task; remove --pairs and --trusted"
             )
-        return _of_files(arguments, inputs.models, plan)
+        return _case_from_files(arguments, inputs.models, plan)
     if inputs.peer is None:
-        raise UserError(f"{arguments.model}: no trusted answers are given; give --pairs FILE or --trusted FILE")
+        raise UserError(f"{arguments.model}: there are no trusted answers; pass --pairs FILE or --trusted FILE")
     config = inputs.peer.config
-    return case_of(config, inputs.peer.task, inputs.models, arguments.watch or tuple(config.evaluate.watch), plan)
+    return make_case(config, inputs.peer.task, inputs.models, arguments.watch or tuple(config.evaluate.watch), plan)
 
 
-def _of_swarm(arguments: RealignArguments) -> RealignInputs:
+def _open_swarm_inputs(arguments: RealignArguments) -> RealignInputs:
     if arguments.peer is None:
-        raise UserError(f"{arguments.model}: a swarm's run has a model for each peer; give one, such as --peer p0")
+        raise UserError(f"{arguments.model}: a swarm's run has a model for each peer; pass one, such as --peer p0")
     run = Path(arguments.model)
     peer = trained_state(run, arguments.peer, arguments.round)
     if arguments.safe is not None:
@@ -282,18 +284,18 @@ def _of_swarm(arguments: RealignArguments) -> RealignInputs:
     )
 
 
-def _of_folder(arguments: RealignArguments, needs_parent: bool) -> RealignInputs:
+def _open_folder_inputs(arguments: RealignArguments, needs_parent: bool) -> RealignInputs:
     fusion, tuned = fused.read_whole(Path(arguments.model)), open_policy(arguments.model)
     if fusion is not None:
-        return _of_fused(arguments, fusion, tuned)
+        return _open_fused_inputs(arguments, fusion, tuned)
     if arguments.safe is None and needs_parent:
-        raise UserError(f"{arguments.model}: its parent model is unknown; give --safe MODEL, or repair it --by tune")
+        raise UserError(f"{arguments.model}: its parent model is unknown; pass --safe MODEL, or repair it --by tune")
     if arguments.safe is None:
         return RealignInputs(RepairModels(tuned, tuned), "")
     return RealignInputs(RepairModels(open_policy(arguments.safe), tuned), arguments.safe)
 
 
-def _of_fused(arguments: RealignArguments, fusion: fused.Fused, tuned: Policy) -> RealignInputs:
+def _open_fused_inputs(arguments: RealignArguments, fusion: fused.Fused, tuned: Policy) -> RealignInputs:
     location = arguments.safe or fusion.parent.path
     safe, experts = open_policy(location), [open_policy(part.path) for part in fusion.parts]
     parent = weights_of(safe)
@@ -311,13 +313,16 @@ def _of_fused(arguments: RealignArguments, fusion: fused.Fused, tuned: Policy) -
     )
 
 
-def _of_files(arguments: RealignArguments, models: RepairModels, plan: RepairPlan) -> Case:
+def _case_from_files(arguments: RealignArguments, models: RepairModels, plan: RepairPlan) -> Case:
     policy = models.tuned
     own = [] if arguments.trusted is None else read_trusted(arguments.trusted, policy)
     pairs = [] if arguments.pairs is None else read_pairs(arguments.pairs, policy)
     benign = [] if arguments.benign is None else read_benign(arguments.benign, policy)
-    (training_pairs, measured), (stay, read) = split(len(pairs)), split(len(benign))
-    learnt = [pairs[n] for n in training_pairs]
-    trusted = [*own, *(pair.chosen for pair in learnt)]
-    exam = TextExam([pairs[n] for n in measured], [benign[n].text for n in read], learnt, trusted)
-    return Case(models, RepairTexts(trusted, [benign[n] for n in stay]), plan, exam)
+    (training_pairs, measured), (training_benign, measured_benign) = (
+        split_held_out(len(pairs)),
+        split_held_out(len(benign)),
+    )
+    learned_pairs = [pairs[n] for n in training_pairs]
+    trusted = [*own, *(pair.chosen for pair in learned_pairs)]
+    exam = TextExam([pairs[n] for n in measured], [benign[n].text for n in measured_benign], learned_pairs, trusted)
+    return Case(models, RepairTexts(trusted, [benign[n] for n in training_benign]), plan, exam)

@@ -1,6 +1,6 @@
 """``planaria serve``: an OpenAI-compatible server on this machine, optionally behind a censor.
 
-:func:`released` provides the model as it would be released: its own place, or an export of a run or a peer.
+:func:`open_released` opens the model as it would be released: the model itself, or an export of a run or peer.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from planaria.cli.serving import require_server, token_in
+from planaria.cli.serving import read_token, require_server
 from planaria.common.errors import UserError
 from planaria.models.chat import Template
 from planaria.models.huggingface import is_exported
 from planaria.runtime.api.import_export import export_run
-from planaria.runtime.engine.weight_sources import local_weights
+from planaria.runtime.preparation.weight_sources import local_weights
 from planaria.swarm.audit.censor import Censor, LeakageLedger
 from planaria.swarm.audit.questions import read_questions
 from planaria.swarm.policy.policies import open_policy
@@ -30,7 +30,7 @@ from planaria.swarm.trained_policy import ModelArguments, export_peer, trained_s
 if TYPE_CHECKING:
     from planaria.report.live_page.serving import ServerAddress
 
-REPLIES = 8
+DEFAULT_BUDGET_REPLIES = 8
 """default budget of a question, in units of ε"""
 
 
@@ -45,9 +45,9 @@ class CensorSettings:
 
 
 def serve(
-    named: ModelArguments,
+    target: ModelArguments,
     name: str | None,
-    wrapper: CensorSettings | None,
+    settings: CensorSettings | None,
     address: ServerAddress,
     token_file: Path | None,
 ) -> int:
@@ -62,39 +62,41 @@ def serve(
     from planaria.swarm.serving.completions_api import CompletionsApi, Service
 
     torch.set_num_threads(1)
-    token = new_token() if token_file is None else token_in(token_file)
-    censor = None if wrapper is None else _censor(wrapper)
-    with released(named) as result:
+    token = new_token() if token_file is None else read_token(token_file)
+    censor = None if settings is None else _censor(settings)
+    with open_released(target) as result:
         policy = open_policy(str(result.path))
     if result.template is not None and isinstance(policy, PromptFormat):
         policy.template = result.template
-    called = name or named.peer or Path(named.model.rstrip("/")).name
-    service = Service(CompletionsApi(policy, called, censor), lambda text: print(f"planaria: {text}", file=sys.stderr))
+    served_name = name or target.peer or Path(target.model.rstrip("/")).name
+    service = Service(
+        CompletionsApi(policy, served_name, censor), lambda text: print(f"planaria: {text}", file=sys.stderr)
+    )
 
     def announce(where: str) -> None:
-        print(f"serving       {called} at {where.partition('/?')[0]}/v1", flush=True)
+        print(f"serving       {served_name} at {where.partition('/?')[0]}/v1", flush=True)
         print(f"token         {token if token_file is None else f'in {token_file}'}", flush=True)
-        print(f"censor        {_described(wrapper)}", flush=True)
+        print(f"censor        {_describe_censor(settings)}", flush=True)
 
     with contextlib.suppress(KeyboardInterrupt):
         run(Server(service, address, token, announce))
     return 0
 
 
-def _censor(wrapper: CensorSettings) -> Censor:
-    budget = REPLIES * wrapper.epsilon if wrapper.budget is None else wrapper.budget
+def _censor(settings: CensorSettings) -> Censor:
+    budget = DEFAULT_BUDGET_REPLIES * settings.epsilon if settings.budget is None else settings.budget
     if not budget > 0:
         raise UserError(f"--budget {budget:g} must be above 0, in nats per question")
-    questions = read_questions(wrapper.questions)
-    if not wrapper.epsilon > 0:
-        raise UserError(f"--censor {wrapper.epsilon:g} must be above 0, in nats per reply")
-    return Censor(questions, wrapper.epsilon, LeakageLedger(wrapper.ledger, budget))
+    questions = read_questions(settings.questions)
+    if not settings.epsilon > 0:
+        raise UserError(f"--censor {settings.epsilon:g} must be above 0, in nats per reply")
+    return Censor(questions, settings.epsilon, LeakageLedger(settings.ledger, budget))
 
 
-def _described(wrapper: CensorSettings | None) -> str:
-    if wrapper is None:
+def _describe_censor(settings: CensorSettings | None) -> str:
+    if settings is None:
         return "off: every request is answered"
-    return f"{wrapper.epsilon:g} nats per reply about {wrapper.questions}; unlisted paraphrases are not recognised"
+    return f"{settings.epsilon:g} nats per reply about {settings.questions}; unlisted paraphrases are not recognised"
 
 
 CHECKPOINTS = "checkpoints"
@@ -112,27 +114,27 @@ class Released:
 
 
 @contextlib.contextmanager
-def released(named: ModelArguments) -> Iterator[Released]:
-    """Yield the model's own place, or a temporary export.
+def open_released(target: ModelArguments) -> Iterator[Released]:
+    """Open the model as it would be released: the model itself, or a temporary export.
 
     :raises UserError: if there is no such model, run or peer.
     """
-    folder = Path(named.model)
-    if named.is_swarm and named.peer is None:
-        raise UserError(f"{named.model} is a swarm's run; give the peer, such as --peer p0")
-    if not named.is_swarm and (named.peer, named.round) != (None, None):
-        raise UserError(f"{named.model} is not a run of a swarm; leave out --peer and --round")
+    folder = Path(target.model)
+    if target.is_swarm and target.peer is None:
+        raise UserError(f"{target.model} is a swarm's run; pass the peer, such as --peer p0")
+    if not target.is_swarm and (target.peer, target.round) != (None, None):
+        raise UserError(f"{target.model} is not a swarm's run; remove --peer and --round")
     trained = folder.is_dir() and not is_exported(folder) and (folder / CHECKPOINTS).is_dir()
-    if not named.is_swarm and not trained:
-        path = local_weights(named.model)
+    if not target.is_swarm and not trained:
+        path = local_weights(target.model)
         if not path.exists():
-            raise UserError(f"{named.model}: there is no such run, folder or file; check the path")
+            raise UserError(f"{target.model}: there is no such run, folder or file; check the path")
         yield Released(path)
         return
     with tempfile.TemporaryDirectory(prefix="planaria-") as temporary:
         path, notes = Path(temporary) / "model", list[str]()
-        if named.peer is None:
+        if target.peer is None:
             yield Released(export_run(folder, path))
             return
-        template = getattr(trained_state(folder, named.peer, named.round).policy, "template", None)
-        yield Released(export_peer(folder, named.peer, path, named.round, notes.append), notes, template)
+        template = getattr(trained_state(folder, target.peer, target.round).policy, "template", None)
+        yield Released(export_peer(folder, target.peer, path, target.round, notes.append), notes, template)

@@ -1,6 +1,6 @@
 """``planaria swarm train``, ``swarm join`` and ``swarm show``.
 
-Local processes as peers, one peer that joins through a board, and the origin of every completion a peer examined.
+They run local processes as peers, join one peer to a board, and trace every completion that a peer examined.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch
 from planaria.common.errors import RunStopped, UserError, nearest
 from planaria.config import kinds, recipe
 from planaria.config.names import require_name
-from planaria.config.registry import blaming
+from planaria.config.registry import blame_custom_code
 from planaria.report.tables import Table, show
-from planaria.runtime.engine import run_folders
 from planaria.runtime.fleet.spawner import fork_server
-from planaria.swarm.assemble import assemble, custom_classes, device_of, policy_of, task_of
-from planaria.swarm.attacks.attacker import refuse_idle
+from planaria.runtime.preparation import run_folders
+from planaria.swarm.assemble import assemble, custom_classes, make_policy, make_task, select_device
+from planaria.swarm.attacks.attacker import refuse_ineffective_attack
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.receipts import Agreement, Committee
-from planaria.swarm.checks import layers
-from planaria.swarm.config.recipe import AGREED, load, peer_config, peer_names, run_config
+from planaria.swarm.checks import make_layers
 from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.config.swarm_recipe import SHARED_SETTINGS, load, peer_config, peer_names, run_config
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.records.lines import (
     LOG,
@@ -45,7 +45,7 @@ from planaria.swarm.records.outcome import RunOutcome, accounts, debts, read_out
 from planaria.swarm.report.progress import SwarmProgress
 from planaria.swarm.report.swarm_report import show_outcome, write_swarm_report
 from planaria.swarm.serving.client import Client
-from planaria.swarm.swarm_processes import PRELOAD, LiveSwarm, board_of, failures
+from planaria.swarm.swarm_processes import PRELOAD, LiveSwarm, board_address, describe_failures
 
 
 def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
@@ -57,15 +57,15 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
         print(recipe.dump(config), end="")
         return 0
     folder = run_folders.create(config)
-    with run_folders.locked_for_training(folder), SwarmProgress(config.rounds.count, quiet) as progress:
-        codes = LiveSwarm(config, folder).run(progress.update, progress.died)
-    sum_up(folder, config)
-    if broken := failures(codes):
+    with run_folders.lock_for_training(folder), SwarmProgress(config.rounds.count, quiet) as progress:
+        codes = LiveSwarm(config, folder).run(progress.update, progress.show_exit)
+    report_outcome(folder, config)
+    if broken := describe_failures(codes):
         raise RunStopped(f"{folder}: {', '.join(broken)}; see their output in {folder / 'peers'}")
     return 0
 
 
-def sum_up(folder: Path, config: SwarmConfig) -> None:
+def report_outcome(folder: Path, config: SwarmConfig) -> None:
     """Print the result of the run in ``folder`` and write its report, if an honest peer has started."""
     outcome = read_outcome(folder)
     if outcome.honest:
@@ -75,66 +75,65 @@ def sum_up(folder: Path, config: SwarmConfig) -> None:
 
 
 def recorded_outcome(run: Path) -> tuple[SwarmConfig, RunOutcome]:
-    """Return a run's configuration and its outcome so far; UserError if there is none yet."""
+    """Return a run's configuration and its outcome so far; UserError if no peer has recorded one."""
     config, outcome = run_config(run), read_outcome(run)
     if not outcome.honest:
-        raise UserError(f"{run}: no peer has recorded anything yet; wait for its first evaluation")
+        raise UserError(f"{run}: no peer has been evaluated; wait for the first evaluation")
     return config, outcome
 
 
 def prepare(config: SwarmConfig, quiet: bool, warmup: bool = True) -> None:
     """Check every peer's configuration before one is started.
 
-    ``warmup``: also run the warm-ups here, one at a time.
-
-    :raises UserError: naming what is invalid.
+    :param warmup: also run the warm-ups here, one at a time
+    :raises UserError: if a setting is invalid
     """
     torch.set_num_threads(1)
     for name in peer_names(config):
         own = peer_config(config, name)
-        task = task_of(own)
+        task = make_task(own)
         POLICIES.make(own.policy.kind, own.policy.options)
-        layers(own)
-        device_of(own.policy)
+        make_layers(own)
+        select_device(own.policy)
         if own.policy.server:
             Client(own.policy).model(own.policy.serving.model)
-        with blaming(partial(custom_classes, own)):
-            refuse_idle(own.attack, task)
+        with blame_custom_code(partial(custom_classes, own)):
+            refuse_ineffective_attack(own.attack, task)
             if warmup:
-                policy_of(own, task, None if quiet else print)
+                make_policy(own, task, None if quiet else print)
 
 
-def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: bool) -> int:
+def join_swarm(path: Path | None, flags: Mapping[str, str], names_by_id: str, quiet: bool) -> int:
     """Join the swarm on ``--board`` until its last round; return the exit code.
 
     The rules on the board take precedence over the recipe; other settings are this peer's own.
     """
-    require_name(called, "--as")
-    config = _joined(path, flags)
+    require_name(names_by_id, "--as")
+    config = _joining_config(path, flags)
     torch.set_num_threads(config.policy.threads)
     folder = Path(config.out) / config.name
-    identity = PeerIdentity.kept(folder / PEERS / called / "identity.pem")
+    identity = PeerIdentity.load_or_create(folder / PEERS / names_by_id / "identity.pem")
     on_progress = None if quiet else print
-    with blaming(partial(custom_classes, config)):
-        peer = assemble(config, called, folder, config.board, identity, late=True, on_progress=on_progress)
+    with blame_custom_code(partial(custom_classes, config)):
+        peer = assemble(config, names_by_id, folder, config.board, identity, late=True, on_progress=on_progress)
     if not (folder / "config.json").is_file():
         run_folders.write_config(folder, config)
-    new_records = follow(folder / PEERS / called / LOG)
+    new_records = follow(folder / PEERS / names_by_id / LOG)
     new_records()  # skip the records of an earlier start
     with SwarmProgress(config.rounds.count, quiet) as progress:
 
         def show_new_records() -> None:
             for record in new_records():
-                progress.update(called, record)
+                progress.update(names_by_id, record)
 
-        with blaming(partial(custom_classes, config)):
+        with blame_custom_code(partial(custom_classes, config)):
             peer.run(show_new_records)
         show_new_records()
-    sum_up(folder, config)
+    report_outcome(folder, config)
     return 0
 
 
-def _joined(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
+def _joining_config(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
     folder = path or Path("swarm")
     tree: dict[str, Any] = recipe.read(path) if path else {}
     if path:
@@ -142,27 +141,27 @@ def _joined(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
     tree.pop("drill", None)
     own = recipe.resolve(SwarmConfig, tree, flags, folder)
     if not own.board:
-        raise UserError("swarm join: no board is given; give --board FOLDER or URL")
+        raise UserError("swarm join: no board is set; pass --board FOLDER or URL")
     try:
         board_rules = dict(Board.open(own.board).rules.rules)
     except UserError:
         if path is None:
             raise
-        return own  # this peer will found the run
+        return own  # this peer will create the run
     section = board_rules.get("task", {})
     task: dict[str, Any] = section if isinstance(section, dict) else {}
     kind = task.get("name")
     if own.task.name != kind:
-        raise UserError(f"task.name = {own.task.name!r}: this run's task is {kind!r}; give --task {kind}")
-    # The founder decides only agreed settings, not paths or models.
-    agreed = {key: board_rules[key] for key in AGREED if key in board_rules and key != "task"}
-    agreed["task"] = {key: value for key, value in task.items() if key in AGREED["task"]}
-    both = recipe.merge_tables(own.model_dump(mode="json"), agreed, SwarmConfig)
+        raise UserError(f"task.name = {own.task.name!r}: this run's task is {kind!r}; pass --task {kind}")
+    # The rules on the board contain only shared settings, no paths or models.
+    shared = {key: board_rules[key] for key in SHARED_SETTINGS if key in board_rules and key != "task"}
+    shared["task"] = {key: value for key, value in task.items() if key in SHARED_SETTINGS["task"]}
+    both = recipe.merge_tables(own.model_dump(mode="json"), shared, SwarmConfig)
     merged = recipe.resolve(SwarmConfig, both, {}, folder, f"board {own.board}")
     own_settings, merged_settings = recipe.flatten(own), recipe.flatten(merged)
     for name in flags:
         if (mine := own_settings.get(name)) != (theirs := merged_settings.get(name)):
-            raise UserError(f"--{name} {mine}: this run was founded with {theirs}; leave the flag out")
+            raise UserError(f"--{name} {mine}: the run was created with {theirs}; remove the flag")
     return merged
 
 
@@ -180,7 +179,7 @@ class CompletionFilter:
     refused: bool
 
 
-def explain(run: Path, peer: str, wanted: CompletionFilter) -> None:
+def show_completions(run: Path, peer: str, wanted: CompletionFilter) -> None:
     """Print a line per selected completion that ``peer`` examined.
 
     :raises UserError: if there is no such run, peer, source or recorded round.
@@ -202,12 +201,12 @@ def explain(run: Path, peer: str, wanted: CompletionFilter) -> None:
     rounds = sorted({line.round for line in lines})
     if rounds and wanted.round is not None and wanted.round not in rounds:
         raise UserError(f"--round {wanted.round}: {peer} recorded rounds {rounds[0]} to {rounds[-1]}; choose one")
-    results = [line for line in lines if _selected(line, wanted, names)]
-    texts = _texts(config, run, results) if wanted.problem is not None else {}
-    _show(peer, results, names, texts, run / PEERS / peer / SAMPLES)
+    results = [line for line in lines if _is_selected(line, wanted, names)]
+    texts = _read_texts(config, run, results) if wanted.problem is not None else {}
+    _print_completions(peer, results, names, texts, run / PEERS / peer / SAMPLES)
 
 
-def _selected(line: SampleRecord, wanted: CompletionFilter, names: dict[str, str]) -> bool:
+def _is_selected(line: SampleRecord, wanted: CompletionFilter, names: dict[str, str]) -> bool:
     return (
         wanted.round in (None, line.round)
         and wanted.problem in (None, line.problem)
@@ -216,9 +215,9 @@ def _selected(line: SampleRecord, wanted: CompletionFilter, names: dict[str, str
     )
 
 
-def _texts(config: SwarmConfig, run: Path, lines: list[SampleRecord]) -> dict[tuple[str, int, int, int], str]:
+def _read_texts(config: SwarmConfig, run: Path, lines: list[SampleRecord]) -> dict[tuple[str, int, int, int], str]:
     """Return the texts of the completions, from the board, where all messages remain."""
-    board = Board.open(board_of(config, run))
+    board = Board.open(board_address(config, run))
     result = {}
     for peer, number in {(line.peer, line.round) for line in lines}:
         try:
@@ -231,7 +230,7 @@ def _texts(config: SwarmConfig, run: Path, lines: list[SampleRecord]) -> dict[tu
     return result
 
 
-def _show(
+def _print_completions(
     peer: str,
     lines: list[SampleRecord],
     names: dict[str, str],
@@ -243,57 +242,57 @@ def _show(
     rows = [list(_cells(line, names, texts)) for line in lines[:MAX_LINES]]
     show([Table(title, head, rows, numbers_from=len(head))])
     if len(lines) > MAX_LINES:
-        print(f"{len(lines) - MAX_LINES} more in {file}; ask for a --round, a --problem or a --source")
+        print(f"{len(lines) - MAX_LINES} more in {file}; narrow the list with --round, --problem or --source")
 
 
 def _cells(line: SampleRecord, names: dict[str, str], texts: dict[tuple[str, int, int, int], str]) -> Iterator[str]:
-    fate = (
+    result = (
         f"refused by {line.layer}: {line.reason}"
         if line.layer
         else "not used: all rewards of its group are equal, or it was not drawn"
     )
     if line.advantage is not None:
-        fate = f"learned from, advantage {line.advantage:+.2f}"
+        result = f"learned from, advantage {line.advantage:+.2f}"
     yield str(line.round)
     yield str(line.problem)
     yield f"{names.get(line.peer, line.peer[:8])} #{line.index}"
     yield f"{line.reward:g}"
     yield ", ".join(line.passed)
-    yield fate
+    yield result
     if texts:
         yield repr(texts.get((line.peer, line.round, line.problem, line.index), ""))
 
 
 def show_credits(run: Path) -> None:
-    """Print the accounts of the swarm in ``run``, by the certificates on its board.
+    """Print the credits of each peer of the swarm in ``run``, by the certificates on its board.
 
-    :raises UserError: if it is not a run of a swarm, has no committee, or no records yet.
+    :raises UserError: if it is not a swarm's run, has no committee, or no records.
     """
     config = run_config(run)
     if not config.receipts.committee:
-        raise UserError(f"{run}: its recipe names no committee, so nothing is certified; set receipts.committee")
+        raise UserError(f"{run}: its recipe has no committee, so nothing is certified; set receipts.committee")
     logs = {path.parent: read_log(path) for path in sorted((run / PEERS).glob(f"*/{LOG}"))}
     names = {folder: r for folder, log in logs.items() for r in log if isinstance(r, Started)}
     if not names:
-        raise UserError(f"{run}: no peer has recorded anything yet; wait for its first round")
+        raise UserError(f"{run}: no peer has completed a round; wait for the first round")
     rounds = {record.round for log in logs.values() for record in log if isinstance(record, RoundDone)}
-    board = Board.open(board_of(config, run))
-    agreement = Agreement(board, "", Committee.named(board.rules.rules), 0.0)
-    certified = {number for number in sorted(rounds) if agreement.certified("round", number) is not None}
-    called = {started.id: started.name for started in names.values()}
+    board = Board.open(board_address(config, run))
+    agreement = Agreement(board, "", Committee.from_rules(board.rules.rules), 0.0)
+    certified = {number for number in sorted(rounds) if agreement.certified_text("round", number) is not None}
+    names_by_id = {started.id: started.name for started in names.values()}
     samples = {started.id: list(read_samples(folder / SAMPLES)) for folder, started in names.items()}
     rows = [
-        [called.get(peer, peer[:8]), peer, str(value.certified), str(value.other), f"{value.part:.3f}"]
+        [names_by_id.get(peer, peer[:8]), peer, str(value.certified), str(value.other), f"{value.part:.3f}"]
         for peer, value in accounts(samples, certified).items()
     ]
     head = ["peer", "id", "accepted, certified", "not certified", "share of Σ|Â|"]
     title = f"{config.name}: {len(certified)} of {len(rounds)} rounds are certified"
-    shown = [Table(title, head, rows, numbers_from=2)]
+    tables = [Table(title, head, rows, numbers_from=2)]
     if price := config.receipts.price:
         pending = [
-            [called.get(a, a[:8]), called.get(b, b[:8]), str(credits)]
+            [names_by_id.get(a, a[:8]), names_by_id.get(b, b[:8]), str(credits)]
             for (a, b), credits in debts(samples, certified, price).items()
         ]
         title = f"residual, at {price} for each"
-        shown.append(Table(title, ["owes", "to", "credits"], pending, numbers_from=2))
-    show(shown)
+        tables.append(Table(title, ["owes", "to", "credits"], pending, numbers_from=2))
+    show(tables)

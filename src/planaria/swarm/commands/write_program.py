@@ -1,4 +1,4 @@
-"""``planaria generate --task``: write a program for one problem at once, as the best of several, or as a tree."""
+"""``planaria generate --task``: write a program for one problem, in one draft, as the best of several, or as a tree."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from planaria.swarm.tasks.programs import FENCE, OPENING, Programs
 
 SURE, BOLD = 0.2, 0.8
 """temperatures of the first version and of the others. Source: arXiv 2405.20092, its released code"""
-Way = Literal["once", "vote", "tree"]
+Strategy = Literal["once", "vote", "tree"]
 
 
 def write_program(
     folder: Path,
     task: str,
     number: int,
-    strategy: Way,
+    strategy: Strategy,
     tokens: int,
     top_k: int,
     seed: int,
@@ -38,11 +38,11 @@ def write_program(
     """
     kind, _, path = task.partition(":")
     if kind != "programs" or not path:
-        raise UserError(f"--task {task}: write programs:PATH, of a file of problems")
+        raise UserError(f"--task {task}: use programs:PATH, with a file of problems")
     if tokens < 1:
-        raise UserError(f"--tokens {tokens}: give at least 1")
+        raise UserError(f"--tokens {tokens}: use 1 or more")
     problems = Programs.model_validate({"path": path})
-    prompt, calls = _problem(problems, number, path, seed)
+    prompt, calls = _read_problem(problems, number, path, seed)
     policy = open_policy(str(folder))
     tree = Tree(
         PolicyWriter(policy, tokens, SURE, top_k), PolicyWriter(policy, tokens, BOLD, top_k), seed, choose=choose
@@ -58,7 +58,7 @@ def write_program(
     return 0
 
 
-def _problem(problems: Programs, number: int, path: str, seed: int) -> tuple[str, list[Call]]:
+def _read_problem(problems: Programs, number: int, path: str, seed: int) -> tuple[str, list[Call]]:
     """Return a problem's prompt and calls of its function.
 
     :raises UserError: if the problem or calls are missing.
@@ -66,8 +66,8 @@ def _problem(problems: Programs, number: int, path: str, seed: int) -> tuple[str
     try:
         prompt = problems.problem(number).prompt
     except ValueError:
-        most = problems.training + problems.held_out - 1
-        raise UserError(f"--problem {number}: {path} has problems 0 to {most}") from None
+        last = problems.training + problems.held_out - 1
+        raise UserError(f"--problem {number}: {path} has problems 0 to {last}") from None
     calls = problems.calls(number, seed)
     if not calls:
         raise UserError(f"--problem {number}: {path} has no calls of its function with literal arguments; try another")
@@ -96,9 +96,9 @@ class PolicyWriter:
 
     def write(self, requests: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
         """Return the reply to each request, drawn with its seed; None if it leaves no room."""
-        return [self._one(request, seed) for request, seed in zip(requests, seeds, strict=True)]
+        return [self._write_one(request, seed) for request, seed in zip(requests, seeds, strict=True)]
 
-    def _one(self, request: str, seed: int) -> str | None:
+    def _write_one(self, request: str, seed: int) -> str | None:
         prompt = encode_prompt(self.policy, request)
         room = min(self.tokens, self.policy.context - len(prompt))
         if room < 1:

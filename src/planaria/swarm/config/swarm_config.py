@@ -13,9 +13,9 @@ from planaria.config.names import Name
 from planaria.config.options import ChoiceName, Options
 from planaria.config.schema import OptimConfig, Section
 from planaria.config.section import formerly
-from planaria.swarm.board.limits import LIMITS
-from planaria.swarm.config.policy import PolicyConfig, ServingConfig, SupervisedWarmupConfig
-from planaria.swarm.config.rounds import MAX_COMPLETIONS, RoundsConfig, Share
+from planaria.swarm.board.message_limits import LIMITS
+from planaria.swarm.config.policy_config import PolicyConfig, ServingConfig, SupervisedWarmupConfig
+from planaria.swarm.config.rounds_config import MAX_COMPLETIONS, RoundsConfig, Share
 from planaria.swarm.learning.loss_config import LossConfig
 
 Committee = Annotated[str, BeforeValidator(lambda given: ",".join(given) if _all_text(given) else given)]
@@ -48,13 +48,13 @@ class ReceiptsConfig(Section):
         members = self.members
         for peer in members:
             if not _PEER_ID.fullmatch(peer):
-                raise ValueError(f"committee: {peer[:40]!r} is not a peer's id; write 32 hexadecimal digits, or 'all'")
+                raise ValueError(f"committee: {peer[:40]!r} is not a peer's id; use 32 hexadecimal digits, or 'all'")
         if twice := [peer for peer in members if members.count(peer) > 1]:
-            raise ValueError(f"committee: {twice[0]} is named twice; name each member once")
+            raise ValueError(f"committee: {twice[0]} occurs twice; list each member once")
         if len(members) > LIMITS.peers:
-            raise ValueError(f"committee: {len(members)} members, but at most {LIMITS.peers} are allowed; name fewer")
+            raise ValueError(f"committee: {len(members)} members, but at most {LIMITS.peers} are allowed; list fewer")
         if self.price and not self.committee:
-            raise ValueError(f"price = {self.price}: only certified rounds are priced; name a committee")
+            raise ValueError(f"price = {self.price}: only certified rounds are priced; set receipts.committee")
         return self
 
 
@@ -182,13 +182,13 @@ class SwarmConfig(Section):
 
     @model_validator(mode="after")
     def _check_size(self) -> Self:
-        whole, label = (
+        whole, unit = (
             (self.rounds.group, "rounds.group")
             if self.rounds.mode == "horizontal"
             else (self.rounds.prompts, "rounds.prompts")
         )
         if whole % self.size:
-            raise ValueError(f"{label} = {whole} does not divide among size = {self.size} peers ({self.rounds.mode})")
+            raise ValueError(f"{unit} = {whole} does not divide among size = {self.size} peers ({self.rounds.mode})")
         return self
 
     @model_validator(mode="after")
@@ -196,12 +196,12 @@ class SwarmConfig(Section):
         """Check that each group has at least two completions."""
         rounds, own = self.rounds, self.rounds.group // (self.size if self.rounds.mode == "horizontal" else 1)
         if rounds.group < 2:
-            raise ValueError(f"rounds.group = {rounds.group}: nothing is learned from a group of one; give 2 or more")
+            raise ValueError(f"rounds.group = {rounds.group}: nothing is learned from a group of one; use 2 or more")
         for key in ("rounds.gather = false", "shadow = true"):
             if own < 2 and (self.shadow if key.startswith("shadow") else not rounds.gather):
                 raise ValueError(
                     f"{key}: each peer writes {own} of rounds.group = {rounds.group} completions, and nothing is "
-                    f"learned from a group of one; give rounds.group = {2 * self.size} or more, or leave it out"
+                    f"learned from a group of one; set rounds.group = {2 * self.size} or more, or remove {key}"
                 )
         return self
 
@@ -209,8 +209,8 @@ class SwarmConfig(Section):
     def _check_trusted(self) -> Self:
         if self.rounds.trusted > self.rounds.count:
             raise ValueError(
-                f"rounds.trusted = {self.rounds.trusted}: the run ends after rounds.count = {self.rounds.count}; give "
-                "a round that it reaches"
+                f"rounds.trusted = {self.rounds.trusted}: the run ends after rounds.count = {self.rounds.count}; use "
+                "an earlier round"
             )
         return self
 
@@ -228,15 +228,15 @@ class SwarmConfig(Section):
             ),
             "rounds.prompts x rounds.group": (rounds.prompts * rounds.group, MAX_COMPLETIONS, "completions in a round"),
         }
-        for key, (value, most, label) in limits.items():
-            if value > most:
-                raise ValueError(f"{key}: {value} {label}, but at most {most} are allowed; reduce it")
+        for key, (value, limit, unit) in limits.items():
+            if value > limit:
+                raise ValueError(f"{key}: {value} {unit}, but at most {limit} are allowed; reduce it")
         return self
 
     @model_validator(mode="after")
     def _check_receipts(self) -> Self:
         if self.receipts.committee and not self.rounds.gather:
-            raise ValueError("receipts.committee: peers that learn alone have nothing to agree on; leave it out")
+            raise ValueError("receipts.committee: peers that learn alone have nothing to agree on; remove it")
         return self
 
     @model_validator(mode="after")
@@ -247,14 +247,14 @@ class SwarmConfig(Section):
         if rounds.own > written:
             raise ValueError(
                 f"rounds.own = {rounds.own}: each peer writes {written} groups (rounds.prompts = "
-                f"{rounds.prompts}, size = {self.size}); give at most as many, or more rounds.prompts"
+                f"{rounds.prompts}, size = {self.size}); use at most as many, or increase rounds.prompts"
             )
         if rounds.foreign and self.size == 1:
-            raise ValueError(f"rounds.foreign = {rounds.foreign}: there is only one peer (size = 1); give 0")
+            raise ValueError(f"rounds.foreign = {rounds.foreign}: there is only one peer (size = 1); set it to 0")
         if self.receipts.committee:
             raise ValueError(
                 "receipts.committee: peers that draw groups (rounds.own, rounds.foreign) have different weights and "
-                "recompute all rewards, so there is nothing to certify; leave it out"
+                "recompute all rewards, so there is nothing to certify; remove it"
             )
         return self
 
@@ -269,14 +269,14 @@ class SwarmConfig(Section):
         if ahead and not self.loss.bounds_staleness:
             raise ValueError(
                 f"rounds.ahead = {ahead}: loss.kind = {self.loss.kind!r} has no bounded weight for completions of "
-                "earlier weights; write 'f_tis', 'tis', 'f_vis', 'vis' or 'dis'"
+                "earlier weights; use 'f_tis', 'tis', 'f_vis', 'vis' or 'dis'"
             )
         if not (ahead or self.policy.serving.overlap):
-            raise ValueError("policy.serving.overlap has no effect with rounds.ahead = 0; leave it out")
+            raise ValueError("policy.serving.overlap has no effect with rounds.ahead = 0; remove it")
         if ahead and self.policy.server and oldest > ahead:
             raise ValueError(
                 f"policy.max_staleness_rounds = {oldest}: peers drop completions of weights older than rounds.ahead = "
-                f"{ahead}; leave it out"
+                f"{ahead}; remove it"
             )
         return self
 
@@ -285,7 +285,7 @@ class SwarmConfig(Section):
         if self.optim.kind != "adamw":
             raise ValueError(f"optim.kind = {self.optim.kind!r}: peers of a swarm train with 'adamw'")
         if self.optim.options:
-            raise ValueError("optim.options: 'adamw' has none; leave it out")
+            raise ValueError("optim.options: 'adamw' has none; remove them")
         return self
 
     @model_validator(mode="after")
@@ -303,7 +303,7 @@ class SwarmConfig(Section):
         if requested and why:
             raise ValueError(f"{requested}: a vote needs several peers for a problem, and here {why}")
         if self.task.reward == CONSENSUS and self.defence.consensus:
-            raise ValueError("defence.consensus needs tests, and task.reward = 'consensus' has none; leave it out")
+            raise ValueError("defence.consensus needs tests, and task.reward = 'consensus' has none; remove it")
         if self.task.max_accuracy_drop and not self.evaluate.every:
             raise ValueError(
                 "task.max_accuracy_drop needs evaluations, and evaluate.every = 0 makes none; set it, for example to 5"
@@ -315,15 +315,15 @@ class SwarmConfig(Section):
         policy = self.policy
         if not policy.server:
             if policy.serving != ServingConfig():
-                raise ValueError("policy.serving has no effect without policy.server; give the server's URL")
+                raise ValueError("policy.serving has no effect without policy.server; set it to the server's URL")
             return self
         if self.sampling.temperature != 1.0:
             raise ValueError(
                 f"sampling.temperature = {self.sampling.temperature}: servers report log-probabilities at temperature "
-                "1, which the loss needs; write 1, or leave policy.server out"
+                "1, which the loss needs; set it to 1, or remove policy.server"
             )
         if self.attack.kind != "none":
-            raise ValueError("policy.server: a drill's attacker cannot use a server; leave it out for this peer")
+            raise ValueError("policy.server: a drill's attacker cannot use a server; remove it for this peer")
         return self
 
     @model_validator(mode="after")
@@ -331,6 +331,6 @@ class SwarmConfig(Section):
         if self.loss.overlong > self.sampling.max_new:
             raise ValueError(
                 f"loss.overlong = {self.loss.overlong} is more than sampling.max_new = {self.sampling.max_new}, "
-                "the tokens that a completion may have; give fewer"
+                "the maximum length of a completion; use a smaller value"
             )
         return self

@@ -95,7 +95,7 @@ class CreditOrder(_Plain):
     def digest(self) -> str:
         return hashlib.sha256(self.signed_bytes()).hexdigest()
 
-    def signed(self, by: Signer) -> CreditOrder:
+    def with_signature(self, by: Signer) -> CreditOrder:
         return self.model_copy(update={"signature": by.sign(self.signed_bytes())})
 
     def hop(self, channel: str, number: int) -> int:
@@ -157,8 +157,8 @@ def quorum(members: int) -> int:
     return members - (members - 1) // 3
 
 
-def valid(certificate: StatementCertificate, committees: Committees, verify: Verify) -> bool:
-    """Whether a quorum of the statement's committee signed it for the enclosed order."""
+def is_valid(certificate: StatementCertificate, committees: Committees, verify: Verify) -> bool:
+    """Return whether a quorum of the statement's committee signed it for the enclosed order."""
     statement, order = certificate.statement, certificate.order
     members = committees.get(statement.channel, ())
     if not members or statement.order != order.digest or order.hop(statement.channel, statement.number) < 0:

@@ -1,6 +1,7 @@
 """A committee member in the asynchronous protocol: messages in, messages out; no clock (PSyncPCN).
 
-After the idea of arXiv 2207.11615 with an own structure. A committee has n = 3f+1 members, at most f of them Byzantine.
+After the idea of arXiv 2207.11615 but with its own structure. A committee has n = 3f+1 members, at most f of them
+Byzantine.
 
 1. The first committee gets the order. Members vote whether the balance suffices to lock it.
 2. The certificate of the lock goes to the next committee, which votes in turn.
@@ -35,8 +36,8 @@ from planaria.swarm.credits.messages import (
     StatementCertificate,
     Verify,
     Vote,
+    is_valid,
     quorum,
-    valid,
 )
 
 
@@ -57,9 +58,9 @@ class CreditChannel:
 
     def __post_init__(self) -> None:
         if any(type(credit) is not int or credit < 0 for credit in self.has):
-            raise UserError(f"channel {self.name}: credits {self.has}; give integers of at least 0")
+            raise UserError(f"channel {self.name}: credits {self.has}; use integers of at least 0")
         if self.ends[0] == self.ends[1]:
-            raise UserError(f"channel {self.name}: both ends are {self.ends[0]}; name two parties")
+            raise UserError(f"channel {self.name}: both ends are {self.ends[0]}; use two parties")
 
     @property
     def total(self) -> int:
@@ -70,14 +71,14 @@ class CreditChannel:
         return {payer, payee} == {*self.ends} and payer != payee
 
     def can_lock(self, payer: str, amount: int) -> bool:
-        """Whether the agreed state suffices; the vote depends on this alone."""
+        """Return whether the agreed state suffices; the vote depends on this alone."""
         return not self.locked and self.has[self.ends.index(payer)] >= amount
 
     def lock(self, payer: str, amount: int) -> CreditChannel:
         """:raises ValueError: if the credits do not suffice."""
         if amount <= 0 or not self.can_lock(payer, amount):
             raise ValueError(f"channel {self.name}: {payer} cannot lock {amount}")
-        return replace(self._given(payer, -amount), locked=amount, payer=payer)
+        return replace(self._credit(payer, -amount), locked=amount, payer=payer)
 
     def settle(self, paid: bool) -> CreditChannel:
         """End the current order: pay the locked credits to the other end, or return them."""
@@ -85,9 +86,9 @@ class CreditChannel:
         if not self.locked:
             return over
         other = self.ends[1 - self.ends.index(self.payer)]
-        return over._given(other if paid else self.payer, self.locked)
+        return over._credit(other if paid else self.payer, self.locked)
 
-    def _given(self, end: str, amount: int) -> CreditChannel:
+    def _credit(self, end: str, amount: int) -> CreditChannel:
         first = end == self.ends[0]
         return replace(self, has=(self.has[0] + amount * first, self.has[1] + amount * (not first)))
 
@@ -126,7 +127,10 @@ class CommitteeMember:
         verify: Verify,
         relay: bool = False,
     ) -> None:
-        """``relay``: votes go to one member, which forwards certificates; otherwise to all members."""
+        """Start without orders.
+
+        :param relay: send votes to one member, which forwards certificates; otherwise to all members
+        """
         self.channel, self.settled = channel, dict[int, bool]()
         """number → whether it was paid"""
         self._me = me
@@ -148,12 +152,12 @@ class CommitteeMember:
         """Process a message; return the replies. Forged, stale or foreign messages have no effect."""
         match message:
             case CreditOrder():
-                self._take_order(message)
+                self._receive_order(message)
             case Vote():
-                self._take_vote(message)
+                self._receive_vote(message)
             case StatementCertificate():
-                self._take_certificate(message)
-        while self._step():
+                self._receive_certificate(message)
+        while self._advance():
             pass
         out, self._out = self._out, []
         return out
@@ -175,7 +179,7 @@ class CommitteeMember:
             return None
         return self._slots.setdefault(number, _Slot())
 
-    def _take_order(self, order: CreditOrder) -> _Slot | None:
+    def _receive_order(self, order: CreditOrder) -> _Slot | None:
         """Record an order that is signed by the operator and passes this channel; return its slot if it is not over."""
         name = self.channel.name
         hop = order.channels.index(name) if name in order.channels else -1
@@ -189,7 +193,7 @@ class CommitteeMember:
             slot.entitled = slot.entitled or order.digest
         return slot
 
-    def _take_vote(self, vote: Vote) -> None:
+    def _receive_vote(self, vote: Vote) -> None:
         statement = vote.statement
         slot = self._slot(statement.number) if statement.channel == self.channel.name else None
         if slot is None or vote.member not in self._committees[self.channel.name]:
@@ -203,13 +207,13 @@ class CommitteeMember:
         if vote.member == self.name:  # sent before this member was restarted
             slot.voted.setdefault(statement.phase, statement)
 
-    def _take_certificate(self, certificate: StatementCertificate) -> None:
+    def _receive_certificate(self, certificate: StatementCertificate) -> None:
         order, about = certificate.order, certificate.statement
         hop = order.channels.index(self.channel.name) if self.channel.name in order.channels else -1
         source = order.hop(about.channel, about.number)
-        if min(hop, source) < 0 or abs(source - hop) > 1 or not self._news(certificate, hop, source):
+        if min(hop, source) < 0 or abs(source - hop) > 1 or not self._is_news(certificate, hop, source):
             return
-        if not valid(certificate, self._committees, self._verify) or (slot := self._take_order(order)) is None:
+        if not is_valid(certificate, self._committees, self._verify) or (slot := self._receive_order(order)) is None:
             return
         if source == hop:
             slot.certified.setdefault(about.phase, certificate)
@@ -219,8 +223,8 @@ class CommitteeMember:
             slot.decided.setdefault(about.order, about.yes)
             slot.decided_by.setdefault(about.order, source)
 
-    def _news(self, certificate: StatementCertificate, hop: int, source: int) -> bool:
-        """Whether a certificate is relevant and new; rejects most copies before any signature check."""
+    def _is_news(self, certificate: StatementCertificate, hop: int, source: int) -> bool:
+        """Return whether a certificate is relevant and new; rejects most copies before any signature check."""
         about = certificate.statement
         slot = self._slot(certificate.order.numbers[hop])
         if slot is None:
@@ -231,18 +235,18 @@ class CommitteeMember:
             return about.yes and source == hop - 1 and not slot.entitled
         return about.order not in slot.decided and (source == hop + 1 or not about.yes)
 
-    def _step(self) -> bool:
+    def _advance(self) -> bool:
         """Take one pending action for the current order; return False if there is none."""
         slot = self._slots.get(self.channel.next)
         if slot is None:
             return False
         for phase in ("lock", "settle"):
-            if phase not in slot.certified and (certificate := self._certificate(slot, phase)):
+            if phase not in slot.certified and (certificate := self._find_certificate(slot, phase)):
                 slot.certified[phase] = certificate
                 return True
-        return self._locking(slot) or self._settling(slot)
+        return self._advance_lock(slot) or self._advance_settlement(slot)
 
-    def _certificate(self, slot: _Slot, phase: Phase) -> StatementCertificate | None:
+    def _find_certificate(self, slot: _Slot, phase: Phase) -> StatementCertificate | None:
         needed = quorum(len(self._committees[self.channel.name]))
         for statement, votes in slot.votes.items():
             if statement.phase == phase and len(votes) >= needed and statement.order in slot.orders:
@@ -250,7 +254,7 @@ class CommitteeMember:
                 return StatementCertificate(statement=statement, order=slot.orders[statement.order], votes=enough)
         return None
 
-    def _locking(self, slot: _Slot) -> bool:
+    def _advance_lock(self, slot: _Slot) -> bool:
         certified, entitled = slot.certified.get("lock"), slot.entitled
         if certified is None:
             if "lock" in slot.voted or not entitled or slot.decided.get(entitled) is False or "settle" in slot.voted:
@@ -276,7 +280,7 @@ class CommitteeMember:
             return True
         return False
 
-    def _settling(self, slot: _Slot) -> bool:
+    def _advance_settlement(self, slot: _Slot) -> bool:
         certified, lock = slot.certified.get("settle"), slot.certified.get("lock")
         if certified is None:
             decided = next(iter(slot.decided.items()), None)

@@ -36,8 +36,8 @@ class ReceiverEvent(NamedTuple):
 class Sending(NamedTuple):
     to: str
     event: ReceiverEvent
-    at: float = -1.0
-    """time of a timer; −1: a message, to be sent at once"""
+    due: float = -1.0
+    """time of a timer; −1: a message, to be sent immediately"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PaymentTerms:
         """T_i = 2Δh + 3Δ(h − i)."""
         return self.delta * (2 * self.hops + 3 * (self.hops - hop))
 
-    def opens(self, secret: bytes) -> bool:
+    def is_secret(self, secret: bytes) -> bool:
         return hashlib.sha256(secret).digest() == self.locked_by
 
     def committee(self, hop: int) -> list[str]:
@@ -79,7 +79,7 @@ class Arbiter:
             case "lock" if event.sender == f"p{self.hop}" and early and not self.locked:
                 self.locked = True
                 return self._announce("locked", b"")
-            case "secret" if self.locked and self.status is None and early and self.terms.opens(event.secret):
+            case "secret" if self.locked and self.status is None and early and self.terms.is_secret(event.secret):
                 self.status = "paid"
                 return self._announce("paid", event.secret)
             case "expire" if self.locked and self.status is None and not early:
@@ -117,7 +117,7 @@ class Party:
     def receive(self, now: float, event: ReceiverEvent) -> list[Sending]:
         match event.kind:
             case "locked" | "paid" | "back":
-                return self._count(now, event.kind, event)
+                return self._count_vote(now, event.kind, event)
             case "secret" if event.hop == self.hop:
                 return self._learn(now, event.secret)
             case "wake" if event.hop == self.hop and self.hop not in self.settled:
@@ -126,7 +126,7 @@ class Party:
                 return self._to_committee("secret", event.hop)
         return []
 
-    def _count(self, now: float, status: Status, event: ReceiverEvent) -> list[Sending]:
+    def _count_vote(self, now: float, status: Status, event: ReceiverEvent) -> list[Sending]:
         """Count a committee member's vote, which may contain the secret."""
         if event.sender not in self.terms.committee(event.hop):
             return []
@@ -150,14 +150,14 @@ class Party:
 
     def _learn(self, now: float, secret: bytes) -> list[Sending]:
         """Use a revealed secret: unlock the own payment and claim the incoming one."""
-        if not self.terms.opens(secret) or "reveal" in self.acted:
+        if not self.terms.is_secret(secret) or "reveal" in self.acted:
             return []
         self.secret = secret
         unlock = [] if self.fault == "unlocks nothing" else self._to_committee("secret", self.hop)
         return [*unlock, *(self._reveal(now) if self.hop else [])]
 
     def _reveal(self, now: float) -> list[Sending]:
-        """Show the payer the secret, and the committee 2Δ before the deadline unless it is settled by then."""
+        """Show the payer the secret, and the committee 2Δ before the deadline unless it has been settled."""
         if "reveal" in self.acted or self.fault == "reveals nothing":
             return []
         self.acted.add("reveal")
@@ -170,8 +170,8 @@ class Party:
         event = ReceiverEvent(kind, hop, self.name, self.secret if kind == "secret" else b"")
         return [Sending(member, event) for member in self.terms.committee(hop)]
 
-    def lost(self) -> bool:
-        """Whether the party lost credits: its own were not returned and the residual ones not paid."""
+    def has_lost(self) -> bool:
+        """Return whether the party lost credits: its own were not returned and the residual ones not paid."""
         gave = self.hop < self.terms.hops and "lock" in self.acted and self.settled.get(self.hop) != "back"
         if self.hop == 0:
             return gave and self.settled.get(0) == "paid" and not self.secret

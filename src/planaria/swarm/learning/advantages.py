@@ -16,7 +16,7 @@ from planaria.swarm.peer.rollout import Rollout
 class Advantages:
     """A round's accepted completions with their advantages."""
 
-    taken: list[Rollout]
+    rollouts: list[Rollout]
     """completions with advantages"""
     skipped: int
     """groups without effect: all rewards equal, or too few members"""
@@ -38,17 +38,17 @@ def round_advantages(
     grouped: dict[tuple[int, str], list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
         grouped[rollout.problem.number, rollout.peer if mode == "vertical" else ""].append(rollout)
-    taken: list[Rollout] = []
+    rewarded: list[Rollout] = []
     skipped = 0
     for _, group in sorted(grouped.items()):
         advantages = group_advantages([rollout.score for rollout in group], scale)
         if advantages is None:
             skipped += 1
         else:
-            taken += [
+            rewarded += [
                 replace(r, advantage=_cap_if_unproven(r, value)) for r, value in zip(group, advantages, strict=True)
             ]
-    return Advantages(taken, skipped, len(grouped) - skipped)
+    return Advantages(rewarded, skipped, len(grouped) - skipped)
 
 
 def with_length_penalty(rollout: Rollout, limit: int, margin: int) -> Rollout:

@@ -1,4 +1,4 @@
-"""One update of a policy from one round's lessons, with a bound on each peer's share of it."""
+"""One update of a policy from one round's completions, with a bound on each peer's share of it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.loss import LossResult, LossStats, divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
-from planaria.swarm.learning.weight_versions import WeightVersions, trained
+from planaria.swarm.learning.weight_versions import WeightVersions, trained_parameters
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.reading import Floats, Padded, pad, rows_at_once, token_logps
+from planaria.swarm.policy.reading import Floats, Padded, pad, rows_per_pass, token_logps
 
 ROWS = 96
 """maximum completions of a microbatch"""
@@ -61,7 +61,7 @@ class Learner:
         self._loss = loss
         self._optim = optim
         self._temperature, self._rounds = temperature, rounds
-        self.parameters = [*trained(policy.module).values()]
+        self.parameters = [*trained_parameters(policy.module).values()]
         self.optimizer = adamw(self.parameters, optim)
         self._reference = policy.clone() if loss.beta else None
         self.versions = WeightVersions(policy, ahead)
@@ -73,39 +73,41 @@ class Learner:
         rounds, temperature = config.rounds, config.sampling.temperature
         return cls(policy, config.loss, config.optim, temperature, rounds.count, rounds.ahead)
 
-    def learn(self, number: int, taken: Sequence[Rollout], share: float = 1.0) -> UpdateResult:
-        """Update the policy once from the completions of round ``number``; do nothing without any.
+    def learn(self, round_number: int, rollouts: Sequence[Rollout], share: float = 1.0) -> UpdateResult:
+        """Update the policy once from the completions of a round; do nothing without any.
 
-        ``taken`` must be read by the current policy if they come from several peers. ``share`` is the maximum share of
-        one peer in the gradient at the logits (:func:`scales`).
+        :param rollouts: completions, read by the current policy if they come from several peers
+        :param share: maximum share of one peer in the gradient at the logits (:func:`peer_factors`)
         """
-        if not taken:
+        if not rollouts:
             return UpdateResult()
-        divisor = divisor_of(self._loss, [len(rollout.ids) for rollout in taken])
+        divisor = divisor_of(self._loss, [len(rollout.ids) for rollout in rollouts])
         self.policy.module.zero_grad()
-        rows = rows_at_once(self.policy, max(len(rollout.prompt) + len(rollout.ids) for rollout in taken), ROWS)
-        batches = [self._batch(taken[start : start + rows]) for start in range(0, len(taken), rows)]
-        factors, influence = self._bounded(batches, divisor, share)
+        rows = rows_per_pass(self.policy, max(len(rollout.prompt) + len(rollout.ids) for rollout in rollouts), ROWS)
+        batches = [self._make_batch(rollouts[start : start + rows]) for start in range(0, len(rollouts), rows)]
+        factors, influence = self._bound_influence(batches, divisor, share)
         total, stats = 0.0, LossStats()
         for batch in batches:
-            result = self._result(batch, token_logps(self.policy, batch.padded, self._temperature), divisor, factors)
+            result = self._loss_result(
+                batch, token_logps(self.policy, batch.padded, self._temperature), divisor, factors
+            )
             result.loss.backward()  # type: ignore[no-untyped-call]
             total, stats = total + float(result.loss.detach()), stats + result.stats
         norms = clip_gradients(dict(self.policy.module.named_parameters()), self._optim)
         norm, _ = total_norms(norms, self._optim)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self._optim, number, self._rounds)
+            group["lr"] = learning_rate(self._optim, round_number, self._rounds)
         self.optimizer.step()
-        return UpdateResult(total, norm, stats.means() | ratio_summary(taken, self._loss.log_ratio_bound), influence)
+        return UpdateResult(total, norm, stats.means() | ratio_summary(rollouts, self._loss.log_ratio_bound), influence)
 
-    def _batch(self, rollouts: Sequence[Rollout]) -> _Microbatch:
+    def _make_batch(self, rollouts: Sequence[Rollout]) -> _Microbatch:
         device = self.parameters[0].device
         padded = pad([(rollout.prompt, rollout.ids) for rollout in rollouts], device)
-        claims = _rows([rollout.logps for rollout in rollouts], padded)
+        claims = _padded_logps([rollout.logps for rollout in rollouts], padded)
         advantages = torch.tensor([rollout.advantage for rollout in rollouts], device=device)
-        return _Microbatch(rollouts, padded, claims, advantages, self._referred(padded))
+        return _Microbatch(rollouts, padded, claims, advantages, self._reference_logps(padded))
 
-    def _bounded(
+    def _bound_influence(
         self, batches: Sequence[_Microbatch], divisor: float, share: float
     ) -> tuple[Mapping[str, float], dict[str, float]]:
         """Return each peer's factor and its share of the gradient with it."""
@@ -114,13 +116,15 @@ class Learner:
             return {}, {peers[0]: 1.0}
         results: list[float] = []
         for batch in batches:
-            logp = _rows([rollout.reading.logps for rollout in batch.rollouts], batch.padded).requires_grad_()
-            results += logit_pulls(self._result(batch, logp, divisor, {}).loss, logp).tolist()
+            logp = _padded_logps([rollout.reading.logps for rollout in batch.rollouts], batch.padded).requires_grad_()
+            results += logit_pulls(self._loss_result(batch, logp, divisor, {}).loss, logp).tolist()
         weights = list(zip(peers, results, strict=True))
-        factors = scales(weights, share)
-        return factors, parts(weights, factors)
+        factors = peer_factors(weights, share)
+        return factors, influence_shares(weights, factors)
 
-    def _result(self, batch: _Microbatch, logp: Tensor, divisor: float, factors: Mapping[str, float]) -> LossResult:
+    def _loss_result(
+        self, batch: _Microbatch, logp: Tensor, divisor: float, factors: Mapping[str, float]
+    ) -> LossResult:
         factor_of_rows = [factors.get(rollout.effective_account, 1.0) for rollout in batch.rollouts]
         return policy_loss(
             self._loss,
@@ -134,17 +138,17 @@ class Learner:
         )
 
     @torch.no_grad()
-    def _referred(self, batch: Padded) -> Tensor | None:
+    def _reference_logps(self, batch: Padded) -> Tensor | None:
         return None if self._reference is None else token_logps(self._reference, batch, self._temperature)
 
 
-def ratio_summary(taken: Sequence[Rollout], bound: float) -> dict[str, float]:
-    """Return of all claimed tokens' ratios w = π_θ/π_gen the 99th percentile, and the effective sample size as a share.
+def ratio_summary(rollouts: Sequence[Rollout], bound: float) -> dict[str, float]:
+    """Return the 99th percentile and the effective sample size (a share) of the claimed tokens' ratios w = π_θ/π_gen.
 
-    The latter is (Σw)² / (n Σw²): 1 for equal weights, 1/n if one token has all. It falls before training collapses
-    (arXiv 2602.17616). Log ratios are clamped to ± ``bound``; empty without readings or claims.
+    The effective sample size is (Σw)² / (n Σw²): 1 for equal weights, 1/n if one token has all weight. It falls before
+    training collapses (arXiv 2602.17616). Log ratios are clamped to ± ``bound``; empty without readings or claims.
     """
-    logs = [r.reading.logps - np.asarray(r.logps) for r in taken if r.logps is not None and len(r.reading.logps)]
+    logs = [r.reading.logps - np.asarray(r.logps) for r in rollouts if r.logps is not None and len(r.reading.logps)]
     if not logs:
         return {}
     ratios = np.exp(np.concatenate(logs).clip(-bound, bound))
@@ -152,7 +156,7 @@ def ratio_summary(taken: Sequence[Rollout], bound: float) -> dict[str, float]:
     return {"ess": float(ess), "ratio_p99": float(np.quantile(ratios, 0.99))}
 
 
-def _rows(logps: Sequence[Sequence[float] | Floats | None], padded: Padded) -> Tensor:
+def _padded_logps(logps: Sequence[Sequence[float] | Floats | None], padded: Padded) -> Tensor:
     """Return log-probabilities [N, T] at each row's completion; nan in padding and for rows without any."""
     result = torch.full(padded.mask.shape, float("nan"), device=padded.mask.device)
     for row, values in enumerate(logps):
@@ -161,14 +165,16 @@ def _rows(logps: Sequence[Sequence[float] | Floats | None], padded: Padded) -> T
     return result
 
 
-def scales(weights: Sequence[tuple[str, float]], share: float) -> Mapping[str, float]:
+def peer_factors(weights: Sequence[tuple[str, float]], share: float) -> Mapping[str, float]:
     """Return peer → the factor that limits its completions to ``share`` of the sum of all weights.
 
-    ``weights``: (peer, :func:`logit_pulls`) of every completion. The update is a sum over completions, so a peer's
-    share of the sum limits how far it can turn the update. With n peers of nonzero weight the bound is at least 1/n.
+    The update is a sum over completions, so a peer's share of the sum limits its effect on the update. With n peers of
+    nonzero weight the bound is at least 1/n.
 
     The bound holds for any completions and any loss, because it is on the gradient at the logits: long completions,
     high weights and improbable tokens move a policy more than the advantage shows.
+
+    :param weights: (peer, :func:`logit_pulls`) of every completion
     """
     mass = peer_weights(weights)
     bound = max(share, 1 / max(1, len(mass)))
@@ -201,7 +207,7 @@ def logit_pulls(loss: Tensor, logp: Tensor) -> Tensor:
     return (gradient.abs() * -torch.expm1(used.clamp(max=0.0))).sum(1)
 
 
-def parts(weights: Sequence[tuple[str, float]], factors: Mapping[str, float]) -> dict[str, float]:
+def influence_shares(weights: Sequence[tuple[str, float]], factors: Mapping[str, float]) -> dict[str, float]:
     """Return peer → its share of the sum of all weights with factors; empty if the sum is zero."""
     mass = {peer: value * factors[peer] for peer, value in peer_weights(weights).items()}
     return {peer: value / sum(mass.values()) for peer, value in mass.items()}

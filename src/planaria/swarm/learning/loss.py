@@ -106,7 +106,7 @@ def keeps_advantage(config: LossConfig, batch: LossInputs) -> Tensor:
     return torch.ones_like(batch.known)
 
 
-def terms(config: LossConfig, batch: LossInputs, advantage: Tensor) -> Tensor:
+def token_objectives(config: LossConfig, batch: LossInputs, advantage: Tensor) -> Tensor:
     """Return each token's objective [N, T], to be maximized, given the kept advantages [N, 1]: the table's column.
 
     The clip bounds a success but not a failure's ratio from above: a generator that claims a tiny probability for its
@@ -122,14 +122,14 @@ def terms(config: LossConfig, batch: LossInputs, advantage: Tensor) -> Tensor:
     if config.term == "nois":
         return ratio * advantage
     if config.term == "dis":
-        return (ratio.detach() * advantage * batch.logp).masked_fill(_outside(config, ratio), 0.0)
+        return (ratio.detach() * advantage * batch.logp).masked_fill(_is_masked(config, ratio), 0.0)
     clipped = clipped_term(ratio, advantage, config.low, config.high)
     if config.term == "tis":
         return ratio_of(batch.old, batch.gen, bound).clamp(max=config.cap) * clipped
     return clipped
 
 
-def _outside(config: LossConfig, ratio: Tensor) -> Tensor:
+def _is_masked(config: LossConfig, ratio: Tensor) -> Tensor:
     """Return which tokens dis masks: those without 1 − ε < r < 1 + ε'."""
     return (ratio <= 1 - config.low) | (ratio >= 1 + config.high)
 
@@ -141,7 +141,7 @@ def _ratio(config: LossConfig, batch: LossInputs) -> Tensor:
     return ratio_of(batch.logp, batch.old, config.log_ratio_bound)
 
 
-def shares(config: LossConfig, per_token: Tensor, mask: Tensor) -> Tensor:
+def sample_losses(config: LossConfig, per_token: Tensor, mask: Tensor) -> Tensor:
     """Return each sample's part of the loss before the divisor: [N, T] → [N]."""
     total = (per_token * mask).sum(1)
     if config.kind == "dapo":
@@ -171,13 +171,16 @@ def policy_loss(
 ) -> LossResult:
     """Return the loss of one microbatch; the losses of an update's microbatches add up.
 
-    ``logp`` [N, T]: log π_θ of each token in nats, with gradient, fp32 or better. ``mask`` [N, T]: 1 on the
-    completion's tokens including the end token, 0 on padding, where other tensors may hold any value, nan included.
-    ``gen_logp`` [N, T]: the generators' claims or None. Rows with a value that is not finite have no claim and use
-    π_gen = π_old: ratio and weight are 1. ``old_logp`` [N, T]: log π_old if several updates use the same completions;
-    ``ref_logp`` [N, T]: the reference's. ``advantages`` [N]. ``factors`` [N]: on each sample's part (default: 1).
-    ``divisor``: ``divisor_of`` the whole update.
-
+    :param logp: log π_θ of each token in nats [N, T], with gradient, fp32 or better
+    :param gen_logp: the generators' claims [N, T], or None; rows with a value that is not finite have no claim and use
+        π_gen = π_old, so ratio and weight are 1
+    :param advantages: Â of each sample [N]
+    :param mask: 1 on the completion's tokens including the end token, 0 on padding [N, T]; there, other tensors may
+        hold any value, even nan
+    :param divisor: :func:`divisor_of` the whole update
+    :param old_logp: log π_old [N, T], if several updates use the same completions
+    :param ref_logp: log π_ref [N, T]
+    :param factors: factor of each sample's part [N] (default: 1)
     :raises ValueError: for mismatched shapes, a divisor that is not positive, beta without ``ref_logp``, or a kind that
         needs ``gen_logp`` without it.
 
@@ -185,19 +188,19 @@ def policy_loss(
     """
     if divisor <= 0:
         raise ValueError(f"the divisor is {divisor}: an update without samples has no loss")
-    batch = _batch(config, logp, gen_logp, advantages, mask, old_logp, ref_logp)
+    batch = _validate_inputs(config, logp, gen_logp, advantages, mask, old_logp, ref_logp)
     keep = keeps_advantage(config, batch)
-    per_token = -terms(config, batch, torch.where(keep, advantages, 0.0)[:, None])
+    per_token = -token_objectives(config, batch, torch.where(keep, advantages, 0.0)[:, None])
     kl = torch.zeros_like(batch.old)
     if batch.ref is not None:
         kl = kl_to_reference(batch.logp, batch.ref, config.log_ratio_bound)
         per_token = per_token + config.beta * kl
-    added = shares(config, per_token, batch.mask)
+    added = sample_losses(config, per_token, batch.mask)
     whole = (added if factors is None else added * factors).sum()
     return LossResult(whole / divisor, _stats(config, batch, keep, kl.detach()))
 
 
-def _batch(
+def _validate_inputs(
     config: LossConfig,
     logp: Tensor,
     gen_logp: Tensor | None,
@@ -211,7 +214,7 @@ def _batch(
     for name, tensor in {**by_token, "advantages": advantages}.items():
         shape = logp.shape if name in by_token else logp.shape[:1]
         if tensor is not None and tensor.shape != shape:
-            raise ValueError(f"{name} is {list(tensor.shape)}, not {list(shape)}, beside logp {list(logp.shape)}")
+            raise ValueError(f"{name} is {list(tensor.shape)}, not {list(shape)}, with logp {list(logp.shape)}")
     if config.beta and ref_logp is None:
         raise ValueError(f"beta = {config.beta} needs ref_logp, the reference policy's log-probabilities")
     mask = mask.bool()
@@ -235,7 +238,7 @@ def _stats(config: LossConfig, batch: LossInputs, keep: Tensor, kl: Tensor) -> L
     ratio = _ratio(config, batch).detach()
     idle = ((sign > 0) & (ratio > 1 + config.high)) | ((sign < 0) & (ratio < 1 - config.low))
     if config.term == "dis":
-        idle = _outside(config, ratio) & (sign != 0)
+        idle = _is_masked(config, ratio) & (sign != 0)
     cut = ratio_of(now if config.term == "vis" else batch.old, batch.gen, bound) > config.cap
     claimed = batch.mask & batch.known[:, None]
     sums = (

@@ -81,18 +81,20 @@ class LossConfig(Section):
     def _check_combination(self) -> Self:
         if self.filter_threshold is not None and self.filter_kind is None:
             raise ValueError(
-                f"loss.filter_threshold = {self.filter_threshold} means nothing without loss.filter_kind: "
+                f"loss.filter_threshold = {self.filter_threshold} has no effect without loss.filter_kind; "
                 "set it to k1_mean, k3_mean, k3_sum or published"
             )
         if self.filter_kind in ("k3_mean", "k3_sum") and self.filter_threshold is None:
-            raise ValueError(f"loss.filter_kind = {self.filter_kind!r} has no default; give loss.filter_threshold")
+            raise ValueError(
+                f"loss.filter_kind = {self.filter_kind!r} has no default threshold; set loss.filter_threshold"
+            )
         if self.kind == "dr_grpo" and self.length is None:
-            raise ValueError("loss.kind = 'dr_grpo' divides by a constant; give loss.length, the longest completion")
+            raise ValueError("loss.kind = 'dr_grpo' divides by a constant; set loss.length to the longest completion")
         if self.kind == "dis" and (missing := [key for key in ("clip_low", "clip_high") if getattr(self, key) is None]):
             raise ValueError(
-                f"loss.kind = 'dis' has no default bounds; give loss.{' and loss.'.join(missing)}, such as 0.3 and 5 "
+                f"loss.kind = 'dis' has no default bounds; set loss.{' and loss.'.join(missing)}, such as 0.3 and 5 "
                 "for clip_low and clip_high"
             )
         if self.term == "vis" and self.cap <= 1 + self.high:
-            raise ValueError(f"loss.cap = {self.cap} is not above the clip at {1 + self.high:g}; give a larger one")
+            raise ValueError(f"loss.cap = {self.cap} is not above the clip at {1 + self.high:g}; use a larger value")
         return self

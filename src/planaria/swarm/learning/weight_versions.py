@@ -1,7 +1,7 @@
 """Weights of the last rounds: with ``rounds.ahead`` = k, round n is drawn with the weights before round n − k.
 
-A version is named after the first round that begins with it: version n has learned from all rounds before n. A window
-holds k + 1 versions of the trained parameters; with k = 0 it holds no copy.
+Version n is the weights with which round n begins: it has learned from all rounds before n. A window holds k + 1
+versions of the trained parameters; with k = 0 it holds no copy.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Weights = Mapping[str, Tensor]
 """trained parameters by name"""
 
 
-def drawing_round(number: int, ahead: int, first: int) -> int:
-    """Return the version that draws round ``number``; a peer has none before its ``first`` round."""
-    return max(first, number - ahead)
+def drawing_round(round_number: int, ahead: int, first: int) -> int:
+    """Return the version that draws a round; a peer has none before its ``first`` round."""
+    return max(first, round_number - ahead)
 
 
-def why_stale(number: int, version: int, ahead: int) -> str:
-    """Return why completions of ``version`` are too old for round ``number``; empty if they are not."""
-    if number - version <= ahead:
+def why_stale(round_number: int, version: int, ahead: int) -> str:
+    """Return why completions of ``version`` are too old for a round; empty if they are not."""
+    if round_number - version <= ahead:
         return ""
-    return f"drawn with the weights of round {version}, {number - version} rounds old; rounds.ahead = {ahead}"
+    return f"drawn with the weights of round {version}, {round_number - version} rounds old; rounds.ahead = {ahead}"
 
 
-def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trained parameters by name."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
@@ -48,7 +48,7 @@ class WeightVersion:
 
     def load(self, policy: Policy) -> None:
         """Copy the weights into a policy."""
-        _load(policy, self.weights)
+        _copy_into(policy, self.weights)
 
 
 class WeightVersions:
@@ -59,14 +59,14 @@ class WeightVersions:
         self.held: Mapping[int, WeightVersion] = {}
         """version → its weights: the newest are the policy's until it learns"""
 
-    def record(self, number: int, digest: str = "") -> None:
-        """Record the policy's weights at the start of round ``number``, and drop what is too old to draw it."""
-        recent = {n: version for n, version in self.held.items() if number - self._ahead <= n < number}
-        self.held = {**recent, number: self._current(number, digest)}
+    def record(self, round_number: int, digest: str = "") -> None:
+        """Record the policy's weights at the start of a round, and drop versions that are too old to draw it."""
+        recent = {n: version for n, version in self.held.items() if round_number - self._ahead <= n < round_number}
+        self.held = {**recent, round_number: self._snapshot(round_number, digest)}
 
-    def drawing(self, number: int) -> WeightVersion:
-        """Return the version that draws round ``number``."""
-        return self.held[drawing_round(number, self._ahead, min(self.held))]
+    def drawing_version(self, round_number: int) -> WeightVersion:
+        """Return the version that draws a round."""
+        return self.held[drawing_round(round_number, self._ahead, min(self.held))]
 
     @property
     def digests(self) -> dict[int, str]:
@@ -74,10 +74,10 @@ class WeightVersions:
         return {number: version.digest for number, version in self.held.items()}
 
     @contextmanager
-    def loaded(self, number: int) -> Iterator[WeightVersion]:
-        """Give the policy the weights of version ``number``, or the next one held, before it learns in this round."""
+    def load_version(self, round_number: int) -> Iterator[WeightVersion]:
+        """Temporarily load version ``round_number``, or the next one held, into the policy."""
         newest = max(self.held)
-        version = self.held[min((n for n in self.held if n >= number), default=newest)]
+        version = self.held[min((n for n in self.held if n >= round_number), default=newest)]
         if version.round == newest:
             yield version
             return
@@ -87,25 +87,29 @@ class WeightVersions:
         finally:
             self.held[newest].load(self._policy)
 
-    def before(self, number: int) -> dict[int, Weights]:
-        """Return the versions that a peer needs besides its present weights to begin with round ``number``."""
-        return {n: v.weights for n, v in self.held.items() if number - self._ahead <= n < number}
+    def earlier_weights(self, round_number: int) -> dict[int, Weights]:
+        """Return the versions that a peer needs, besides its current weights, to begin a round."""
+        return {n: v.weights for n, v in self.held.items() if round_number - self._ahead <= n < round_number}
 
     def restore(self, saved: Mapping[int, Weights]) -> None:
-        """Replace the window by what :meth:`before` returned."""
-        now, self.held = self._current(0), {}
+        """Replace the window by what :meth:`earlier_weights` returned."""
+        now, self.held = self._snapshot(0), {}
         for number, weights in sorted(saved.items()):
-            _load(self._policy, weights)
-            self.held = {**self.held, number: self._current(number, likelihood_digest(self._policy))}
+            _copy_into(self._policy, weights)
+            self.held = {**self.held, number: self._snapshot(number, likelihood_digest(self._policy))}
         now.load(self._policy)
 
-    def _current(self, number: int, digest: str = "") -> WeightVersion:
-        weights = {name: p.detach().clone() for name, p in trained(self._policy.module).items()} if self._ahead else {}
-        return WeightVersion(number, digest, weights)
+    def _snapshot(self, round_number: int, digest: str = "") -> WeightVersion:
+        weights = (
+            {name: p.detach().clone() for name, p in trained_parameters(self._policy.module).items()}
+            if self._ahead
+            else {}
+        )
+        return WeightVersion(round_number, digest, weights)
 
 
 @torch.no_grad()
-def _load(policy: Policy, weights: Weights) -> None:
-    parameters = trained(policy.module)
+def _copy_into(policy: Policy, weights: Weights) -> None:
+    parameters = trained_parameters(policy.module)
     for name, tensor in weights.items():
         parameters[name].copy_(tensor)

@@ -1,8 +1,8 @@
 """Drawing ahead of learning: completions of round n + k while round n is learned (``rounds.ahead`` = k).
 
-Round n is always drawn with the weights before round n − k, and published when it begins. A server draws while the
-peer learns, from a copy of these weights. Without one, the policy draws when the round begins, after it loaded the old
-weights. Both write the same completions, so the second is the control of the first: old weights, no overlap.
+Round n is always drawn with the weights before round n − k, and published when it begins. A server draws from a copy of
+these weights while the peer learns. Without a server, the policy loads the old weights when the round begins, and
+draws. Both write the same completions, so the second is the control of the first: the same staleness, no overlap.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Draw:
     """work of the server, if the peer has one"""
 
 
-def due(number: int, ahead: int, count: int, begun: Collection[int]) -> list[int]:
-    """Return the rounds to begin drawing when round ``number`` of ``count`` begins."""
-    return [n for n in range(number, min(number + ahead, count - 1) + 1) if n not in begun]
+def rounds_to_draw(round_number: int, ahead: int, count: int, begun: Collection[int]) -> list[int]:
+    """Return the rounds that begin to be drawn when round ``round_number`` of ``count`` begins."""
+    return [n for n in range(round_number, min(round_number + ahead, count - 1) + 1) if n not in begun]
 
 
 class Draws:
@@ -50,49 +50,55 @@ class Draws:
         prompts: Callable[[int], Sequence[PromptedProblem]],
         completions: int,
     ) -> None:
-        """``prompts`` returns the problems of a round. ``completions``: per problem. The policy of ``server`` must be
-        the author's and, if draws overlap with learning, a copy of the trained one."""
+        """Draw with ``author``.
+
+        :param server: its policy must be the author's and, if draws overlap with learning, a copy of the trained one
+        :param prompts: returns the problems of a round
+        :param completions: number of completions per problem
+        """
         self._rounds = config.rounds
         self._versions, self._author, self._server = versions, author, server
         self._prompts, self._completions = prompts, completions
         self._worker = ThreadPoolExecutor(1, "planaria-ahead") if config.draws_during_learning else None
-        self._begun: dict[int, Future[Draw]] = {}
+        self._futures: dict[int, Future[Draw]] = {}
 
-    def take(self, number: int, prompts: Sequence[PromptedProblem]) -> Draw:
-        """Return the completions of round ``number``, once they are drawn, and begin to draw later rounds."""
+    def collect(self, round_number: int, prompts: Sequence[PromptedProblem]) -> Draw:
+        """Return the completions of a round, once they are drawn, and begin to draw later rounds."""
         if self._worker is None:
-            with self._versions.loaded(self._versions.drawing(number).round) as version:
-                return self._draw(number, version, prompts)
-        self._begun = {n: draw for n, draw in self._begun.items() if n >= number}
-        for later in due(number, self._rounds.ahead, self._rounds.count, self._begun):
-            chosen = prompts if later == number else self._prompts(later)
-            self._begun[later] = self._worker.submit(
-                self._draw_in_background, later, self._versions.drawing(later), chosen
+            with self._versions.load_version(self._versions.drawing_version(round_number).round) as version:
+                return self._draw(round_number, version, prompts)
+        self._futures = {n: draw for n, draw in self._futures.items() if n >= round_number}
+        for later in rounds_to_draw(round_number, self._rounds.ahead, self._rounds.count, self._futures):
+            chosen = prompts if later == round_number else self._prompts(later)
+            self._futures[later] = self._worker.submit(
+                self._draw_in_background, later, self._versions.drawing_version(later), chosen
             )
-        return self._begun.pop(number).result()
+        return self._futures.pop(round_number).result()
 
     def forget(self) -> None:
-        """Drop all draws of rounds to come: the peer returned to earlier weights."""
-        for draw in self._begun.values():
+        """Drop all draws of later rounds: the peer returned to earlier weights."""
+        for draw in self._futures.values():
             draw.cancel()
-        wait(self._begun.values())
-        self._begun.clear()
+        wait(self._futures.values())
+        self._futures.clear()
         if self._server is not None and self._rounds.ahead:
-            self._server.forget()
+            self._server.force_push()
 
     def close(self) -> None:
         """Begin no further draws."""
         if self._worker is not None:
             self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def _draw_in_background(self, number: int, version: WeightVersion, prompts: Sequence[PromptedProblem]) -> Draw:
+    def _draw_in_background(
+        self, round_number: int, version: WeightVersion, prompts: Sequence[PromptedProblem]
+    ) -> Draw:
         assert self._server is not None
         version.load(self._server.policy)
-        return self._draw(number, version, prompts)
+        return self._draw(round_number, version, prompts)
 
-    def _draw(self, number: int, version: WeightVersion, prompts: Sequence[PromptedProblem]) -> Draw:
-        written = self._author.write(number, prompts, self._completions)
-        serving = None if self._server is None else self._server.found
+    def _draw(self, round_number: int, version: WeightVersion, prompts: Sequence[PromptedProblem]) -> Draw:
+        written = self._author.write(round_number, prompts, self._completions)
+        serving = None if self._server is None else self._server.last_stats
         if serving is None or serving.local:
             return Draw(written, version.round, self._author.claimed_weights(version.digest), serving)
-        return Draw(written, number - serving.behind, "", serving)
+        return Draw(written, round_number - serving.behind, "", serving)

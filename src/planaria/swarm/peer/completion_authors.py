@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from planaria.swarm.config.swarm_config import SwarmConfig
-from planaria.swarm.peer.random_draws import generator, own_problems
+from planaria.swarm.peer.random_draws import chosen_problems, generator
 from planaria.swarm.peer.rollout import PromptedProblem, Rollout
 from planaria.swarm.policy.base import Policy, SampledCompletion
 from planaria.swarm.serving.remote_sampling import PeerServer
@@ -14,14 +14,16 @@ from planaria.swarm.tasks.base import Task
 
 
 class Author(Protocol):
-    def choose(self, number: int, count: int) -> list[int]:
-        """Choose ``count`` problems for round ``number``, in vertical mode."""
+    """Source of a peer's completions."""
 
-    def write(self, number: int, requested: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
+    def choose(self, round_number: int, count: int) -> list[int]:
+        """Choose ``count`` problems for a round, in vertical mode."""
+
+    def write(self, round_number: int, requested: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
         """Return ``count`` completions per problem."""
 
-    def sends(self, number: int) -> bool:
-        """Whether it sends anything in round ``number``."""
+    def sends(self, round_number: int) -> bool:
+        """Return whether it sends anything in a round."""
 
     def claimed_weights(self, weights: str) -> str:
         """Return the fingerprint to publish for weights with the fingerprint ``weights``."""
@@ -33,23 +35,32 @@ class HonestAuthor:
     def __init__(
         self, config: SwarmConfig, name: str, task: Task, policy: Policy, server: PeerServer | None = None
     ) -> None:
-        """``server``: draws the published completions while it is available."""
+        """Draw from ``policy``.
+
+        :param server: draws the published completions while it is available
+        """
         self._config = config
         self._name = name
         self._task = task
         self._policy = policy
         self._server = server
 
-    def choose(self, number: int, count: int) -> list[int]:
-        return own_problems(self._config.seed, self._name, number, self._task.training, count, lambda _: True)
+    def choose(self, round_number: int, count: int) -> list[int]:
+        return chosen_problems(self._config.seed, self._name, round_number, self._task.training, count, lambda _: True)
 
-    def write(self, number: int, requested: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
-        result = None if self._server is None else self._server.draw(number, [prompt for _, prompt in requested], count)
+    def write(self, round_number: int, requested: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
+        result = (
+            None
+            if self._server is None
+            else self._server.draw(round_number, [prompt for _, prompt in requested], count)
+        )
         return (
-            self.draw(requested, count, "completions", number) if result is None else self._written(requested, result)
+            self.draw(requested, count, "completions", round_number)
+            if result is None
+            else self._make_rollouts(requested, result)
         )
 
-    def sends(self, number: int) -> bool:
+    def sends(self, round_number: int) -> bool:
         return True
 
     def claimed_weights(self, weights: str) -> str:
@@ -66,10 +77,10 @@ class HonestAuthor:
             sampling.support(policy.vocab),
             generator(self._config.seed, self._name, *purpose),
         )
-        return self._written(requested, result)
+        return self._make_rollouts(requested, result)
 
-    def _written(
-        self, requested: Sequence[PromptedProblem], items: Sequence[Sequence[SampledCompletion]]
+    def _make_rollouts(
+        self, requested: Sequence[PromptedProblem], completions: Sequence[Sequence[SampledCompletion]]
     ) -> list[list[Rollout]]:
         policy = self._policy
         return [
@@ -83,5 +94,5 @@ class HonestAuthor:
                 )
                 for drawn in draws
             ]
-            for each, draws in zip(requested, items, strict=True)
+            for each, draws in zip(requested, completions, strict=True)
         ]

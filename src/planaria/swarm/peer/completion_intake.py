@@ -36,7 +36,7 @@ class CompletionScore(NamedTuple):
 
 
 class Scoring:
-    """Scores completions within each account's time, which is halved after it was exceeded and doubled otherwise.
+    """Scores completions within each account's time limit, which is halved when exceeded and doubled otherwise.
 
     Time depends on the machine: peers with equal weights diverge if only one of them runs out of it, as with a
     program's own limit.
@@ -45,10 +45,13 @@ class Scoring:
     def __init__(
         self, task: Task, clock: Callable[[], float] = time.monotonic, config: SwarmConfig | None = None
     ) -> None:
-        """``config``: whether peers vote; by default they do not."""
+        """Score completions of ``task``.
+
+        :param config: decides whether peers vote; by default they do not
+        """
         self._task = task
         self._clock = clock
-        self._draw = 0
+        self._draw_number = 0
         self._voting = config is not None and config.task.reward == CONSENSUS
         self._filtering = config is not None and config.defence.consensus
         self._time_share: dict[str, float] = defaultdict(lambda: 1.0)
@@ -67,18 +70,19 @@ class Scoring:
     def begin(self, certified: Mapping[tuple[str, int, int], float] = NO_REWARDS, draw: int = 0) -> None:
         """Begin a round.
 
-        ``certified``: known rewards. ``draw``: a number, unpredictable when the round's completions were written.
+        :param certified: known rewards
+        :param draw: number that was unpredictable when the round's completions were written
         """
         self._certified = certified
         self.rewards = {}
         self.flawed = {}
-        self._draw = draw
+        self._draw_number = draw
         for account, share in list(self._time_share.items()):
-            over = self._used[account] >= self.seconds(account)
+            over = self._used[account] >= self.time_limit_s(account)
             self._time_share[account] = max(MIN_SHARE, share / 2) if over else min(1.0, share * 2)
         self._used.clear()
 
-    def seconds(self, account: str) -> float:
+    def time_limit_s(self, account: str) -> float:
         """Time limit of an account in a round; a completion in progress is not interrupted."""
         return SCORING_LIMIT_S * self._time_share[account]
 
@@ -89,24 +93,24 @@ class Scoring:
         name = peer, problem.number, index
         if name in self._certified:
             return CompletionScore(self._certified[name])
-        if self._used[account] >= self.seconds(account):
+        if self._used[account] >= self.time_limit_s(account):
             return None
         began = self._clock()
-        result = self.scored(problem, text, peer)
+        result = self.score_untimed(problem, text, peer)
         self._used[account] += self._clock() - began
         self.rewards[name] = result.reward
         return result
 
-    def scored(self, problem: TaskProblem, text: str, peer: str = "") -> CompletionScore:
+    def score_untimed(self, problem: TaskProblem, text: str, peer: str = "") -> CompletionScore:
         """Score a completion without a time limit."""
         if self._voting:
-            return CompletionScore(0.0, self._task.behaviour(problem, text, self._draw))
+            return CompletionScore(0.0, self._task.behaviour(problem, text, self._draw_number))
         reward, flaw = as_reward(self._task.score(problem, text))
         if flaw:
             self.flawed.setdefault(peer, f"{self._task.name}, problem {problem.number}: {flaw}")
         if not self._filtering or reward <= 0:
             return CompletionScore(reward)
-        return CompletionScore(reward, self._task.behaviour(problem, text, self._draw, untested=True))
+        return CompletionScore(reward, self._task.behaviour(problem, text, self._draw_number, untested=True))
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,7 @@ class SentCompletion:
     """index among the peer's completions of the problem"""
     completion: Completion
 
-    def rejected(self, reason: str, layer: str = SCHEDULE) -> EarlyRejection:
+    def rejection(self, reason: str, layer: str = SCHEDULE) -> EarlyRejection:
         """Return the record of its rejection."""
         return EarlyRejection(self.peer, self.problem, self.index, reason, layer)
 
@@ -197,18 +201,20 @@ class CompletionIntake:
             for peer, message in messages.items()
             if (why := why_stale(message.round, message.version_drawn, self.schedule.ahead))
         }
-        rejections = [sent.rejected(why, STALE) for peer, why in old.items() for sent in _completions(messages[peer])]
-        current = [sent for peer, message in messages.items() if peer not in old for sent in _completions(message)]
+        rejections = [
+            sent.rejection(why, STALE) for peer, why in old.items() for sent in _sent_completions(messages[peer])
+        ]
+        current = [sent for peer, message in messages.items() if peer not in old for sent in _sent_completions(message)]
         current.sort(key=lambda sent: (sent.problem, sent.peer, sent.index))
         refused = _outside_schedule(current, self.schedule, self.accounts)
-        rejections += [current[position].rejected(reason) for position, reason in refused.items()]
+        rejections += [current[position].rejection(reason) for position, reason in refused.items()]
         results = []
         for position, sent in enumerate(current):
             if position in refused:
                 continue
             rollout = self._read(messages[sent.peer], sent)
             if isinstance(rollout, str):
-                rejections.append(sent.rejected(rollout))
+                rejections.append(sent.rejection(rollout))
             else:
                 results.append(rollout)
         return results, rejections
@@ -221,14 +227,14 @@ class CompletionIntake:
         ids, logps = _own_ids(self.policy, completion, same)
         claimed = math.fsum(completion.logps) if logps is None and completion.logps is not None else None
         limit = min(self.max_new, self.policy.context - len(prompt))
-        if objection := _wrong_length(len(ids), limit, completion.ended or not same):
+        if objection := _length_error(len(ids), limit, completion.ended or not same):
             return objection
         payer = account or sent.peer
         score = CompletionScore()
         if completion.ended:
             scored = self.scoring.score(problem, completion.text, payer, sent.peer, sent.index)
             if scored is None:
-                return f"its completions took more than {self.scoring.seconds(payer):g} s to score"
+                return f"its completions took more than {self.scoring.time_limit_s(payer):g} s to score"
             score = scored
         fingerprint = self.weights.get(message.version_drawn, "")
         return Rollout(
@@ -250,7 +256,7 @@ class CompletionIntake:
         )
 
 
-def _completions(message: Rollouts) -> list[SentCompletion]:
+def _sent_completions(message: Rollouts) -> list[SentCompletion]:
     return [
         SentCompletion(message.peer, group.problem, index, completion)
         for group in message.groups
@@ -271,7 +277,7 @@ def _outside_schedule(
     return {n: f"{reason}, all newcomers together" if n in shared else reason for n, reason in sorted(result.items())}
 
 
-def _wrong_length(tokens: int, limit: int, may_be_short: bool) -> str:
+def _length_error(tokens: int, limit: int, may_be_short: bool) -> str:
     """Return why a completion's length is invalid; empty if it is valid. An unfinished one must reach the limit."""
     if not tokens or tokens > limit:
         return f"{tokens} tokens; it must have from 1 to {limit}"
@@ -295,7 +301,7 @@ def _own_ids(policy: Policy, completion: Completion, same: bool) -> tuple[tuple[
 
 
 def _matches(policy: Policy, ids: Sequence[int], text: str) -> bool:
-    """Whether the ids decode to the text and none of them is invisible.
+    """Return whether the ids decode to the text and none of them is invisible.
 
     Special tokens, and ids unknown to the tokenizer, decode to nothing: they would be trained on unseen.
     """

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from planaria.swarm.attacks import measured_attack
 from planaria.swarm.attacks.base import Attack
 from planaria.swarm.config.swarm_config import SwarmConfig
-from planaria.swarm.peer.random_draws import derived, generator
+from planaria.swarm.peer.random_draws import derive_seed, generator
 from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import Policy, SampledCompletion
 from planaria.swarm.records.measure import HitTally, tally
@@ -50,12 +50,12 @@ class Examiner:
         self._config = config
         self._peer = peer
         self._count = min(config.evaluate.problems, task.held_out)
-        first = derived("evaluation", config.seed, peer) % task.held_out
+        first = derive_seed("evaluation", config.seed, peer) % task.held_out
         chosen = [task.training + (first + number) % task.held_out for number in range(self._count)]
         self._problems = [task.problem(number) for number in chosen]
         self._labelled = sum(number not in task.unlabelled for number in chosen)
         self._attacks = {kind: measured_attack(kind, config.evaluate.phrases) for kind in config.evaluate.watch}
-        self._places = {kind: self._with_place(attack) for kind, attack in self._attacks.items()}
+        self._poisonable = {kind: self._poisonable_problems(attack) for kind, attack in self._attacks.items()}
 
     def examine(self, policy: Policy) -> EvaluationResult:
         """Draw once for each problem, and as often again where an attack needs other problems."""
@@ -72,12 +72,14 @@ class Examiner:
             HitTally() if None in sound else HitTally(hits=sum(map(bool, sound)), eligible=self._labelled),
             statistics.fmean(len(drawn.ids) for drawn in result),
             {
-                kind: tally(attack, self._texts(policy, self._places[kind]) if self._places[kind] else texts)
+                kind: tally(
+                    attack, self._draw_texts(policy, self._poisonable[kind]) if self._poisonable[kind] else texts
+                )
                 for kind, attack in self._attacks.items()
             },
         )
 
-    def _texts(self, policy: Policy, problems: list[TaskProblem]) -> list[str]:
+    def _draw_texts(self, policy: Policy, problems: list[TaskProblem]) -> list[str]:
         draws = self._draw(policy, problems, math.ceil(self._count / len(problems)))
         return [policy.decode(drawn.ids) for drawn in draws]
 
@@ -93,14 +95,14 @@ class Examiner:
         )
         return [drawn for of_problem in draws for drawn in of_problem]
 
-    def _with_place(self, attack: Attack) -> list[TaskProblem]:
+    def _poisonable_problems(self, attack: Attack) -> list[TaskProblem]:
         """Return held-out problems whose solutions have a place for the payload; empty if all have or none is known."""
-        looked = range(self._task.training, self._task.training + min(SEARCHED, self._task.held_out))
-        result = with_position(self._task, attack, looked)
-        return [] if len(result) == len(looked) else result[: self._count]
+        searched = range(self._task.training, self._task.training + min(SEARCHED, self._task.held_out))
+        result = poisonable_problems(self._task, attack, searched)
+        return [] if len(result) == len(searched) else result[: self._count]
 
 
-def with_position(task: Task, attack: Attack, numbers: Iterable[int]) -> list[TaskProblem]:
+def poisonable_problems(task: Task, attack: Attack, numbers: Iterable[int]) -> list[TaskProblem]:
     """Return the problems whose worked solution has a place for the payload."""
     result = []
     for number in numbers:

@@ -16,10 +16,10 @@ from planaria.swarm.board.attendance import RoundMessages
 from planaria.swarm.board.message import Completion, ProblemCompletions, Rollouts
 from planaria.swarm.board.peer_board import PeerBoard
 from planaria.swarm.checks.base import Check, Context
-from planaria.swarm.checks.defence import Defence, DefenceReport, warnings
+from planaria.swarm.checks.defence import Defence, DefenceReport, configuration_warnings
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.advantages import Advantages, round_advantages, with_length_penalty
-from planaria.swarm.learning.learner import Learner
+from planaria.swarm.learning.learner import Learner, UpdateResult
 from planaria.swarm.learning.mixing import mix
 from planaria.swarm.peer.ahead import Draw, Draws
 from planaria.swarm.peer.completion_authors import Author, HonestAuthor
@@ -39,7 +39,7 @@ from planaria.swarm.peer.shadow import Shadow
 from planaria.swarm.policy.base import Policy, likelihood_digest, weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
-from planaria.swarm.records.round_records import RoundResult, agreed, sample_records
+from planaria.swarm.records.round_records import RoundResult, sample_records, summarize_votes
 from planaria.swarm.records.saved_state import PEER, SHADOW
 from planaria.swarm.serving.remote_sampling import PeerServer
 from planaria.swarm.tasks.base import Task
@@ -62,10 +62,10 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class PeerSetup:
-    """The opened parts of a peer, and where and when it takes part."""
+    """The opened parts of a peer, its folder and its first round."""
 
     config: SwarmConfig
-    """its own: peers may differ in all but the rules of the run"""
+    """the peer's own configuration; peers may differ except in the rules of the run"""
     name: str
     folder: Path
     """folder of the peer's records"""
@@ -78,7 +78,7 @@ class PeerSetup:
     known: Set[str] = frozenset()
     """the run's own peers"""
     server: PeerServer | None = None
-    """draws instead of the policy"""
+    """server that draws instead of the policy"""
 
     def context(self) -> Context:
         """Return the run data for the checks."""
@@ -95,7 +95,7 @@ class PeerSetup:
     def warnings(self, context: Context) -> list[str]:
         """Return warnings about the checks and the committee."""
         peers = self.config.size if self.config.rounds.gather else 1
-        return warnings(self.checks, context, peers) + _committee_warnings(self.board)
+        return configuration_warnings(self.checks, context, peers) + _committee_warnings(self.board)
 
 
 class Peer:
@@ -115,12 +115,12 @@ class Peer:
         self.defence = Defence(config.defence, setup.checks, context, setup.known, config.size)
         self.server = server
         if server is not None:
-            server.begin(setup.first)
+            server.start_at(setup.first)
         self.author = setup.author()
         self.scoring = Scoring(task, config=config)
         self.examiner = Examiner(task, config, name)
         self.learner = Learner.of(config, policy)
-        self.draws = Draws(config, self.learner.versions, self.author, server, self._prompted, self.count)
+        self.draws = Draws(config, self.learner.versions, self.author, server, self._prompted_problems, self.count)
         self.log = Log(setup.folder / LOG)
         self.samples = Log(setup.folder / SAMPLES)
         self.poison = None if config.attack.kind == HONEST else Log(setup.folder / POISON)
@@ -131,59 +131,49 @@ class Peer:
     def run(self, after_each: Callable[[], None] = lambda: None) -> None:
         """Run all rounds, from the first or the last saved state; call ``after_each`` after every round."""
         start = self.recovery.resume(self.first)
-        self.log.note(self._started())
+        self.log.append(self._start_record())
         log.info("starts with round %d of %d", start, self.config.rounds.count)
         if start == self.first:
             self._evaluate(self.first)
         self.recovery.stop_on_accuracy_drop(start)
         with closing(self.draws):
             self._run_from(start, after_each)
-        self.log.note(Finished())
+        self.log.append(Finished())
 
-    def _run_from(self, number: int, after_each: Callable[[], None]) -> None:
-        """Run the rounds from ``number`` on."""
+    def _run_from(self, round_number: int, after_each: Callable[[], None]) -> None:
+        """Run the rounds from ``round_number``."""
         rounds, every = self.config.rounds, self.config.evaluate.every
-        while number < rounds.count:
-            self.round(number)
-            number += 1
-            last = number == rounds.count
-            if last or (every and number % every == 0):
-                self._evaluate(number)
-            kept = self.recovery.save(number)
-            self.recovery.stop_on_accuracy_drop(number)
+        while round_number < rounds.count:
+            self.run_round(round_number)
+            round_number += 1
+            last = round_number == rounds.count
+            if last or (every and round_number % every == 0):
+                self._evaluate(round_number)
+            saved = self.recovery.save(round_number)
+            self.recovery.stop_on_accuracy_drop(round_number)
             after_each()
-            done, number = number, self.recovery.roll_back_if_overruled(number)
-            if number != done:
+            done, round_number = round_number, self.recovery.roll_back_if_overruled(round_number)
+            if round_number != done:
                 self.draws.forget()
-            if (last or kept) and number == done and not self.board.may_be_overruled:
-                self.board.receipts.publish_receipt("weights", number, weights_digest(self.policy.module))
+            if (last or saved) and round_number == done and not self.board.may_be_overruled:
+                self.board.receipts.publish_receipt("weights", round_number, weights_digest(self.policy.module))
 
-    def round(self, number: int) -> None:
-        """Take part in round ``number``, or catch up if the others have closed it."""
+    def run_round(self, round_number: int) -> None:
+        """Take part in a round, or catch up if the other peers have closed it."""
         watch = Stopwatch()
-        requested = functools.cache(
-            lambda problem: prompt_for(self.task.problem(problem), self.policy)
-        )  # encode each once
-        problems = [requested(problem) for problem in self._problems(number)]
-        self.learner.versions.record(number, likelihood_digest(self.policy))
-        closed = self.board.closed(number)
-        draw = self._publish(number, problems) if not closed and self.author.sends(number) else None
+        requested = functools.cache(lambda problem: prompt_for(self.task.problem(problem), self.policy))
+        problems = [requested(problem) for problem in self._problems(round_number)]
+        closed, draw = self._write(round_number, problems)
         watch.lap("write")
-        messages = self.board.gather(number, closed)
-        self.recovery.remember(number)
+        messages = self._gather(round_number, closed)
         watch.lap("wait")
-        arrived, rejected = self._admit(number, messages, closed, requested)
-        report = self.defence.examine(number, self._read_with_drawing_weights(arrived))
+        report, rejected = self._examine(round_number, messages, closed, requested)
         watch.lap("read")
-        advantages = self._advantages(number, report)
-        taken = self._read_with_current_weights(advantages.taken) if self.config.rounds.ahead else advantages.taken
-        update = self.learner.learn(number, taken, self.config.defence.share)
-        if self.shadow is not None:
-            self.shadow.round(number, problems, self.count)
+        advantages, update = self._learn(round_number, report, problems)
         watch.lap("learn")
         self._record(
             RoundResult(
-                number=number,
+                number=round_number,
                 seconds=watch.seconds,
                 peer=self.id,
                 report=report,
@@ -193,16 +183,51 @@ class Peer:
                 early_rejections=rejected,
                 refused_messages=messages.refused,
                 missing=messages.missing,
-                certified=self.board.receipts.signers("round", number),
+                certified=self.board.receipts.signers("round", round_number),
                 ahead=self.config.rounds.ahead,
                 serving=None if draw is None else draw.serving,
             )
         )
         received = len(messages.found)
-        log.debug("round %d: messages of %d peers, %d completions rejected unread", number, received, len(rejected))
+        log.debug(
+            "round %d: messages of %d peers, %d completions rejected unread", round_number, received, len(rejected)
+        )
+
+    def _write(self, round_number: int, problems: Sequence[PromptedProblem]) -> tuple[bool, Draw | None]:
+        """Begin the round and publish this peer's completions; return whether others have closed it, and the draw."""
+        self.learner.versions.record(round_number, likelihood_digest(self.policy))
+        closed = self.board.begin_round(round_number)
+        sends = not closed and self.author.sends(round_number)
+        return closed, self._publish(round_number, problems) if sends else None
+
+    def _gather(self, round_number: int, closed: bool) -> RoundMessages:
+        """Return the messages to learn from, once the round closes."""
+        messages = self.board.gather(round_number, closed)
+        self.recovery.remember_state(round_number)
+        return messages
+
+    def _examine(
+        self, round_number: int, messages: RoundMessages, closed: bool, requested: PromptByNumber
+    ) -> tuple[DefenceReport, list[EarlyRejection]]:
+        """Score and check the completions; return the report of the defence and the completions rejected unread."""
+        admitted, rejected = self._admit(round_number, messages, closed, requested)
+        return self.defence.examine(round_number, self._read_with_drawing_weights(admitted)), rejected
+
+    def _learn(
+        self, round_number: int, report: DefenceReport, problems: Sequence[PromptedProblem]
+    ) -> tuple[Advantages, UpdateResult]:
+        """Update the policy, and the copy that learns alone, if any."""
+        advantages = self._advantages(round_number, report)
+        rollouts = advantages.rollouts
+        if self.config.rounds.ahead:
+            rollouts = self._read_with_current_weights(rollouts)
+        update = self.learner.learn(round_number, rollouts, self.config.defence.share)
+        if self.shadow is not None:
+            self.shadow.run_round(round_number, problems, self.count)
+        return advantages, update
 
     def _admit(
-        self, number: int, messages: RoundMessages, closed: bool, requested: PromptByNumber
+        self, round_number: int, messages: RoundMessages, closed: bool, requested: PromptByNumber
     ) -> tuple[list[Rollout], list[EarlyRejection]]:
         """Return the scored completions of a round's messages and the rejected ones.
 
@@ -210,11 +235,13 @@ class Peer:
         """
         votes = self.scoring.votes
         # Certified rewards do not contain the behaviour that peers vote on.
-        certified = self.board.rewards(number, messages) if closed and not votes else NO_REWARDS
-        self.scoring.begin(certified, seed_from_messages(self.config.seed, number, messages.texts) if votes else 0)
-        accounts = self.defence.accounts.record_senders(number, messages.found.keys())
+        certified = self.board.rewards(round_number, messages) if closed and not votes else NO_REWARDS
+        self.scoring.begin(
+            certified, seed_from_messages(self.config.seed, round_number, messages.texts) if votes else 0
+        )
+        accounts = self.defence.accounts.record_senders(round_number, messages.found.keys())
         intake = CompletionIntake(
-            self._schedule(number),
+            self._schedule(round_number),
             self.scoring,
             self.policy,
             self.config.sampling.max_new,
@@ -224,23 +251,23 @@ class Peer:
         )
         admitted = intake.admit(messages.found)
         if not certified and not votes:
-            self.board.vouch(number, messages, self.scoring.rewards)
+            self.board.sign_rewards(round_number, messages, self.scoring.rewards)
         return admitted
 
-    def _prompted(self, number: int) -> list[PromptedProblem]:
-        return [prompt_for(self.task.problem(problem), self.policy) for problem in self._problems(number)]
+    def _prompted_problems(self, round_number: int) -> list[PromptedProblem]:
+        return [prompt_for(self.task.problem(problem), self.policy) for problem in self._problems(round_number)]
 
-    def _problems(self, number: int) -> list[int]:
+    def _problems(self, round_number: int) -> list[int]:
         rounds, training = self.config.rounds, self.task.training
         if rounds.mode == "horizontal":
-            return shared_problems(self.config.seed, number, training, rounds.prompts)
-        return self.author.choose(number, rounds.prompts // self.config.size)
+            return shared_problems(self.config.seed, round_number, training, rounds.prompts)
+        return self.author.choose(round_number, rounds.prompts // self.config.size)
 
-    def _schedule(self, number: int) -> RoundAllowance:
+    def _schedule(self, round_number: int) -> RoundAllowance:
         rounds, size, training = self.config.rounds, self.config.size, self.task.training
         if rounds.mode == "vertical":
             return RoundAllowance(None, training, rounds.prompts // size, rounds.group, rounds.ahead)
-        chosen = shared_problems(self.config.seed, number, training, rounds.prompts)
+        chosen = shared_problems(self.config.seed, round_number, training, rounds.prompts)
         return RoundAllowance(frozenset(chosen), training, len(chosen), rounds.group // size, rounds.ahead)
 
     @property
@@ -249,21 +276,21 @@ class Peer:
         rounds = self.config.rounds
         return rounds.group if rounds.mode == "vertical" else rounds.group // self.config.size
 
-    def _publish(self, number: int, requested: Sequence[PromptedProblem]) -> Draw:
-        draw = self.draws.take(number, requested)
+    def _publish(self, round_number: int, requested: Sequence[PromptedProblem]) -> Draw:
+        draw = self.draws.collect(round_number, requested)
         if self.poison is not None:
-            self.poison.note(
+            self.poison.append(
                 *(
-                    PoisonRecord(round=number, problem=rollout.problem.number, index=index)
+                    PoisonRecord(round=round_number, problem=rollout.problem.number, index=index)
                     for rollouts in draw.completions
                     for index, rollout in enumerate(rollouts)
                     if rollout.poison
                 )
             )
-        self.board.publish(self._message(number, draw))
+        self.board.publish(self._message(round_number, draw))
         return draw
 
-    def _message(self, number: int, draw: Draw) -> Rollouts:
+    def _message(self, round_number: int, draw: Draw) -> Rollouts:
         groups = tuple(
             ProblemCompletions(
                 problem=rollouts[0].problem.number,
@@ -274,7 +301,7 @@ class Peer:
         return Rollouts(
             run=self.board.run,
             peer=self.id,
-            round=number,
+            round=round_number,
             tokenizer=self.policy.tokenizer_fingerprint,
             weights=draw.weights,
             weights_round=draw.version if self.config.rounds.ahead else None,
@@ -286,7 +313,7 @@ class Peer:
         result: dict[int, Rollout] = {}
         for version in sorted({rollout.version for rollout in arrived}):
             indices = [index for index, rollout in enumerate(arrived) if rollout.version == version]
-            with self.learner.versions.loaded(version):
+            with self.learner.versions.load_version(version):
                 result |= zip(
                     indices, self._read_with_current_weights([arrived[index] for index in indices]), strict=True
                 )
@@ -303,19 +330,19 @@ class Peer:
         )
         return [with_reading(rollout, reading) for rollout, reading in zip(rollouts, readings, strict=True)]
 
-    def _advantages(self, number: int, report: DefenceReport) -> Advantages:
+    def _advantages(self, round_number: int, report: DefenceReport) -> Advantages:
         config = self.config
         rollouts = report.accepted
         if config.defence.refused == "zero":
             rollouts = [replace(rollout, reward=0.0) if rollout.layer else rollout for rollout in report.rollouts]
         result = round_advantages(rollouts, config.rounds.mode, config.loss.kind != "dr_grpo")
         return (
-            mix(result, rollouts, self.id, config.rounds, config.seed, self.name, number)
+            mix(result, rollouts, self.id, config.rounds, config.seed, self.name, round_number)
             if config.rounds.draws_groups
             else result
         )
 
-    def _started(self) -> Started:
+    def _start_record(self) -> Started:
         return Started(
             name=self.name,
             id=self.id,
@@ -330,24 +357,24 @@ class Peer:
 
     def _record(self, result: RoundResult) -> None:
         """Record a round, with its completions and votes."""
-        votes = agreed(result.report, self.task) if self.scoring.votes else None
-        self.samples.note(*sample_records(result.report, result.advantages, result.early_rejections, result.number))
-        self.log.note(replace(result, votes=votes, flawed=self.scoring.flawed).record())
+        votes = summarize_votes(result.report, self.task) if self.scoring.votes else None
+        self.samples.append(*sample_records(result.report, result.advantages, result.early_rejections, result.number))
+        self.log.append(replace(result, votes=votes, flawed=self.scoring.flawed).record())
 
     def _evaluate(self, after: int) -> None:
         result = self.examiner.examine(self.policy)
         self.recovery.record_accuracy(after, result.accuracy.rate or 0.0)
-        alone = self.shadow.examined(self.examiner).accuracy if self.shadow is not None else None
-        self.log.note(
+        alone = self.shadow.examine(self.examiner).accuracy if self.shadow is not None else None
+        self.log.append(
             Evaluated(round=after, accuracy=result.accuracy, alone=alone, tokens=result.tokens, watch=result.watch)
         )
 
 
 def _committee_warnings(board: PeerBoard) -> list[str]:
     committee = board.receipts.committee
-    if committee is None or committee.faulty:
+    if committee is None or committee.max_faulty:
         return []
-    return [f"a committee of {len(committee.members)} tolerates no Byzantine member; name at least 4 members"]
+    return [f"a committee of {len(committee.members)} tolerates no Byzantine member; use at least 4 members"]
 
 
 def describe(policy: Policy) -> str:

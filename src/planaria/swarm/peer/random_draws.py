@@ -11,7 +11,7 @@ import torch
 from planaria.models.initial import seed_of
 
 
-def derived(*parts: object) -> int:
+def derive_seed(*parts: object) -> int:
     """Return a 63-bit seed derived from all parts."""
     return seed_of("\0".join(map(str, parts))) >> 1
 
@@ -19,24 +19,24 @@ def derived(*parts: object) -> int:
 def seed_from_messages(seed: int, number: int, messages: Iterable[tuple[str, Sequence[str]]]) -> int:
     """Return a number derived from all (peer, texts) of round ``number``, unknown before all have published."""
     parts = [(peer, *texts) for peer, texts in sorted(messages)]
-    return derived("messages", seed, number, *(f"{len(part)} {part}" for texts in parts for part in texts))
+    return derive_seed("messages", seed, number, *(f"{len(part)} {part}" for texts in parts for part in texts))
 
 
 def generator(*parts: object) -> torch.Generator:
     """Return a CPU generator seeded from all parts."""
-    return torch.Generator().manual_seed(derived(*parts))
+    return torch.Generator().manual_seed(derive_seed(*parts))
 
 
 def shared_problems(seed: int, number: int, training: int, count: int) -> list[int]:
     """Return the problems of round ``number`` for all peers, each once; all problems if there are fewer."""
-    return random.Random(derived("problems", seed, number)).sample(range(training), min(count, training))
+    return random.Random(derive_seed("problems", seed, number)).sample(range(training), min(count, training))
 
 
-def own_problems(
+def chosen_problems(
     seed: int, peer: str, number: int, training: int, count: int, wanted: Callable[[int], bool], tries: int = 5000
 ) -> list[int]:
     """Return ``count`` problems that ``peer`` chooses for round ``number``, each once, wanted ones first."""
-    rng = random.Random(derived("problems", seed, peer, number))
+    rng = random.Random(derive_seed("problems", seed, peer, number))
     drawn = rng.sample(range(training), min(max(tries, count), training))
     liked = list(islice(filter(wanted, drawn), count))
     return (liked + [problem for problem in drawn if problem not in liked])[:count]

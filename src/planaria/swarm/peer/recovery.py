@@ -12,11 +12,11 @@ import torch
 from planaria.common.errors import RunStopped
 from planaria.swarm.board.peer_board import PeerBoard
 from planaria.swarm.checks.defence import Defence, DefenceState
-from planaria.swarm.config.rounds import RoundsConfig
+from planaria.swarm.config.rounds_config import RoundsConfig
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.records.lines import LOG, Evaluated, read_log
-from planaria.swarm.records.saved_state import BEST, restore_peer, save_peer, take_back
+from planaria.swarm.records.saved_state import BEST, restore_best, restore_peer, save_peer
 
 
 class PeerRecovery:
@@ -76,28 +76,28 @@ class PeerRecovery:
             save_peer(best_folder, self._board.run, after, self._learners, self._defence.state())
         if why := accuracy_drop(self._evaluations, limit):
             self._board.leave(after)
-            kept = take_back(self._folder, best_folder)
-            raise RunStopped(f"{self._name}: {why}; {kept}")
+            summary = restore_best(self._folder, best_folder)
+            raise RunStopped(f"{self._name}: {why}; {summary}")
 
-    def remember(self, number: int) -> None:
-        """Before learning from round ``number``: keep a state to return to, while a certificate is pending."""
+    def remember_state(self, round_number: int) -> None:
+        """Keep the state before a round in memory, to return to, while a certificate is pending."""
         if self._board.may_be_overruled and self._before is None:
-            self._before = StateBefore(number, self._learners, self._defence.state())
+            self._before = StateBefore(round_number, self._learners, self._defence.state())
 
-    def roll_back_if_overruled(self, number: int) -> int:
-        """Return the next round: ``number``, or an earlier one, with its state restored, if a certificate contradicts
-        what the peer learned from."""
-        back = self._board.overruled(number)
+    def roll_back_if_overruled(self, round_number: int) -> int:
+        """Return the next round: ``round_number``, or an earlier one if a certificate contradicts what the peer learned
+        from; the state of the earlier round is then restored."""
+        back = self._board.overruled_round(round_number)
         if back is not None and self._before is not None:
             self._before.restore(self._learners)
             self._defence.load_state(self._before.memory)
         if not self._board.may_be_overruled:
             self._before = None
-        return number if back is None else back
+        return round_number if back is None else back
 
 
 def is_save_due(rounds: RoundsConfig, done: int) -> bool:
-    """Whether a peer saves its state after ``done`` rounds, 1 or more."""
+    """Return whether a peer saves its state after ``done`` rounds, 1 or more."""
     if done == rounds.trusted:
         return True
     return bool(rounds.keep) and (done % rounds.keep == 0 or done == rounds.count)
@@ -143,16 +143,16 @@ def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
     return max(evaluations, key=lambda look: look.accuracy)
 
 
-def accuracy_drop(evaluations: Sequence[Evaluation], most: float) -> str:
-    """Return why the run stops after the last evaluation, in a clause; empty if its accuracy is at most ``most`` below
-    the best, or ``most`` is 0.
+def accuracy_drop(evaluations: Sequence[Evaluation], limit: float) -> str:
+    """Return why the run stops after the last evaluation, in a clause; empty if its accuracy is at most ``limit`` below
+    the best, or ``limit`` is 0.
 
     Agreement can drift from truth unnoticed; held-out problems with known labels show it.
     """
-    if not evaluations or not most or best_evaluation(evaluations).accuracy - evaluations[-1].accuracy <= most:
+    if not evaluations or not limit or best_evaluation(evaluations).accuracy - evaluations[-1].accuracy <= limit:
         return ""
     high, now = best_evaluation(evaluations), evaluations[-1]
     return (
         f"held-out accuracy fell from {high.accuracy:.3f} after round {high.round} to {now.accuracy:.3f} after round "
-        f"{now.round}, by more than task.max_accuracy_drop = {most:g}"
+        f"{now.round}, by more than task.max_accuracy_drop = {limit:g}"
     )

@@ -44,7 +44,7 @@ class Rollout:
     """known to its author and to the drill that counts it"""
     peer: str = ""
     account: str = ""
-    """account it is counted under: the strangers' shared one, or its peer if empty"""
+    """account it is counted under: the one shared by unknown peers, or its peer if empty"""
     round: int = 0
     version: int = 0
     """round of the weights that drew it"""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planaria.swarm.checks.consensus import rewarded
+from planaria.swarm.checks.consensus import with_vote_rewards
 from planaria.swarm.config.swarm_config import CONSENSUS, SwarmConfig
 from planaria.swarm.learning.advantages import round_advantages, with_length_penalty
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.peer.completion_authors import HonestAuthor
 from planaria.swarm.peer.completion_intake import CompletionScore, Scoring
 from planaria.swarm.peer.evaluation import EvaluationResult, Examiner
-from planaria.swarm.peer.random_draws import derived
+from planaria.swarm.peer.random_draws import derive_seed
 from planaria.swarm.peer.rollout import PromptedProblem
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.tasks.base import Task
@@ -27,25 +27,27 @@ class Shadow:
         self._author = HonestAuthor(config, name, task, self._policy)
         self.learner = Learner.of(config, self._policy)
 
-    def round(self, number: int, requested: Sequence[PromptedProblem], count: int) -> None:
+    def run_round(self, round_number: int, requested: Sequence[PromptedProblem], count: int) -> None:
         """Generate ``count`` completions per problem and learn from them."""
         loss, limit, versions = self._config.loss, self._config.sampling.max_new, self.learner.versions
-        versions.record(number)
-        with versions.loaded(versions.drawing(number).round):
-            completions = self._author.draw(requested, count, "shadow", number)
-        self._scoring.begin(draw=derived("shadow", self._config.seed, number))
+        versions.record(round_number)
+        with versions.load_version(versions.drawing_version(round_number).round):
+            completions = self._author.draw(requested, count, "shadow", round_number)
+        self._scoring.begin(draw=derive_seed("shadow", self._config.seed, round_number))
         own = [
             replace(
-                r, peer="alone", **(self._scoring.scored(r.problem, r.text) if r.ended else CompletionScore())._asdict()
+                r,
+                peer="alone",
+                **(self._scoring.score_untimed(r.problem, r.text) if r.ended else CompletionScore())._asdict(),
             )
             for drawn in completions
             for r in drawn
         ]
         own = [with_length_penalty(r, limit, loss.overlong) for r in own]
         if self._config.task.reward == CONSENSUS:  # alone, its own most frequent behaviour is the label
-            own = rewarded(own, self._config.task.agreement)
+            own = with_vote_rewards(own, self._config.task.agreement)
         result = round_advantages(own, "horizontal", loss.kind != "dr_grpo")
-        self.learner.learn(number, result.taken)
+        self.learner.learn(round_number, result.rollouts)
 
-    def examined(self, examiner: Examiner) -> EvaluationResult:
+    def examine(self, examiner: Examiner) -> EvaluationResult:
         return examiner.examine(self._policy)

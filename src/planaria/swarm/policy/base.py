@@ -17,7 +17,7 @@ from planaria.models.task_vectors import digest
 from planaria.swarm.tasks.base import TaskProblem
 
 ROOM = 2**26
-"""default number of logits in memory at once: 256 MB"""
+"""default maximum number of logits in memory: 256 MB"""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from planaria.common.atomic import new_folder
 from planaria.common.errors import UserError, missing_package
-from planaria.config.bounds import COLDEST
+from planaria.config.bounds import MIN_TEMPERATURE
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.sampling import divisor
 from planaria.swarm.policy.base import SampledCompletion
@@ -42,18 +42,18 @@ class HuggingFacePolicy(PromptFormat):
         self.module: nn.Module = _with_lora(model, lora_rank, seed) if lora_rank else model
 
     def logits(self, tokens: Tensor) -> Tensor:
-        with self.passing(self.module):
+        with self.precision_context(self.module):
             result: Tensor = self._model(input_ids=tokens, use_cache=False).logits
         return result
 
     def states(self, tokens: Tensor) -> Tensor:
-        with self.passing(self.module):
+        with self.precision_context(self.module):
             result: Tensor = self._model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
         return result
 
     def head(self, states: Tensor) -> Tensor:
         """States [..., D] → logits [..., V]; incomplete for some models (:attr:`splits`)."""
-        with self.passing(self.module):
+        with self.precision_context(self.module):
             result: Tensor = self._model.get_output_embeddings()(states)
         return result
 
@@ -83,8 +83,8 @@ class HuggingFacePolicy(PromptFormat):
         seed = int(torch.randint(2**62, (), generator=generator))
         new = self._generate(rows, min(max_new, self.context - longest), temperature, top_k, seed)
         cut = [ids[: ids.index(self.end) + 1] if self.end in ids else ids for ids in new]
-        logps = self._logps(rows, cut, divisor(temperature))
-        drawn = [self._drawn(ids, value) for ids, value in zip(cut, logps, strict=True)]
+        logps = self._sampled_logps(rows, cut, divisor(temperature))
+        drawn = [self._completion(ids, value) for ids, value in zip(cut, logps, strict=True)]
         return [drawn[start : start + count] for start in range(0, len(rows), count)]
 
     def export(self, folder: Path) -> None:
@@ -118,16 +118,16 @@ class HuggingFacePolicy(PromptFormat):
         tokens = torch.tensor([[self.end] * (longest - len(row)) + row for row in rows], device=device)
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
         drawn = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": 1.0}
-        options = drawn if temperature >= COLDEST else {"do_sample": False}
+        options = drawn if temperature >= MIN_TEMPERATURE else {"do_sample": False}
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
-            with self.passing(self.module):
+            with self.precision_context(self.module):
                 out = self._model.generate(tokens, attention_mask=mask, max_new_tokens=steps, **options)
         new: list[list[int]] = out[:, longest:].tolist()
         return new
 
     @torch.no_grad()
-    def _logps(self, rows: list[list[int]], new: list[list[int]], temperature: float) -> list[list[float]]:
+    def _sampled_logps(self, rows: list[list[int]], new: list[list[int]], temperature: float) -> list[list[float]]:
         """Return log softmax(logits / temperature) of each row's ``new`` ids over the whole vocabulary."""
         whole = [row + ids for row, ids in zip(rows, new, strict=True)]
         length = max(map(len, whole))
@@ -151,13 +151,13 @@ class HuggingFacePolicy(PromptFormat):
         except (AttributeError, NotImplementedError, TypeError):
             return False
 
-    def _drawn(self, ids: list[int], logps: list[float]) -> SampledCompletion:
+    def _completion(self, ids: list[int], logps: list[float]) -> SampledCompletion:
         ended = ids[-1] == self.end
         return SampledCompletion(tuple(ids[:-1] if ended else ids), ended, tuple(logps))
 
 
 @contextmanager
-def reading(location: str, fix: str) -> Iterator[None]:
+def convert_errors(location: str, fix: str) -> Iterator[None]:
     """Convert errors of ``transformers`` on invalid files to a UserError naming ``location``, reason and ``fix``."""
     from huggingface_hub.errors import StrictDataclassError
 
@@ -180,7 +180,7 @@ def open_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float3
         from transformers import AutoModelForCausalLM
     except ImportError as error:
         raise missing_package(f"{folder}: this model", "transformers", "hf") from error
-    with reading(f"{folder}: transformers cannot read it", "give a causal language model"):
+    with convert_errors(f"{folder}: transformers cannot read it", "use a causal language model"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             local_files_only=True,

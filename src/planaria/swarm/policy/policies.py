@@ -36,8 +36,8 @@ from planaria.models.transformers.skeleton import materialise
 from planaria.models.transformers.whole import assemble_merged
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine import run_folders
-from planaria.runtime.engine.weight_sources import local_weights, open_weights
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.preparation.weight_sources import local_weights, open_weights
 from planaria.swarm.policy.base import Policy, SampledCompletion
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
 from planaria.swarm.policy.prompts import PromptFormat
@@ -67,12 +67,12 @@ class LlamaPolicy(PromptFormat):
 
     def states(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T] → [B, T, D], before the last norm."""
-        with self.passing(self.module):
+        with self.precision_context(self.module):
             return self._model.hidden(tokens)
 
     def head(self, states: Tensor) -> Tensor:
-        with self.passing(self.module):
-            return self._model.ends.logits(states, apart=False)
+        with self.precision_context(self.module):
+            return self._model.ends.logits(states, separate_gradient=False)
 
     def sample(
         self,
@@ -88,7 +88,7 @@ class LlamaPolicy(PromptFormat):
         It uses :func:`planaria.models.decode.decode`, so a completion does not depend on others in the batch.
         """
         rows = [prompt for prompt in prompts for _ in range(count)]
-        with self.passing(self.module):
+        with self.precision_context(self.module):
             result = decode(self._model, rows, max_new, temperature, top_k, generator, self.end)
         drawn = [SampledCompletion(row.ids, row.ended, row.logps) for row in result]
         return [drawn[start : start + count] for start in range(0, len(rows), count)]
@@ -98,7 +98,9 @@ class LlamaPolicy(PromptFormat):
         :func:`planaria.models.huggingface.export_model`."""
         with tempfile.TemporaryDirectory() as temporary:
             self.tokenizer.save(file := Path(temporary) / "tokenizer.json")
-            export_model(_merged(self._model) if self.adapted else self._model, folder, file, self.end, self.usage)
+            export_model(
+                _merge_adapters(self._model) if self.adapted else self._model, folder, file, self.end, self.usage
+            )
 
     @property
     def adapted(self) -> bool:
@@ -107,9 +109,13 @@ class LlamaPolicy(PromptFormat):
     def save_adapters(self, folder: Path, base: str) -> None:
         """Write the adapters in ``peft``'s format, atomically. OSError if the folder is not empty or writable."""
         assert self._lora is not None
-        named = {name: tensor.cpu() for name, tensor in self._model.global_state().items() if ADAPTER in name}
+        adapters_by_name = {
+            name: tensor.cpu() for name, tensor in self._model.global_state().items() if ADAPTER in name
+        }
         with new_folder(folder) as unfinished:
-            write_adapters(replace(self._lora, base=base), nn.ModuleList(self._model.layers), named, unfinished)
+            write_adapters(
+                replace(self._lora, base=base), nn.ModuleList(self._model.layers), adapters_by_name, unfinished
+            )
 
 
 def _adapt(model: Llama, rank: int, seed: int) -> Lora:
@@ -127,7 +133,7 @@ def _adapt(model: Llama, rank: int, seed: int) -> Lora:
     return lora
 
 
-def _merged(model: Llama) -> Llama:
+def _merge_adapters(model: Llama) -> Llama:
     """Return a copy without adapters, whose matrices include them."""
     merge(result := copy.deepcopy(model))
     return result
@@ -150,18 +156,18 @@ def open_policy(path: str, lora_rank: int = 0, seed: int = 0, chat: bool = True)
     foreign, adapters = folder.is_file() or is_exported(folder), (folder / ADAPTERS).is_file()
     template = template_of(folder) if foreign and chat and (folder.is_dir() or is_gguf(folder)) else None
     if folder.is_dir() and foreign and (adapters or not is_ours(folder)):
-        tokenizer = _ending(folder_tokenizer(folder), template)
-        library = _with_base(folder) if adapters else open_model(folder)
+        tokenizer = _set_end_token(folder_tokenizer(folder), template)
+        library = _open_with_base(folder) if adapters else open_model(folder)
         policy: LlamaPolicy | HuggingFacePolicy = HuggingFacePolicy(library, tokenizer, lora_rank, seed)
     else:
-        model, tokenizer = _own(folder) if foreign else _of_run(folder)
-        tokenizer = _ending(tokenizer, template)
+        model, tokenizer = _open_file(folder) if foreign else _open_run(folder)
+        tokenizer = _set_end_token(tokenizer, template)
         policy = LlamaPolicy(model, tokenizer, lora_rank, seed)
     policy.template, policy.usage = template, usage_of(folder, policy.context)
     return policy
 
 
-def _with_base(folder: Path) -> Any:
+def _open_with_base(folder: Path) -> Any:
     """Return the model of the adapters that a run exported into ``folder``, merged."""
     weights = open_weights(folder, "transformers")
     return assemble_merged(decoder_of(weights.config), weights.tensor)
@@ -177,17 +183,17 @@ def usage_of(path: Path, context: int) -> ModelMetadata | None:
     return metadata_of_gguf(read_metadata(path).values, context) if is_gguf(path) else None
 
 
-def _own(path: Path) -> tuple[Llama, Tokenizer]:
+def _open_file(path: Path) -> tuple[Llama, Tokenizer]:
     if path.is_dir():
         return import_model(path), folder_tokenizer(path)
     weights = open_weights(path)
     if weights.tokenizer is None:
-        raise UserError(f"{path} has no tokenizer; give a GGUF file, or a folder with a tokenizer.json")
+        raise UserError(f"{path} has no tokenizer; use a GGUF file, or a folder with a tokenizer.json")
     end = read_metadata(path).values.get("tokenizer.ggml.eos_token_id")
     return weights.model(), Tokenizer.open(path, end if isinstance(end, int) else None)
 
 
-def _of_run(folder: Path) -> tuple[Llama, Tokenizer]:
+def _open_run(folder: Path) -> tuple[Llama, Tokenizer]:
     saved = CheckpointStore(folder / "checkpoints").newest(whole_only=True)
     if saved is None:
         raise UserError(f"{folder}: neither {WEIGHTS} nor a run's whole checkpoint is there; check the path")
@@ -196,7 +202,7 @@ def _of_run(folder: Path) -> tuple[Llama, Tokenizer]:
     return load_model(saved), Tokenizer.open(folder / run_folders.TOKENIZER, bare=bare)
 
 
-def _ending(tokenizer: Tokenizer, template: Template | None) -> Tokenizer:
+def _set_end_token(tokenizer: Tokenizer, template: Template | None) -> Tokenizer:
     """Let completions end where the template ends a turn, whatever the model's settings declare."""
     if template is not None and (end := template.end(tokenizer)) is not None:
         tokenizer.end = end

@@ -23,8 +23,8 @@ from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import Template, Turn
 from planaria.models.model_metadata import ModelMetadata
-from planaria.swarm.config.policy import PolicyConfig
-from planaria.swarm.peer.random_draws import derived
+from planaria.swarm.config.policy_config import PolicyConfig
+from planaria.swarm.peer.random_draws import derive_seed
 from planaria.swarm.policy.base import ROOM, tokenizer_fingerprint
 from planaria.swarm.tasks.base import Task, TaskProblem
 
@@ -52,8 +52,8 @@ class PromptLayout:
         """Return the prompt of ``problem`` followed by ``reply``; UserError as :meth:`Template.ids`."""
         examples = [each for each in self.examples if each[0].number != problem.number][: self.shown]
         if self.template is None:
-            return tokenizer.encode_prompt(_plain(self.instruction, examples, problem) + reply)
-        turns = _turns(self.template.takes_system(), self.instruction, examples, problem)
+            return tokenizer.encode_prompt(_plain_prompt(self.instruction, examples, problem) + reply)
+        turns = _make_turns(self.template.takes_system(), self.instruction, examples, problem)
         return self.template.ids(turns, tokenizer, reply)
 
     @property
@@ -71,7 +71,7 @@ def prompt_layout(
     if config.chat == "always" and model_template is None:
         raise UserError(
             "policy.chat = 'always': this model has no chat template (tokenizer_config.json, chat_template.jinja, or "
-            "a GGUF file's tokenizer.chat_template); write 'auto', or give an instruct model"
+            "a GGUF file's tokenizer.chat_template); use 'auto', or an instruct model"
         )
     template = None if config.chat == "never" else model_template
     instruction = config.instruction
@@ -82,7 +82,7 @@ def prompt_layout(
     if wanted and config.examples is not None and len(examples) <= wanted:
         raise UserError(
             f"policy.examples = {wanted}: {task.name} has worked solutions of {max(0, len(examples) - 1)} besides the "
-            "problem itself; give fewer"
+            "problem itself; use fewer"
         )
     layout = PromptLayout(template, instruction, examples, wanted)
     if template is not None:  # report template errors here rather than in a round
@@ -92,16 +92,16 @@ def prompt_layout(
 
 def worked_examples(task: Task, count: int) -> tuple[Example, ...]:
     """Draw up to ``count`` training problems with worked solutions, the same for all peers."""
-    rng = random.Random(derived("examples", task.fingerprint))
+    rng = random.Random(derive_seed("examples", task.fingerprint))
     numbers = rng.sample(range(task.training), min(DRAWN * count, task.training))
     problems = [task.problem(number) for number in numbers]
     results = [(problem, text) for problem in problems if (text := task.solution(problem, rng)) is not None]
     sizes = [len(problem.prompt) + len(text) for problem, text in results]
-    most = LONG * statistics.median(sizes) if sizes else 0.0
-    return tuple(each for each, size in zip(results, sizes, strict=True) if size <= most)[:count]
+    limit = LONG * statistics.median(sizes) if sizes else 0.0
+    return tuple(each for each, size in zip(results, sizes, strict=True) if size <= limit)[:count]
 
 
-def _turns(system: bool, instruction: str, examples: Sequence[Example], problem: TaskProblem) -> list[Turn]:
+def _make_turns(system: bool, instruction: str, examples: Sequence[Example], problem: TaskProblem) -> list[Turn]:
     """Return the conversation before the answer; the instruction is a system turn or precedes the first question."""
     turns: list[Turn] = []
     for each, text in examples:
@@ -114,7 +114,7 @@ def _turns(system: bool, instruction: str, examples: Sequence[Example], problem:
     return [("user", f"{instruction}\n\n{turns[0][1]}"), *turns[1:]]
 
 
-def _plain(instruction: str, examples: Sequence[Example], problem: TaskProblem) -> str:
+def _plain_prompt(instruction: str, examples: Sequence[Example], problem: TaskProblem) -> str:
     """Return the same prompt as plain text."""
     before = [f"{each.prompt}{text}\n\n" for each, text in examples]
     return "".join([f"{instruction}\n\n" if instruction else "", *before, problem.prompt])
@@ -124,7 +124,7 @@ class PromptFormat:
     """Tokenizer and prompts of a model with rows for ``vocab`` ids."""
 
     room: int = ROOM
-    """maximum logits in memory at once"""
+    """maximum number of logits in memory"""
     bf16: bool = False
     """whether passes compute in bf16"""
     template: Template | None = None
@@ -139,7 +139,7 @@ class PromptFormat:
         if tokenizer.vocab > vocab:
             raise UserError(
                 f"policy: the tokenizer has {tokenizer.vocab} ids, the model rows for {vocab} only; "
-                "give the tokenizer that the model was trained with"
+                "use the tokenizer that the model was trained with"
             )
         self.tokenizer = tokenizer
         self.vocab = vocab
@@ -160,7 +160,7 @@ class PromptFormat:
         """Return the text of ids, without end tokens and unknown ids."""
         return self.tokenizer.decode([i for i in ids if i != self.end])
 
-    def passing(self, module: nn.Module) -> AbstractContextManager[object]:
+    def precision_context(self, module: nn.Module) -> AbstractContextManager[object]:
         """Return the precision context of a pass through ``module``."""
         device = next(module.parameters()).device.type
         return torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext()

@@ -15,7 +15,7 @@ from planaria.swarm.policy.base import ROOM, Policy, Split
 
 Floats = npt.NDArray[np.float64]
 COPIES = 4
-"""copies of the logits that a reading needs at once"""
+"""copies of the logits that a reading holds in memory"""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CompletionStatistics:
     """[T] log-probability of the top-k set that sampling draws from; empty if it draws from all tokens"""
 
     @property
-    def drawn(self) -> float:
+    def draw_logp(self) -> float:
         """Return the log-probability (nats) that sampling draws the completion, if it is within the support."""
         return float(self.logps.sum() - self.supports.sum())
 
@@ -71,9 +71,9 @@ def pad(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.devi
     return Padded(tokens.to(device), mask.to(device))
 
 
-def rows_at_once(policy: Policy, width: int, most: int) -> int:
-    """Return how many rows of ``width`` tokens fit in one pass with all their logits: 1 to ``most``."""
-    return min(most, max(1, _room(policy) // (width * policy.vocab)))
+def rows_per_pass(policy: Policy, width: int, max_rows: int) -> int:
+    """Return the number of rows of ``width`` tokens that fit in one pass with all their logits: 1 to ``max_rows``."""
+    return min(max_rows, max(1, _room(policy) // (width * policy.vocab)))
 
 
 def token_logps(policy: Policy, batch: Padded, temperature: float) -> Tensor:
@@ -82,13 +82,15 @@ def token_logps(policy: Policy, batch: Padded, temperature: float) -> Tensor:
     If the logits exceed the memory limit, they are computed in parts, and again for the gradient. Prompt positions are
     then 0, and sums are added in another order.
     """
-    if (split := _split(policy, batch)) is None:
-        return _chosen(policy.logits(batch.tokens)[:, :-1], batch.tokens[:, 1:], temperature)
+    if (split := _split_policy(policy, batch)) is None:
+        return _target_logps(policy.logits(batch.tokens)[:, :-1], batch.tokens[:, 1:], temperature)
     states, targets = split.states(batch.tokens)[:, :-1][batch.mask], batch.tokens[:, 1:][batch.mask]
     head = split.head
     parts = [
-        checkpoint(lambda s, t: _chosen(head(s), t, temperature), some, aims, use_reentrant=False)
-        for some, aims in zip(*(torch.split(tensor, _positions(policy)) for tensor in (states, targets)), strict=True)
+        checkpoint(lambda s, t: _target_logps(head(s), t, temperature), some, aims, use_reentrant=False)
+        for some, aims in zip(
+            *(torch.split(tensor, _positions_per_pass(policy)) for tensor in (states, targets)), strict=True
+        )
     ]
     result = torch.zeros(batch.mask.shape, device=states.device)
     return result.masked_scatter(batch.mask, torch.cat(parts))
@@ -104,14 +106,14 @@ def read_completions(
 ) -> list[CompletionStatistics]:
     """Return a reading of every (prompt, completion), at most ``rows`` per pass.
 
-    ``top_k`` is the sampling support (0: all tokens); it changes :attr:`CompletionStatistics.drawn` only.
+    ``top_k`` is the sampling support (0: all tokens); it changes :attr:`CompletionStatistics.draw_logp` only.
     """
     result: list[CompletionStatistics] = []
     device = next(policy.module.parameters()).device
-    rows = rows_at_once(policy, max((len(prompt) + len(ids) for prompt, ids in pairs), default=1), rows)
+    rows = rows_per_pass(policy, max((len(prompt) + len(ids) for prompt, ids in pairs), default=1), rows)
     for start in range(0, len(pairs), rows):
         batch = pad(pairs[start : start + rows], device)
-        targets = torch.split(batch.tokens[:, 1:][batch.mask], _positions(policy))
+        targets = torch.split(batch.tokens[:, 1:][batch.mask], _positions_per_pass(policy))
         parts = [
             _read_positions(logits, aims, temperature, top_k)
             for logits, aims in zip(_logits(policy, batch), targets, strict=True)
@@ -137,27 +139,27 @@ def _read_positions(logits: Tensor, targets: Tensor, temperature: float, top_k: 
 
 def _logits(policy: Policy, batch: Padded) -> Iterator[Tensor]:
     """Yield the logits [M, V] of the completions' tokens in row order, in parts that fit in memory."""
-    if (split := _split(policy, batch)) is None:
-        yield from torch.split(policy.logits(batch.tokens)[:, :-1][batch.mask], _positions(policy))
+    if (split := _split_policy(policy, batch)) is None:
+        yield from torch.split(policy.logits(batch.tokens)[:, :-1][batch.mask], _positions_per_pass(policy))
         return
-    for states in torch.split(split.states(batch.tokens)[:, :-1][batch.mask], _positions(policy)):
+    for states in torch.split(split.states(batch.tokens)[:, :-1][batch.mask], _positions_per_pass(policy)):
         yield split.head(states)
 
 
-def _chosen(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+def _target_logps(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """Return log softmax(logits / temperature) [..., V] at ``targets`` [...]."""
     scaled = logits.float() / temperature
     return scaled.gather(-1, targets[..., None])[..., 0] - scaled.logsumexp(-1)
 
 
-def _split(policy: Policy, batch: Padded) -> Split | None:
+def _split_policy(policy: Policy, batch: Padded) -> Split | None:
     """Return the policy if it must, and can, compute a batch's logits in parts."""
     fits = batch.tokens.numel() * policy.vocab <= _room(policy)
     return policy if not fits and isinstance(policy, Split) and policy.splits else None
 
 
-def _positions(policy: Policy) -> int:
-    """Return how many tokens' logits fit at once; processing takes several copies of them."""
+def _positions_per_pass(policy: Policy) -> int:
+    """Return the number of tokens whose logits fit in one pass; processing takes several copies."""
     return max(1, _room(policy) // (COPIES * policy.vocab))
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from planaria.common import atomic
-from planaria.common.cache import cache_folder, locked
+from planaria.common.cache import cache_folder, hold_lock
 from planaria.common.errors import UserError
 from planaria.config.bounds import Natural
 from planaria.config.registry import Choice
@@ -26,9 +26,9 @@ from planaria.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from planaria.models.llama_stages import Llama
 from planaria.models.optimizers.adamw import adamw
 from planaria.runtime.worker.learning_rate import learning_rate
-from planaria.swarm.config.policy import PolicyConfig, SupervisedWarmupConfig
+from planaria.swarm.config.policy_config import PolicyConfig, SupervisedWarmupConfig
 from planaria.swarm.config.swarm_config import SwarmConfig
-from planaria.swarm.peer.random_draws import derived
+from planaria.swarm.peer.random_draws import derive_seed
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.reading import pad
@@ -76,41 +76,41 @@ def warmup_model(
     """Return the model after its warm-up, from the cache if possible. UserError as in :func:`teach`."""
     root = folder or cache_folder()
     root.mkdir(parents=True, exist_ok=True)
-    model, tokenizer = policy.model, _tokenizer(task, policy, root)
+    model, tokenizer = policy.model, _make_tokenizer(task, policy, root)
     taught = policy.model_dump_json(include={"tokenizer", "model"})  # the warm-up does not depend on the other fields
     key = f"{VERSION} {task.name} {task.identity} {config.model_dump_json()} {taught}"
     style = getattr(task, "style", "")
     file = root / f"warmup-{hashlib.sha256(f'{key} {style}'.encode()).hexdigest()[:24]}.safetensors"
     report = on_progress or (lambda _: None)
     pupil = Llama(model, seed=config.seed)
-    with locked(file.with_suffix(".lock"), lambda: report("waiting for another process with the same warm-up")):
+    with hold_lock(file.with_suffix(".lock"), lambda: report("waiting for another process with the same warm-up")):
         if not file.is_file():
             report(f"warm-up: {config.steps} steps on worked solutions of {task.name}")
             teach(pupil, tokenizer, task, config)
-            with atomic.replacing(file) as unfinished:
+            with atomic.replace_atomically(file) as unfinished:
                 save_file({name: tensor.contiguous() for name, tensor in pupil.global_state().items()}, unfinished)
     pupil.load_global_state(load_file(file))
     return pupil, tokenizer
 
 
-def _tokenizer(task: Task, policy: PolicyConfig, root: Path) -> Tokenizer:
+def _make_tokenizer(task: Task, policy: PolicyConfig, root: Path) -> Tokenizer:
     """Return the tokenizer of a task and style. UserError if the vocabulary is too small or solutions are missing."""
     vocab = policy.model.vocab
     if policy.tokenizer == "bytes":
         return load_tokenizer(DataConfig(tokenizer="bytes"), vocab, root)
-    rng = random.Random(derived("tokenizer", task.name))
+    rng = random.Random(derive_seed("tokenizer", task.name))
     problems = [task.problem(rng.randrange(task.training)) for _ in range(SAMPLED)]
     return train_bpe([problem.prompt + _solution(task, problem, rng, 0.0) for problem in problems], vocab)
 
 
 def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SupervisedWarmupConfig) -> float:
     """Train on noisy solutions; return the last loss in nats. UserError if they are missing or exceed the context."""
-    rng = random.Random(derived("school", config.seed))
+    rng = random.Random(derive_seed("school", config.seed))
     optim = OptimConfig(lr=config.lr, schedule="cosine", warmup=min(20, config.steps // 10))
     optimizer = adamw(list(pupil.parameters()), optim)
     loss = torch.zeros(())
     for step in range(config.steps):
-        pairs = [_lesson(task, tokenizer, config, rng) for _ in range(config.batch)]
+        pairs = [_draw_lesson(task, tokenizer, config, rng) for _ in range(config.batch)]
         batch = pad(pairs)
         if (longest := batch.tokens.shape[1]) > (context := pupil.config.context):
             raise UserError(
@@ -130,7 +130,7 @@ def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SupervisedWarm
     return float(loss.detach())
 
 
-def _lesson(
+def _draw_lesson(
     task: Task, tokenizer: Tokenizer, config: SupervisedWarmupConfig, rng: random.Random
 ) -> tuple[list[int], list[int]]:
     problem = task.problem(rng.randrange(task.training))
@@ -145,7 +145,7 @@ def _solution(task: Task, problem: TaskProblem, rng: random.Random, noise: float
         return task.noisy_solution(problem, rng, noise)
     solution = task.solution(problem, rng)
     if solution is None:
-        raise UserError(f"task {task.name!r} has no worked solutions for a warm-up; write policy.kind = 'pretrained'")
+        raise UserError(f"task {task.name!r} has no worked solutions for a warm-up; set policy.kind = 'pretrained'")
     return solution
 
 

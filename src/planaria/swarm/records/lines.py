@@ -18,7 +18,7 @@ PEERS = "peers"
 """folder of a run that contains one folder per peer"""
 _BLOCK = 1 << 16
 LOG, SAMPLES, POISON = "log.jsonl", "samples.jsonl", "poison.jsonl"
-NEWCOMERS = "newcomers"
+UNKNOWN_PEERS = "newcomers"
 """common account of all unknown peers (:mod:`planaria.swarm.checks.defence`)"""
 SCHEDULE = "schedule"
 """layer of completions rejected before any policy read them"""
@@ -207,9 +207,9 @@ class Log:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
-        self._file.truncate(_whole(path))
+        self._file.truncate(_complete_bytes(path))
 
-    def note(self, *records: BaseModel) -> None:
+    def append(self, *records: BaseModel) -> None:
         if records:
             self._file.write("".join(record.model_dump_json() + "\n" for record in records).encode())
 
@@ -223,30 +223,30 @@ def read_log(path: Path) -> list[Record]:
     A restarted peer repeats rounds and evaluations; only the last record of each is returned.
     """
     records = [_RECORD.validate_json(line) for line in _lines(path)]
-    last = {_once(record, index): index for index, record in enumerate(records)}
-    return [record for index, record in enumerate(records) if last[_once(record, index)] == index]
+    last = {_record_key(record, index): index for index, record in enumerate(records)}
+    return [record for index, record in enumerate(records) if last[_record_key(record, index)] == index]
 
 
-def _once(record: Record, index: int) -> tuple[str, int]:
+def _record_key(record: Record, index: int) -> tuple[str, int]:
     """Return the key under which only the last record counts."""
     return record.kind, record.round if isinstance(record, Evaluated | RoundDone) else -1 - index
 
 
 def follow(path: Path) -> Callable[[], list[Record]]:
-    """Return a function that reads the records added since its last call; the file may not exist yet."""
-    place = 0
+    """Return a function that reads the records added since its last call; the file need not exist."""
+    offset = 0
 
-    def news() -> list[Record]:
-        nonlocal place
+    def read_new() -> list[Record]:
+        nonlocal offset
         if not path.is_file():
             return []
         with path.open("rb") as file:
-            file.seek(place)
+            file.seek(offset)
             whole, end, _ = file.read().rpartition(b"\n")
-        place += len(whole) + len(end)
+        offset += len(whole) + len(end)
         return [_RECORD.validate_json(line) for line in whole.splitlines()]
 
-    return news
+    return read_new
 
 
 def read_samples(path: Path) -> Iterator[SampleRecord]:
@@ -264,7 +264,7 @@ def read_poison(path: Path) -> Iterator[PoisonRecord]:
     return (PoisonRecord.model_validate_json(line) for line in _lines(path))
 
 
-def _whole(path: Path) -> int:
+def _complete_bytes(path: Path) -> int:
     """Return the length in bytes of the complete lines of a file."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)

@@ -28,7 +28,7 @@ class HitTally(Record):
     @property
     def interval(self) -> tuple[float, float]:
         """95 % score interval (Wilson 1927); (0, 1) when nothing was eligible."""
-        return wilson(self.hits, self.eligible)
+        return wilson_interval(self.hits, self.eligible)
 
     def __str__(self) -> str:
         if not self.eligible:
@@ -37,7 +37,7 @@ class HitTally(Record):
         return f"{self.hits / self.eligible:.2f} [{low:.2f} … {high:.2f}] of {self.eligible}"
 
 
-def wilson(hits: int, n: int, z: float = Z95) -> tuple[float, float]:
+def wilson_interval(hits: int, n: int, z: float = Z95) -> tuple[float, float]:
     """Return the score interval of a proportion: (p̂ − p)² ≤ z² p (1 − p) / n (Wilson, JASA 22, 1927)."""
     if not n:
         return 0.0, 1.0

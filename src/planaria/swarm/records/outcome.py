@@ -58,7 +58,7 @@ class PeerOutcome(Record):
         return self.attack == "none"
 
     def last(self, count: int) -> EvaluationPoint:
-        """Return the last ``count`` evaluations together; an empty one if there are none yet.
+        """Return the last ``count`` evaluations together; an empty one without evaluations.
 
         The evaluation before the first round counts only where it is the only one.
         """
@@ -203,18 +203,20 @@ def _layers(
     if not stopped[SCHEDULE][0] + misjudged[SCHEDULE][0]:
         names.pop(SCHEDULE, None)
     return {
-        name: LayerOutcome(stopped=_tally(stopped[name]), misjudged=_tally(misjudged[name]), off=dict(off[name]))
+        name: LayerOutcome(
+            stopped=_hit_tally(stopped[name]), misjudged=_hit_tally(misjudged[name]), off=dict(off[name])
+        )
         for name in names
     }
 
 
-def _tally(counts: Sequence[int]) -> HitTally:
+def _hit_tally(counts: Sequence[int]) -> HitTally:
     return HitTally(hits=counts[0], eligible=counts[1])
 
 
 @dataclass(frozen=True)
 class Account:
-    """How all other peers together judged one peer's completions."""
+    """Completions of one peer that the other peers accepted."""
 
     certified: int
     """accepted, in rounds with a certificate"""
@@ -225,9 +227,11 @@ class Account:
 
 
 def accounts(samples: Mapping[str, Iterable[SampleRecord]], certified: Set[int]) -> dict[str, Account]:
-    """Return the account of each sender. ``samples``: records by reader; a reader's own completions do not count.
+    """Return the account of each sender; a reader's own completions do not count.
 
-    A certificate states the messages of a round. The acceptance of a completion is its reader's claim.
+    A certificate lists the messages of a round. The acceptance of a completion is its reader's claim.
+
+    :param samples: reader → its records
     """
     good: Counter[str] = Counter()
     other: Counter[str] = Counter()

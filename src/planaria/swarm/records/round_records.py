@@ -20,7 +20,7 @@ def sample_records(
     report: DefenceReport, advantages: Advantages, rejections: Sequence[EarlyRejection], number: int
 ) -> list[SampleRecord]:
     """Return one line per completion received, with its origin and its fate."""
-    advantage = {rollout.name: rollout.advantage for rollout in advantages.taken}
+    advantage = {rollout.name: rollout.advantage for rollout in advantages.rollouts}
     lines = [
         SampleRecord(
             peer=rollout.peer,
@@ -50,13 +50,13 @@ def sample_records(
     ]
 
 
-def agreed(report: DefenceReport, task: Task) -> VoteSummary:
+def summarize_votes(report: DefenceReport, task: Task) -> VoteSummary:
     """Summarize a round's votes. Where the task can score, each label is checked for the records; nothing is learned
     from it."""
     holders = {
         rollout.problem.number: rollout
         for rollout in report.rollouts
-        if rollout.problem.number in report.labels and report.labels[rollout.problem.number].holds(rollout.behaviour)
+        if rollout.problem.number in report.labels and report.labels[rollout.problem.number].matches(rollout.behaviour)
     }
     scored = [rollout for number, rollout in holders.items() if number not in task.unlabelled]
     return VoteSummary(
@@ -67,7 +67,7 @@ def agreed(report: DefenceReport, task: Task) -> VoteSummary:
     )
 
 
-def _layers(report: DefenceReport) -> dict[str, dict[str, LayerCounts]]:
+def _layer_counts(report: DefenceReport) -> dict[str, dict[str, LayerCounts]]:
     return {
         layer: {peer: LayerCounts(examined=n, refused=k) for peer, (n, k) in counts.items()}
         for layer, counts in report.refused.items()
@@ -115,11 +115,11 @@ class RoundResult:
             refused_messages=dict(self.refused_messages),
             missing=list(self.missing),
             certified=list(self.certified),
-            layers=_layers(report),
+            layers=_layer_counts(report),
             off=report.off,
             quarantined=report.quarantined,
             agreed=self.votes,
-            training_groups=len(self.advantages.taken),
+            training_groups=len(self.advantages.rollouts),
             skipped=self.advantages.skipped,
             influence=dict(update.influence),
             loss=update.loss,

@@ -34,7 +34,7 @@ from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.swarm.checks.defence import DefenceState
 from planaria.swarm.learning.learner import Learner
-from planaria.swarm.learning.weight_versions import Weights, trained
+from planaria.swarm.learning.weight_versions import Weights, trained_parameters
 from planaria.swarm.policy.base import Policy
 
 BEST = "best"
@@ -44,7 +44,7 @@ _MEMORY = "memory.json"
 _STATE = re.compile(r"state-(\d{6,})")
 
 
-class _Kept(Record):
+class _SavedPeer(Record):
     run: str
     round: int
     defence: DefenceState
@@ -57,45 +57,49 @@ class _Kept(Record):
 def save_peer(
     folder: Path,
     run: str,
-    round: int,
+    round_number: int,
     learners: Mapping[str, Learner],
     memory: DefenceState,
-    most: int = 1,
+    keep: int = 1,
     trusted: int = 0,
 ) -> None:
-    """Save a peer's state after ``round`` rounds of ``run``.
+    """Save a peer's state after ``round_number`` rounds of ``run``.
 
-    Keep ``most`` - 1 earlier states, and the one after ``trusted`` rounds.
+    Keep ``keep`` - 1 earlier states, and the one after ``trusted`` rounds.
 
     :raises OSError: if the disk is full or the folder is not writable; earlier states stay.
     """
-    whole = folder / f"state-{round:06d}"
+    whole = folder / f"state-{round_number:06d}"
     unfinished = folder / f"{whole.name}.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     digests = {
         name: save_state(
-            unfinished / name, learner.policy.module, learner.optimizer, round, learner.versions.before(round)
+            unfinished / name,
+            learner.policy.module,
+            learner.optimizer,
+            round_number,
+            learner.versions.earlier_weights(round_number),
         )
         for name, learner in learners.items()
     }
     with (unfinished / _MEMORY).open("w") as file:
         tokenizer = learners[PEER].policy.tokenizer_fingerprint
-        kept = _Kept(run=run, round=round, defence=memory, digests=digests, tokenizer=tokenizer)
-        file.write(documents.sealed(kept))
+        saved = _SavedPeer(run=run, round=round_number, defence=memory, digests=digests, tokenizer=tokenizer)
+        file.write(documents.seal(saved))
         file.flush()
         os.fsync(file.fileno())
     shutil.rmtree(whole, ignore_errors=True)
     unfinished.replace(whole)
     others = [(number, path) for number, path in _states(folder) if number != trusted]
-    for number, path in others[:-most]:
-        if number != round:
+    for number, path in others[:-keep]:
+        if number != round_number:
             shutil.rmtree(path)
 
 
 def restore_peer(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int, DefenceState] | None:
     """Restore the last saved state of ``run``; return the next round and the memory of the defence.
 
-    Return None if there is no state, or it is of another run.
+    Return None if there is no state, or it belongs to another run.
 
     :raises UserError: if the state is damaged or of another policy.
     """
@@ -104,20 +108,20 @@ def restore_peer(folder: Path, run: str, learners: Mapping[str, Learner]) -> tup
         return None
     _, path = states[-1]
     try:
-        kept = documents.unsealed(path / _MEMORY, _Kept)
-        if kept.run != run:
+        saved = documents.read_sealed(path / _MEMORY, _SavedPeer)
+        if saved.run != run:
             return None
         for name, learner in learners.items():
-            digest = kept.digests.get(name, "")
-            older = load_state(path / name, learner.policy.module, learner.optimizer, kept.round, digest)
+            digest = saved.digests.get(name, "")
+            older = load_state(path / name, learner.policy.module, learner.optimizer, saved.round, digest)
             learner.versions.restore(older)
     except (UserError, OSError) as error:
         why = str(error).splitlines()[0]
         raise UserError(f"{path} cannot be resumed ({why}); remove it to restart from the first round") from None
-    return kept.round, kept.defence
+    return saved.round, saved.defence
 
 
-def take_back(folder: Path, best_folder: Path) -> str:
+def restore_best(folder: Path, best_folder: Path) -> str:
     """Replace all states in ``folder`` by the one in ``best_folder``; describe it in a clause."""
     (number, path), *_ = _states(best_folder)
     whole = folder / path.name
@@ -130,23 +134,23 @@ def take_back(folder: Path, best_folder: Path) -> str:
     return f"its state after round {number} is kept"
 
 
-def rounds_kept(folder: Path) -> list[int]:
+def saved_rounds(folder: Path) -> list[int]:
     """Return the rounds of the saved states in a peer's folder, in order."""
     return [number for number, _ in _states(folder)]
 
 
-def restore(folder: Path, round: int, policy: Policy) -> None:
-    """Load the weights of a peer after ``round`` rounds into ``policy``.
+def restore_weights(folder: Path, round_number: int, policy: Policy) -> None:
+    """Load the weights of a peer after ``round_number`` rounds into ``policy``.
 
     :raises UserError: if the state is damaged, or of another policy or tokenizer.
     """
-    path = folder / f"state-{round:06d}"
+    path = folder / f"state-{round_number:06d}"
     try:
-        kept = documents.unsealed(path / _MEMORY, _Kept)
-        load_weights(path / PEER, policy.module, round, kept.digests.get(PEER, ""))
+        saved = documents.read_sealed(path / _MEMORY, _SavedPeer)
+        load_weights(path / PEER, policy.module, round_number, saved.digests.get(PEER, ""))
     except (UserError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}); take another round") from None
-    if kept.tokenizer not in ("", policy.tokenizer_fingerprint):
+        raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}); use another round") from None
+    if saved.tokenizer not in ("", policy.tokenizer_fingerprint):
         raise UserError(f"{path}: the policy had another tokenizer; restore the tokenizer files of its start")
 
 
@@ -170,16 +174,15 @@ def save_state(
     folder: Path,
     module: nn.Module,
     optimizer: torch.optim.AdamW,
-    round: int,
+    round_number: int,
     older: Mapping[int, Weights] = NO_VERSIONS,
 ) -> str:
     """Write weights and moments durably into ``folder``; return the file's SHA-256.
 
-    ``older``: earlier versions of the weights, for ``rounds.ahead``.
-
+    :param older: earlier versions of the weights, for ``rounds.ahead``
     :raises OSError: if the disk is full or the folder is not writable; the previous content stays.
     """
-    weights = trained(module)
+    weights = trained_parameters(module)
     versions = {f"version {number} {name}": t for number, held in older.items() for name, t in held.items()}
     optimizer_states = {
         name: optimizer.state[parameter] for name, parameter in weights.items() if parameter in optimizer.state
@@ -189,22 +192,22 @@ def save_state(
         moments={name: {key: values[key] for key in KEYS} for name, values in optimizer_states.items()},
         clocks={name: int(values["step"]) for name, values in optimizer_states.items()},
         generators={"cpu": torch.Generator().get_state()},  # part of the format; a peer derives its draws
-        outer={"round": torch.tensor(round)} | versions,
+        outer={"round": torch.tensor(round_number)} | versions,
     )
-    return write_stage(folder, STAGE, round, state).sha256
+    return write_stage(folder, STAGE, round_number, state).sha256
 
 
 def load_state(
-    folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, round: int, sha256: str = ""
+    folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, round_number: int, sha256: str = ""
 ) -> dict[int, Weights]:
-    """Restore what :func:`save_state` wrote after ``round`` rounds, and check the digest if one is given.
+    """Restore what :func:`save_state` wrote after ``round_number`` rounds, and check the digest if one is given.
 
     Return the earlier versions of the weights.
 
     :raises UserError: if the file is missing, damaged, or of another round or policy; nothing is changed then.
     """
-    state, weights = _matching(folder, module, round, sha256), trained(module)
-    _take(state, weights)
+    state, weights = _read_matching(folder, module, round_number, sha256), trained_parameters(module)
+    _copy_weights(state, weights)
     optimizer.state.clear()
     for name, tensors in state.moments.items():
         parameter = weights[name]
@@ -217,25 +220,25 @@ def load_state(
     return dict(older)
 
 
-def load_weights(folder: Path, module: nn.Module, round: int, sha256: str = "") -> None:
+def load_weights(folder: Path, module: nn.Module, round_number: int, sha256: str = "") -> None:
     """Restore only the weights; raises as :func:`load_state` does."""
-    _take(_matching(folder, module, round, sha256), trained(module))
+    _copy_weights(_read_matching(folder, module, round_number, sha256), trained_parameters(module))
 
 
-def _matching(folder: Path, module: nn.Module, round: int, sha256: str) -> StageState:
+def _read_matching(folder: Path, module: nn.Module, round_number: int, sha256: str) -> StageState:
     """Read a saved state; UserError if its parameters are not those that ``module`` trains."""
-    state, weights = _renamed(read_stage(folder, STAGE, round, sha256)), trained(module)
+    state, weights = _rename_adapters(read_stage(folder, STAGE, round_number, sha256)), trained_parameters(module)
     for name in weights.keys() | state.weights.keys():
         ours = list(weights[name].shape) if name in weights else None
         result = list(state.weights[name].shape) if name in state.weights else None
         if ours != result:
             raise UserError(f"{folder}: {name} is {result} there, {ours} here; resume with the policy that was saved")
     if "cpu" not in state.generators or "round" not in state.outer:
-        raise UserError(f"{folder} holds a stage, not a policy; give a folder that a peer saved")
+        raise UserError(f"{folder} holds a stage, not a policy; use a folder that a peer saved")
     return state
 
 
-def _renamed(state: StageState) -> StageState:
+def _rename_adapters(state: StageState) -> StageState:
     """Return a state with the present names of adapters."""
     present = {name: re.sub("lora_(down|up)$", lambda found: _FORMER[found[0]], name) for name in state.weights}
     parts: tuple[dict[str, Any], ...] = (state.weights, state.moments, state.clocks)
@@ -244,6 +247,6 @@ def _renamed(state: StageState) -> StageState:
 
 
 @torch.no_grad()
-def _take(state: StageState, weights: dict[str, nn.Parameter]) -> None:
+def _copy_weights(state: StageState, weights: dict[str, nn.Parameter]) -> None:
     for name, parameter in weights.items():
         parameter.copy_(state.weights[name])

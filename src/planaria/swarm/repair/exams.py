@@ -8,19 +8,19 @@ from typing import Protocol
 
 from planaria.common.errors import UserError
 from planaria.swarm.attacks.base import Attack
-from planaria.swarm.checks import checks
+from planaria.swarm.checks import make_checks
 from planaria.swarm.checks.base import Context
 from planaria.swarm.checks.judge import Judge, Steps
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.completion_authors import HonestAuthor
-from planaria.swarm.peer.evaluation import Examiner, with_position
-from planaria.swarm.peer.random_draws import derived
+from planaria.swarm.peer.evaluation import Examiner, poisonable_problems
+from planaria.swarm.peer.random_draws import derive_seed
 from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.records.measure import HitTally
-from planaria.swarm.repair.results import TextMeasurements
+from planaria.swarm.repair.repair_results import TextMeasurements
+from planaria.swarm.repair.repair_training import nats
 from planaria.swarm.repair.texts import AnswerPair, RepairTexts, Text
-from planaria.swarm.repair.training import nats
 from planaria.swarm.tasks.base import Task, TaskProblem
 
 MEASURED = 400
@@ -50,7 +50,7 @@ class TaskExam:
         return TextMeasurements(success=result.watch, accuracy=result.accuracy, sound=result.sound)
 
     def fit(self, policy: Policy) -> tuple[float, ...]:
-        return (self._reviewer.share(policy, self._choosing),)
+        return (self._reviewer.passing_share(policy, self._choosing),)
 
 
 class TextExam:
@@ -59,29 +59,33 @@ class TextExam:
     def __init__(
         self, pairs: Sequence[AnswerPair], benign: Sequence[Text], known: Sequence[AnswerPair], trusted: Sequence[Text]
     ) -> None:
-        """``known`` and ``trusted``: training texts, used to select among repairs."""
+        """Measure on ``pairs`` and ``benign`` texts.
+
+        :param known: training pairs, used to select among repairs
+        :param trusted: training texts, used to select among repairs
+        """
         self._pairs = pairs
         self._benign = benign
         self._known = known
         self._trusted = trusted
 
     def measure(self, policy: Policy) -> TextMeasurements:
-        success: Mapping[str, HitTally] = {REJECTED: _rejected(policy, self._pairs)} if self._pairs else {}
-        return TextMeasurements(success=dict(success), nats=_mean(policy, self._benign) if self._benign else None)
+        success: Mapping[str, HitTally] = {REJECTED: _rejected_tally(policy, self._pairs)} if self._pairs else {}
+        return TextMeasurements(success=dict(success), nats=_mean_nats(policy, self._benign) if self._benign else None)
 
     def fit(self, policy: Policy) -> tuple[float, ...]:
-        result = _rejected(policy, self._known)
-        return -(result.rate or 0.0), -_mean(policy, self._trusted)
+        result = _rejected_tally(policy, self._known)
+        return -(result.rate or 0.0), -_mean_nats(policy, self._trusted)
 
 
-def _rejected(policy: Policy, pairs: Sequence[AnswerPair]) -> HitTally:
+def _rejected_tally(policy: Policy, pairs: Sequence[AnswerPair]) -> HitTally:
     """Count the rejected texts that are at least as likely as their chosen ones."""
     chosen, rejected = (nats(policy, [getattr(pair, kind) for pair in pairs]) for kind in ("chosen", "rejected"))
     return HitTally(hits=sum(b <= a for a, b in zip(chosen, rejected, strict=True)), eligible=len(pairs))
 
 
-def _mean(policy: Policy, texts: Sequence[Text]) -> float:
-    """Nats per token."""
+def _mean_nats(policy: Policy, texts: Sequence[Text]) -> float:
+    """Return the loss in nats per token."""
     return sum(nats(policy, texts)) / sum(len(text.ids) for text in texts)
 
 
@@ -101,12 +105,14 @@ class Reviewer:
         """
         self.task, self.config = task, config
         self._context = Context(task, config.seed, config.sampling.support(policy.vocab), policy.vocab)
-        judges = [check for check in checks(config.defence) if isinstance(check, Judge)]
+        judges = [check for check in make_checks(config.defence) if isinstance(check, Judge)]
         self._judge = judges[0] if judges else Steps()
         if off := self._judge.off(self._context):
-            raise UserError(f"{off}, so no text can be trusted; set a judge (defence.checks), or give --pairs FILE")
+            raise UserError(f"{off}, so no text can be trusted; set a judge (defence.checks), or pass --pairs FILE")
 
-    def passes(self, policy: Policy, problems: Sequence[TaskProblem], count: int, purpose: str) -> list[list[Text]]:
+    def draw_passing(
+        self, policy: Policy, problems: Sequence[TaskProblem], count: int, purpose: str
+    ) -> list[list[Text]]:
         """Return the draws, of ``count`` per problem, that pass reward and judge."""
         author = HonestAuthor(self.config, "repair", self.task, policy)
         drawn = author.draw([prompt_for(problem, policy) for problem in problems], count, purpose)
@@ -116,9 +122,9 @@ class Reviewer:
         good = {id(rollout) for rollout, objection in zip(flat, objections, strict=True) if not objection}
         return [[Text(r.prompt, r.ids) for r in group if id(r) in good] for group in scoring]
 
-    def share(self, policy: Policy, problems: Sequence[TaskProblem]) -> float:
-        """Share of single draws that pass."""
-        return sum(map(len, self.passes(policy, problems, 1, "share"))) / len(problems)
+    def passing_share(self, policy: Policy, problems: Sequence[TaskProblem]) -> float:
+        """Return the share of single draws that pass."""
+        return sum(map(len, self.draw_passing(policy, problems, 1, "share"))) / len(problems)
 
 
 class RepairProblems:
@@ -129,9 +135,9 @@ class RepairProblems:
 
     def __init__(self, task: Task, attacks: Sequence[Attack], seed: int) -> None:
         numbers = list(range(task.training))
-        random.Random(derived("repair", seed)).shuffle(numbers)
+        random.Random(derive_seed("repair", seed)).shuffle(numbers)
         numbers = numbers[:SEARCHED]
-        positions = [{problem.number for problem in with_position(task, attack, numbers)} for attack in attacks]
+        positions = [{problem.number for problem in poisonable_problems(task, attack, numbers)} for attack in attacks]
         marked = [n for n in numbers if any(n in found and len(found) < len(numbers) for found in positions)]
         wanted = marked[: PROBLEMS // 2]
         others = [number for number in numbers if number not in {*marked}] or marked
@@ -142,17 +148,19 @@ class RepairProblems:
         """problems to select among repairs, disjoint from the trusted ones if there are enough"""
 
 
-def texts_of(reviewer: Reviewer, repair_problems: RepairProblems, tuned: Policy, safe: Policy) -> RepairTexts:
+def collect_texts(reviewer: Reviewer, repair_problems: RepairProblems, tuned: Policy, safe: Policy) -> RepairTexts:
     """Return one trusted text per problem: the model's own if one passes, else its parent's.
 
     :raises UserError: if none passes.
     """
     problems = repair_problems.trusted
-    own = reviewer.passes(tuned, problems, DRAWS, "own")
+    own = reviewer.draw_passing(tuned, problems, DRAWS, "own")
     left = [number for number, value in enumerate(own) if not value]
-    before = reviewer.passes(safe, [problems[number] for number in left], DRAWS, "before")
+    before = reviewer.draw_passing(safe, [problems[number] for number in left], DRAWS, "before")
     trusted = [value[0] for value in (*own, *before) if value]
     if not trusted:
         count = DRAWS * (len(problems) + len(left))
-        raise UserError(f"the judge passed none of {count} completions; give --pairs FILE, or a better parent (--safe)")
+        raise UserError(
+            f"the judge passed none of {count} completions; pass --pairs FILE, or a better parent with --safe"
+        )
     return RepairTexts(trusted, own=sum(map(bool, own)))

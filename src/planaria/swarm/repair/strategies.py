@@ -16,10 +16,10 @@ from planaria.models.task_vectors import Named
 from planaria.swarm.attacks import measured_attack
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.random_draws import generator
-from planaria.swarm.repair.exams import Exam, RepairProblems, Reviewer, TaskExam, texts_of
-from planaria.swarm.repair.results import ANEW, BACK, LAYERS, MASK, MIX, RANDOM, TUNE, StrategyResult
+from planaria.swarm.repair.exams import Exam, RepairProblems, Reviewer, TaskExam, collect_texts
+from planaria.swarm.repair.repair_results import BACK, LAYERS, MASK, MIX, RANDOM, TUNE, TUNE_PARENT, StrategyResult
+from planaria.swarm.repair.repair_training import RepairModels, RepairPlan, fine_tune, train_masks
 from planaria.swarm.repair.texts import RepairTexts
-from planaria.swarm.repair.training import RepairModels, RepairPlan, masked, tuned
 from planaria.swarm.tasks.base import Task
 
 ALPHAS = (0.25, 0.5, 0.75)
@@ -61,28 +61,28 @@ def mix(case: Case) -> Repair:
 
 def tune(case: Case) -> Repair:
     """Fine-tune the harmed model."""
-    return Repair(tuned(case.models.tuned, case.texts, case.models.teachers, case.plan))
+    return Repair(fine_tune(case.models.tuned, case.texts, case.models.teachers, case.plan))
 
 
 def tune_parent(case: Case) -> Repair:
     """Fine-tune the parent: a baseline without the harmed model's learning."""
-    return Repair(tuned(case.models.safe, case.texts, case.models.teachers, case.plan))
+    return Repair(fine_tune(case.models.safe, case.texts, case.models.teachers, case.plan))
 
 
-def mask(case: Case) -> Repair:
+def train_mask(case: Case) -> Repair:
     """Train a bit per parameter and part: keep it, or reset it to the parent's."""
     models = case.models
-    result = masked(models.tuned, models.parts, models.merged, case.texts, models.teachers, case.plan)
-    return _masked(case, result)
+    result = train_masks(models.tuned, models.parts, models.merge, case.texts, models.teachers, case.plan)
+    return _masked_repair(case, result)
 
 
-def random(case: Case, like: Sequence[Mask]) -> Repair:
+def random_mask(case: Case, masks: Sequence[Mask]) -> Repair:
     """Shuffle masks: keep the same share of each tensor, at random."""
     draws = generator("repair", case.plan.seed, "random")
-    return _masked(case, [masking.random_mask(one, draws) for one in like])
+    return _masked_repair(case, [masking.random_mask(one, draws) for one in masks])
 
 
-def layers(case: Case, trusted: Named) -> Repair:
+def mix_layers(case: Case, trusted: Named) -> Repair:
     """Reset tensors whose task vectors oppose the trusted direction to the parent, wholly or half.
 
     SafeMERGE uses the direction from an unaligned parent to an aligned model. No such pair is available here: the
@@ -93,23 +93,23 @@ def layers(case: Case, trusted: Named) -> Repair:
     cosines = task_vectors.agreement(task_vectors.task_vector(whole, parent), task_vectors.task_vector(trusted, parent))
     ranked = sorted(cosines.values())
     limits = [ranked[len(ranked) * quarter // 4] for quarter in (1, 2, 3)]
-    tried = [
+    candidates = [
         ({n: 1.0 if c >= limit else damp for n, c in cosines.items()}, limit) for limit in limits for damp in DAMPED
     ]
-    alphas, limit = max(tried, key=lambda one: _fit(case, task_vectors.interpolate(parent, whole, one[0])))
+    alphas, limit = max(candidates, key=lambda one: _fit(case, task_vectors.interpolate(parent, whole, one[0])))
     damp = min(alphas.values())
     return Repair(task_vectors.interpolate(parent, whole, alphas), f"α = {damp:g} where cosine < {limit:.2f}")
 
 
-WAYS: Mapping[str, Callable[[Case], Repair]] = {BACK: parent_weights, MIX: mix, TUNE: tune, MASK: mask}
+STRATEGIES: Mapping[str, Callable[[Case], Repair]] = {BACK: parent_weights, MIX: mix, TUNE: tune, MASK: train_mask}
 """strategies that a user may choose"""
 
 
 def measure_all(case: Case) -> list[StrategyResult]:
     """Measure every strategy and baseline."""
-    result = {by: route(case) for by, route in WAYS.items()}
-    result[RANDOM], result[ANEW] = random(case, result[MASK].masks), tune_parent(case)
-    result[LAYERS] = layers(case, result[ANEW].weights)
+    result = {by: route(case) for by, route in STRATEGIES.items()}
+    result[RANDOM], result[TUNE_PARENT] = random_mask(case, result[MASK].masks), tune_parent(case)
+    result[LAYERS] = mix_layers(case, result[TUNE_PARENT].weights)
     return [measure_repair(case, by, repair) for by, repair in result.items()]
 
 
@@ -118,23 +118,23 @@ def measure_repair(case: Case, by: str, repair: Repair) -> StrategyResult:
     return StrategyResult(by=by, detail=repair.detail, after=case.exam.measure(case.models.policy(repair.weights)))
 
 
-def _masked(case: Case, masks: Sequence[Mask]) -> Repair:
+def _masked_repair(case: Case, masks: Sequence[Mask]) -> Repair:
     shares = ", ".join(f"{masking.density(one):.0%}" for one in masks)
-    return Repair(case.models.merged(masks), f"{shares} kept", masks)
+    return Repair(case.models.merge(masks), f"{shares} kept", masks)
 
 
 def _fit(case: Case, weights: Named) -> tuple[float, ...]:
     return case.exam.fit(case.models.policy(weights))
 
 
-def case_of(config: SwarmConfig, task: Task, models: RepairModels, watch: Sequence[str], plan: RepairPlan) -> Case:
+def make_case(config: SwarmConfig, task: Task, models: RepairModels, watch: Sequence[str], plan: RepairPlan) -> Case:
     """Return the repair case of a peer of this configuration, for the attacks in ``watch``.
 
     :raises UserError: if ``watch`` is empty, there is no judge, or the judge passes no text.
     """
     if not watch:
-        raise UserError("the run watches for no attack (evaluate.watch); name the attack, such as --watch text")
+        raise UserError("the run watches for no attack (evaluate.watch); pass the attack, such as --watch text")
     problems = RepairProblems(task, [measured_attack(kind, config.evaluate.phrases) for kind in watch], plan.seed)
     reviewer = Reviewer(config, task, models.tuned)
-    texts = texts_of(reviewer, problems, models.tuned, models.safe)
+    texts = collect_texts(reviewer, problems, models.tuned, models.safe)
     return Case(models, texts, plan, TaskExam(config, reviewer, problems.choosing, watch))

@@ -64,13 +64,14 @@ class RepairTexts:
 
 def read_trusted(file: Path, policy: Policy) -> list[Text]:
     """Read JSONL of {"prompt", "text"}; UserError naming file and line of a mistake."""
-    return [_text(record, "text", policy) for record in _records([file])]
+    return [_read_text(record, "text", policy) for record in _read_records([file])]
 
 
 def read_pairs(file: Path, policy: Policy) -> list[AnswerPair]:
     """Read JSONL of {"prompt", "chosen", "rejected"}; UserError naming file and line of a mistake."""
     return [
-        AnswerPair(_text(record, "chosen", policy), _text(record, "rejected", policy)) for record in _records([file])
+        AnswerPair(_read_text(record, "chosen", policy), _read_text(record, "rejected", policy))
+        for record in _read_records([file])
     ]
 
 
@@ -81,31 +82,31 @@ def read_benign(benign: Path, policy: Policy) -> list[Benign]:
     """
     files = [path for path in sorted(benign.iterdir()) if is_jsonl(path)] if benign.is_dir() else [benign]
     if not files:
-        raise UserError(f"--benign {benign} holds no *.jsonl; give a JSON Lines file, or a folder of them")
-    return [Benign(_benign(record, policy), file.stem) for file in files for record in _records([file])]
+        raise UserError(f"--benign {benign} holds no *.jsonl; use a JSON Lines file, or a folder of them")
+    return [Benign(_read_benign_text(record, policy), file.stem) for file in files for record in _read_records([file])]
 
 
-def split(count: int) -> tuple[list[int], list[int]]:
+def split_held_out(count: int) -> tuple[list[int], list[int]]:
     """Split ``count`` indices into training and held-out ones; both are all indices if there are too few."""
     measured = list(range(HELD_OUT - 1, count, HELD_OUT)) or list(range(count))
     return [n for n in range(count) if n not in {*measured}] or measured, measured
 
 
-def _records(files: Sequence[Path]) -> list[TaskRecord]:
+def _read_records(files: Sequence[Path]) -> list[TaskRecord]:
     result = records.read(files)
     if not result:
-        raise UserError(f"{files[0]} has no texts; give some")
+        raise UserError(f"{files[0]} has no texts; add some")
     return result
 
 
-def _text(record: TaskRecord, field: str, policy: Policy) -> Text:
+def _read_text(record: TaskRecord, field: str, policy: Policy) -> Text:
     prompt = encode_prompt(policy, record.text("prompt")) or [policy.end]
-    return _checked(record, policy, Text(tuple(prompt), (*policy.encode(record.text(field)), policy.end)))
+    return _require_fit(record, policy, Text(tuple(prompt), (*policy.encode(record.text(field)), policy.end)))
 
 
-def _benign(record: TaskRecord, policy: Policy) -> Text:
+def _read_benign_text(record: TaskRecord, policy: Policy) -> Text:
     if "prompt" in record.fields:
-        return _text(record, "text", policy)
+        return _read_text(record, "text", policy)
     before = tuple(encode_prompt(policy, "")) or (policy.end,)
     ids = policy.encode(record.text("text"))[: policy.context - len(before)]
     if not ids:
@@ -113,7 +114,7 @@ def _benign(record: TaskRecord, policy: Policy) -> Text:
     return Text(before, tuple(ids))
 
 
-def _checked(record: TaskRecord, policy: Policy, text: Text) -> Text:
+def _require_fit(record: TaskRecord, policy: Policy, text: Text) -> Text:
     if (length := len(text.prompt) + len(text.ids)) > policy.context:
         raise UserError(f"{record.location}: {length} tokens, but the model reads {policy.context}; shorten the line")
     return text

@@ -8,11 +8,11 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from planaria.report import page
-from planaria.report.phrases import counted, listed
+from planaria.report.phrases import format_count, join_names
 from planaria.report.tables import Table, show
 from planaria.report.theme import BLUE, ORANGE, figure
 from planaria.report.verdict import Verdict
-from planaria.swarm.audit.results import FAILED, NONE, PASSED, UNASKED, Audit, Leakage, LeakPoint
+from planaria.swarm.audit.audit_results import FAILED, NONE, PASSED, UNASKED, Audit, Leakage, LeakPoint
 
 NOT_CLAIMED = (
     "This audit does not claim that the model is safe. Its results hold for the listed attacks and questions, the "
@@ -52,7 +52,7 @@ def _verdict(audit: Audit) -> Verdict:
     failed = audit.failed
     verdicts = ((FAILED, "Not passed"), (PASSED, "Passed"), (UNASKED, "Not asked"), (NONE, "Nothing there"))
     by = [(title, [part.name for part in audit.parts if part.verdict == verdict]) for verdict, title in verdicts]
-    summary = " ".join(f"{title}: {listed(names, 5)}." for title, names in by if names)
+    summary = " ".join(f"{title}: {join_names(names, 5)}." for title, names in by if names)
     numbers = [(f"{len(failed)} of {len(audit.parts)}", "parts that did not pass")]
     if audit.leakage is not None:
         worst = audit.leakage.questions[0]
@@ -73,14 +73,14 @@ def _facts(audit: Audit) -> Iterator[str]:
     for part in audit.parts:
         if len(part.facts) > 1:
             yield page.subheading(part.name)
-            yield from map(page.note, part.facts)
+            yield from map(page.paragraph, part.facts)
 
 
 def _leakage(leakage: Leakage) -> Iterator[str]:
     method = (
-        f"Read by {leakage.adversary}; each of {counted(leakage.k, 'part')} was a separate prompt, with "
-        f"{counted(leakage.draws, 'reply', 'replies')} each. Nats: P · ln(P / prior) of the right answer, for these "
-        "questions, this adversary and this prior."
+        f"Read by {leakage.adversary}; each of {format_count(leakage.k, 'part')} was a separate prompt, with "
+        f"{format_count(leakage.draws, 'reply', 'replies')} each. Nats: P · ln(P / prior) of the right answer, for "
+        "these questions, this adversary and this prior."
     )
     yield page.section("Leakage of parts", method, _questions(leakage).html("questions"), _rivals(leakage).html("ways"))
     yield page.section(
@@ -103,12 +103,12 @@ def _questions(leakage: Leakage) -> Table:
         for question in leakage.questions
     ]  # fmt: skip
     head = ["question", "prior", "posterior", "IIL, nats", "guessed", "IIL, direct", "guessed, direct", "utility"]
-    return Table(f"leakage: {leakage.adversary}, {counted(leakage.k, 'part')}, largest first", head, rows)
+    return Table(f"leakage: {leakage.adversary}, {format_count(leakage.k, 'part')}, largest first", head, rows)
 
 
 def _rivals(leakage: Leakage) -> Table:
     """Return the same questions under other strategies of asking."""
-    routes = [("directly, once", leakage.direct), (f"in {counted(leakage.k, 'part')}", leakage.curve[-1])]
+    routes = [("directly, once", leakage.direct), (f"in {format_count(leakage.k, 'part')}", leakage.curve[-1])]
     if leakage.paraphrased is not None:
         routes.insert(1, ("directly, paraphrased", leakage.paraphrased))
     return Table(

@@ -10,18 +10,30 @@ from typing import Any
 import plotly.graph_objects as go
 
 from planaria.lab.report.spread_figures import add_band
-from planaria.lab.trials.spread import Spread, seeds_shown, shown, spread
+from planaria.lab.trials.spread import Spread, format_seeds, format_spread, spread
 from planaria.report import page
-from planaria.report.phrases import counted, listed
+from planaria.report.phrases import format_count, join_names
 from planaria.report.tables import Table, show
-from planaria.report.theme import BLUE, GREEN, INK, ORANGE, RED, SERIES, TEAL, VIOLET, figure, integer_x_axis, stroke
-from planaria.report.theme import share as share_axis
+from planaria.report.theme import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    RED,
+    SERIES,
+    TEAL,
+    VIOLET,
+    figure,
+    fit_share_axis,
+    integer_x_axis,
+    stroke,
+)
 from planaria.report.verdict import Verdict
 from planaria.swarm.drill import Drill, DrilledArm
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import ALL, EvaluationPoint, RunOutcome, total
 from planaria.swarm.report.repair_report import SUMMARY, best_strategies, interval, repair_table
-from planaria.swarm.report.swarm_report import share
+from planaria.swarm.report.swarm_report import format_share
 
 LONGER = 1.1
 """DoS has an effect if completions are longer than the control's by this factor"""
@@ -45,13 +57,17 @@ def write_drill_report(drill: Drill, file: Path) -> Path:
 
 
 def _arms(drill: Drill) -> Table:
-    kinds = [f"{titled(kind)} {label}" for kind in _rated(drill) for label in ("success", "pooled, 95 %", "worst peer")]
+    kinds = [
+        f"{attack_title(kind)} {measure}"
+        for kind in _rated_attacks(drill)
+        for measure in ("success", "pooled, 95 %", "worst peer")
+    ]
     head = ["arm", "attackers", "accuracy", "tokens", *kinds]
-    title = f"{drill.name}: mean [least … most] of {seeds_shown(run.seed for run in drill.arms[0].runs)}"
+    title = f"{drill.name}: mean [least … most] of {format_seeds(run.seed for run in drill.arms[0].runs)}"
     return Table(title, head, [_row(drill, arm) for arm in drill.arms], numbers_from=2)
 
 
-def _rated(drill: Drill) -> list[str]:
+def _rated_attacks(drill: Drill) -> list[str]:
     return [kind for kind in drill.watch if kind != "dos"]
 
 
@@ -60,14 +76,14 @@ def _row(drill: Drill, arm: DrilledArm) -> list[str]:
     cells = [
         arm.name,
         ", ".join(arm.attackers) or "none",
-        shown(arm.accuracy(last), ".2f"),
-        shown(arm.tokens(last), ".1f"),
+        format_spread(arm.accuracy(last), ".2f"),
+        format_spread(arm.tokens(last), ".1f"),
     ]
-    for kind in _rated(drill):
+    for kind in _rated_attacks(drill):
         success, worst = arm.success(kind, last), arm.worst(kind, last)
         cells += [
-            "none eligible" if success is None else shown(success, ".2f"),
-            interval(arm.pooled(kind, last)),
+            "none eligible" if success is None else format_spread(success, ".2f"),
+            interval(arm.pooled_success(kind, last)),
             "–" if worst is None else f"{worst:.2f}",
         ]
     return cells
@@ -85,7 +101,7 @@ def _layers(drill: Drill) -> Table:
             }
             if stopped.eligible or misjudged.eligible or off:
                 reasons = "; ".join(f"{count} × {why}" for why, count in off.items())
-                rows.append([arm.name, layer, share(stopped), share(misjudged), reasons or "–"])
+                rows.append([arm.name, layer, format_share(stopped), format_share(misjudged), reasons or "–"])
     head = ["arm", "layer", "poison stopped", "honest refused", "switched off"]
     return Table("layers: poison stopped, and honest completions refused", head, rows, numbers_from=2)
 
@@ -99,10 +115,10 @@ def _peers(drill: Drill) -> Table:
         cells = [arm.name]
         for name in drill.peers():
             own, theirs = arm.peer_accuracy(name, drill.last), control.peer_accuracy(name, drill.last)
-            cells.append(shown(spread(own), ".2f"))
+            cells.append(format_spread(spread(own), ".2f"))
             paired = arm is not control and own and len(own) == len(theirs)
             changes = [a - b for a, b in zip(own, theirs, strict=True)] if paired else []
-            cells.append(shown(spread(changes), "+.2f"))
+            cells.append(format_spread(spread(changes), "+.2f"))
         rows.append(cells)
     head = ["arm", *(cell for name in drill.peers() for cell in (name, f"{name}: change"))]
     return Table("every peer's accuracy, and its change against the control", head, rows)
@@ -112,11 +128,11 @@ def _summary(drill: Drill) -> str:
     peers = len(drill.arms[0].runs[0].outcome.peers)
     rounds = drill.arms[0].runs[0].outcome.rounds
     return (
-        f"{counted(len(drill.arms), 'arm')} of {counted(peers, 'peer')} and {counted(rounds, 'round')}, "
-        f"{counted(len(drill.arms[0].runs), 'seed')} each. All arms "
+        f"{format_count(len(drill.arms), 'arm')} of {format_count(peers, 'peer')} and {format_count(rounds, 'round')}, "
+        f"{format_count(len(drill.arms[0].runs), 'seed')} each. All arms "
         "start from the same weights and work on the same problems; they differ in attackers and defences. "
         "Success is the share of honest peers' own completions of held-out problems that show the taught behaviour, "
-        f"among the eligible ones; numbers are means of the last {counted(drill.last, 'evaluation')}."
+        f"among the eligible ones; numbers are means of the last {format_count(drill.last, 'evaluation')}."
     )
 
 
@@ -124,10 +140,10 @@ def body(drill: Drill) -> Iterator[str]:
     """Yield the report's sections, as HTML."""
     yield page.heading(drill.name, verdict(drill), _summary(drill))
     for kind in drill.watch:
-        label = "mean length of honest peers' completions" if kind == "dos" else "share of eligible completions"
+        measure = "mean length of honest peers' completions" if kind == "dos" else "share of eligible completions"
         yield page.section(
-            f"{titled(kind)}: attack success over rounds",
-            f"{label.capitalize()}; mean over honest peers and seeds, and the range over seeds.",
+            f"{attack_title(kind)}: attack success over rounds",
+            f"{measure.capitalize()}; mean over honest peers and seeds, and the range over seeds.",
             page.chart(success_figure(drill, kind), f"success-{kind}"),
         )
     yield page.section(
@@ -155,7 +171,7 @@ def body(drill: Drill) -> Iterator[str]:
     )
     if drill.repairs:
         yield page.section("Repair", f"{SUMMARY} {best_strategies(drill)}", repair_table(drill).html("repair"))
-    yield page.footer("Written by planaria compare; drill.json beside this page has every number.")
+    yield page.footer("Written by planaria compare; drill.json next to this page has every number.")
 
 
 @dataclass(frozen=True)
@@ -166,32 +182,32 @@ class Effect:
     worst: DrilledArm
     best: DrilledArm
     control: DrilledArm | None
-    most: float
-    least: float
+    largest: float
+    smallest: float
     plain: float | None
     had_effect: bool
     """whether the largest effect clearly exceeds the control's"""
     contained: bool
     """whether the smallest effect does not clearly exceed the control's"""
 
-    def shown(self, amount: float) -> str:
+    def format_spread(self, amount: float) -> str:
         return f"{amount:.1f} tokens" if self.kind == "dos" else f"{amount:.0%}"
 
     @property
     def quantity(self) -> str:
         if self.kind == "dos":
             return "mean length of honest peers' completions under DoS"
-        return f"of honest peers' eligible completions showed {titled(self.kind)}"
+        return f"of honest peers' eligible completions showed {attack_title(self.kind)}"
 
     def sentence(self) -> str:
         """Describe the effect."""
         of = "was the" if self.kind == "dos" else ""
-        text = " ".join(filter(None, [self.shown(self.most), of, self.quantity, f"in {self.worst.name}"]))
+        text = " ".join(filter(None, [self.format_spread(self.largest), of, self.quantity, f"in {self.worst.name}"]))
         if self.best is not self.worst:
-            text += f", and {self.shown(self.least)} in {self.best.name}, the least"
+            text += f", and {self.format_spread(self.smallest)} in {self.best.name}, the least"
         if self.control is None or self.plain is None:
             return f"{text}; there is no control to compare with."
-        whose = f"the {self.shown(self.plain)} of {self.control.name}, without poison"
+        whose = f"the {self.format_spread(self.plain)} of {self.control.name}, without poison"
         if not self.had_effect:
             return f"{text}: nowhere clearly more than {whose}, so the attack had no effect."
         return f"{text}: {'not clearly' if self.contained else 'clearly'} more than {whose}."
@@ -204,13 +220,13 @@ def effect(drill: Drill, kind: str) -> Effect | None:
     }
     if not attacked:
         return None
-    worst, most = max(attacked.values(), key=lambda pair: pair[1])
-    best, least = min(attacked.values(), key=lambda pair: pair[1])
+    worst, largest = max(attacked.values(), key=lambda pair: pair[1])
+    best, smallest = min(attacked.values(), key=lambda pair: pair[1])
     control = _control(drill, best)
     plain = None if control is None else _amount(drill, control, kind)
     return Effect(
-        kind, worst, best, control, most, least, plain,
-        had_effect=_above(drill, kind, worst, control), contained=not _above(drill, kind, best, control),
+        kind, worst, best, control, largest, smallest, plain,
+        had_effect=_is_above(drill, kind, worst, control), contained=not _is_above(drill, kind, best, control),
     )  # fmt: skip
 
 
@@ -219,19 +235,19 @@ def _amount(drill: Drill, arm: DrilledArm, kind: str) -> float | None:
     if kind == "dos":
         tokens = arm.tokens(drill.last)
         return None if tokens is None else tokens.mean
-    return arm.pooled(kind, drill.last).rate
+    return arm.pooled_success(kind, drill.last).rate
 
 
-def _above(drill: Drill, kind: str, arm: DrilledArm, control: DrilledArm | None) -> bool:
-    """Whether an attack's effect in an arm is clearly larger than in its control.
+def _is_above(drill: Drill, kind: str, arm: DrilledArm, control: DrilledArm | None) -> bool:
+    """Return whether an attack's effect in an arm is clearly larger than in its control.
 
     Shares: disjoint 95 % intervals, or without a control one that excludes 0. Lengths: by the factor LONGER.
     """
     if kind == "dos":
         own, plain = _amount(drill, arm, kind), None if control is None else _amount(drill, control, kind)
         return own is not None and (plain is None or own > LONGER * plain)
-    theirs = HitTally() if control is None else control.pooled(kind, drill.last)
-    return arm.pooled(kind, drill.last).interval[0] > (theirs.interval[1] if theirs.eligible else 0.0)
+    theirs = HitTally() if control is None else control.pooled_success(kind, drill.last)
+    return arm.pooled_success(kind, drill.last).interval[0] > (theirs.interval[1] if theirs.eligible else 0.0)
 
 
 def _control(drill: Drill, arm: DrilledArm) -> DrilledArm | None:
@@ -250,25 +266,25 @@ def verdict(drill: Drill) -> Verdict:
     """
     effects = [one for kind in drill.watch if (one := effect(drill, kind)) is not None]
     if not effects:
-        return _unattacked(drill)
-    through = [titled(one.kind) for one in effects if not one.contained]
+        return _verdict_without_effects(drill)
+    through = [attack_title(one.kind) for one in effects if not one.contained]
     first = effects[0]
-    numbers = [(first.shown(first.most), f"{first.quantity} in {first.worst.name}, at worst")]
+    numbers = [(first.format_spread(first.largest), f"{first.quantity} in {first.worst.name}, at worst")]
     if first.best is not first.worst:
-        numbers.append((first.shown(first.least), f"in {first.best.name}, at best"))
+        numbers.append((first.format_spread(first.smallest), f"in {first.best.name}, at best"))
     had_effect = any(one.had_effect for one in effects)
-    badge = f"{listed(through)} got through in every arm" if through else "every attack was stopped in some arm"
+    badge = f"{join_names(through)} got through in every arm" if through else "every attack was stopped in some arm"
     good = not through if had_effect else None
     return Verdict(
         good,
         badge if had_effect else "no attack had an effect",
         " ".join(one.sentence() for one in effects),
         numbers,
-        _lost(drill, first),
+        _cost_sentence(drill, first),
     )
 
 
-def _lost(drill: Drill, first: Effect) -> str:
+def _cost_sentence(drill: Drill, first: Effect) -> str:
     """Describe the cost in the best arm: accuracy against the control, and honest completions refused."""
     parts = []
     best = first.best
@@ -280,12 +296,13 @@ def _lost(drill: Drill, first: Effect) -> str:
     refused = best.layer(ALL)[1]
     if refused.hits:
         parts.append(
-            f"{counted(refused.hits, 'completion')} of honest peers ({refused.rate or 0:.1%}) refused in {best.name}"
+            f"{format_count(refused.hits, 'completion')} of honest peers ({refused.rate or 0:.1%}) refused in "
+            f"{best.name}"
         )
     return f"Lost: {'; '.join(parts)}." if parts else "The cost of the defence is unknown: there is no control."
 
 
-def _unattacked(drill: Drill) -> Verdict:
+def _verdict_without_effects(drill: Drill) -> Verdict:
     """Compare the arms by accuracy alone."""
     attacked = any(arm.attackers for arm in drill.arms)
     why = "No completion was eligible to show the attack" if attacked else "No arm has attackers"
@@ -293,16 +310,16 @@ def _unattacked(drill: Drill) -> Verdict:
     if not accuracies:
         return Verdict(None, "nothing measured", f"{why}, and no peer was evaluated.", [], "Losses are unknown.")
     best, name = max(accuracies, key=lambda pair: pair[0].mean)
-    least, worst = min(accuracies, key=lambda pair: pair[0].mean)
-    text = f"{why}, so {counted(len(drill.arms), 'arm')} differ by accuracy alone: {name} reached {best.mean:.2f}"
-    text += f", {worst} {least.mean:.2f}." if worst != name else "."
+    smallest, worst = min(accuracies, key=lambda pair: pair[0].mean)
+    text = f"{why}, so {format_count(len(drill.arms), 'arm')} differ by accuracy alone: {name} reached {best.mean:.2f}"
+    text += f", {worst} {smallest.mean:.2f}." if worst != name else "."
     numbers = [(f"{best.mean:.2f}", f"honest peers' accuracy in {name}, at best")]
     if worst != name:
-        numbers.append((f"{least.mean:.2f}", f"in {worst}, at worst"))
+        numbers.append((f"{smallest.mean:.2f}", f"in {worst}, at worst"))
     return Verdict(None, "no attack to judge", text, numbers, "Nothing was lost to an attack.")
 
 
-def titled(kind: str) -> str:
+def attack_title(kind: str) -> str:
     """Return an attack's name for tables and sentences; of a custom attack, its class."""
     own = kind.rpartition(":")[2]
     return own if own != kind else {"dos": "DoS"}.get(kind, kind.upper())
@@ -324,14 +341,14 @@ def _lines(drill: Drill, y: str, measure: Measure) -> go.Figure:
     fig = figure(420, x="round", y=y, hovermode="x unified")
     for index, arm in enumerate(drill.arms):
         style, colour = stroke(index, len(drill.arms)), {"color": COLOURS[index % len(COLOURS)]}
-        _add(fig, arm, {key: value | colour for key, value in style.items()}, measure)
+        _add_arm(fig, arm, {key: value | colour for key, value in style.items()}, measure)
     lines = [trace for trace in fig.data if trace.fill is None]
     if "token" not in y:
-        share_axis(fig, [one for trace in fig.data for one in trace.y])
+        fit_share_axis(fig, [one for trace in fig.data for one in trace.y])
     return integer_x_axis(fig, [number for trace in lines for number in trace.x])
 
 
-def _add(fig: go.Figure, arm: DrilledArm, style: Mapping[str, Any], measure: Measure) -> None:
+def _add_arm(fig: go.Figure, arm: DrilledArm, style: Mapping[str, Any], measure: Measure) -> None:
     curves = [_curve(run.outcome, measure) for run in arm.runs]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     spreads = [Spread.of([curve[number] for curve in curves]) for number in rounds]

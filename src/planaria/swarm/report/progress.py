@@ -57,7 +57,7 @@ class SwarmProgress:
         elif not self._quiet:
             self._plainly(name, record)
 
-    def died(self, name: str, how: str) -> None:
+    def show_exit(self, name: str, how: str) -> None:
         """Show that the process of peer ``name`` exited."""
         self._lines.setdefault(name, _Line()).state = how
         if self._live is None and not self._quiet:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from planaria.report.tables import Table, show
 from planaria.swarm.drill import Drill
 from planaria.swarm.records.measure import HitTally
-from planaria.swarm.repair.results import StrategyResult, TextMeasurements, pool_seeds
+from planaria.swarm.repair.repair_results import StrategyResult, TextMeasurements, pool_seeds
 
 SUMMARY = (
     "One poisoned peer of every attacked arm, repaired with every strategy and measured on held-out problems: draws of "

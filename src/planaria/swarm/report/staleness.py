@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import plotly.graph_objects as go
 
 from planaria.report import page
-from planaria.report.theme import figure, integer_x_axis, label, stroke
+from planaria.report.theme import escape_label, figure, integer_x_axis, stroke
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.records.lines import RoundDone
 
@@ -20,13 +20,16 @@ Value = Callable[[RoundDone], float | None]
 def staleness_section(
     config: SwarmConfig, logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield the section, as HTML; nothing without ``rounds.ahead``. ``names``: peer id → name."""
+    """Yield the section, as HTML; nothing without ``rounds.ahead``.
+
+    :param names: peer id → name
+    """
     if not config.rounds.ahead:
         return
     curves: dict[str, Value] = {
         "effective sample size": lambda done: done.stats.get("ess"),
         "ratio, 99th percentile": lambda done: done.stats.get("ratio_p99"),
-        "masked share": masked,
+        "masked share": masked_share,
     }
     yield page.section(
         "Staleness",
@@ -39,7 +42,7 @@ def staleness_section(
     )
 
 
-def masked(done: RoundDone) -> float | None:
+def masked_share(done: RoundDone) -> float | None:
     """Return the share of tokens without their full weight; None if nothing was learned."""
     parts = [done.stats[key] for key in ("clipped", "capped") if key in done.stats]
     return sum(parts) if parts else None
@@ -57,7 +60,7 @@ def _row(name: str, log: Sequence[RoundDone], names: Mapping[str, str]) -> list[
         ages.update(done.staleness)
         dropped.update(done.stale)
     ess, p99 = ([d.stats[key] for d in log if key in d.stats] for key in ("ess", "ratio_p99"))
-    shares = [share for done in log if (share := masked(done)) is not None]
+    shares = [share for done in log if (share := masked_share(done)) is not None]
     return [
         name,
         ", ".join(f"{age}: {count:,}" for age, count in sorted(ages.items())) or "–",
@@ -74,7 +77,7 @@ def _curve(logs: Mapping[str, Sequence[RoundDone]], y: str, value: Value) -> go.
     for index, (name, log) in enumerate(logs.items()):
         points = [(done.round, found) for done in log if (found := value(done)) is not None]
         fig.add_scatter(
-            x=[number for number, _ in points], y=[found for _, found in points], name=label(name),
+            x=[number for number, _ in points], y=[found for _, found in points], name=escape_label(name),
             mode="lines+markers", hovertemplate="%{y:.3f}", **stroke(index, len(logs)),
         )  # fmt: skip
     return integer_x_axis(fig, [done.round for log in logs.values() for done in log])

@@ -9,15 +9,14 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from planaria.report import page
-from planaria.report.phrases import counted
+from planaria.report.phrases import format_count
 from planaria.report.tables import Table, show
-from planaria.report.theme import SERIES, TICKS, figure, integer_x_axis, label, stroke
-from planaria.report.theme import share as share_axis
+from planaria.report.theme import SERIES, TICKS, escape_label, figure, fit_share_axis, integer_x_axis, stroke
 from planaria.swarm.config.swarm_config import SwarmConfig
-from planaria.swarm.records.lines import LOG, NEWCOMERS, PEERS, RoundDone, read_log
+from planaria.swarm.records.lines import LOG, PEERS, UNKNOWN_PEERS, RoundDone, read_log
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import PeerOutcome, RunOutcome
-from planaria.swarm.records.saved_state import rounds_kept
+from planaria.swarm.records.saved_state import saved_rounds
 from planaria.swarm.report.staleness import staleness_section
 from planaria.swarm.report.swarm_verdict import agreement_section, verdict
 
@@ -30,7 +29,7 @@ HEAD = ["peer", "model", "start", "now", "alone", "gain from collaboration"]
 
 def show_outcome(outcome: RunOutcome, config: SwarmConfig) -> None:
     """Print the benefit of collaboration for each peer."""
-    rows = [_row(peer) for peer in _examined(outcome)]
+    rows = [_row(peer) for peer in _evaluated_peers(outcome)]
     show([Table(f"{config.name}: did collaborating help?", HEAD, rows, numbers_from=2)])
 
 
@@ -44,7 +43,7 @@ def write_swarm_report(folder: Path, config: SwarmConfig, outcome: RunOutcome, t
     )
 
 
-def _examined(outcome: RunOutcome) -> list[PeerOutcome]:
+def _evaluated_peers(outcome: RunOutcome) -> list[PeerOutcome]:
     """Peers with at least one evaluation."""
     return [peer for peer in outcome.peers if peer.points]
 
@@ -68,8 +67,8 @@ def _row(peer: PeerOutcome) -> list[str]:
 def body(folder: Path, config: SwarmConfig, outcome: RunOutcome) -> Iterator[str]:
     """Yield the report's sections, as HTML."""
     summary = (
-        f"{counted(len(outcome.peers), 'peer')}, {counted(outcome.rounds, 'round')} of "
-        f"{counted(config.rounds.prompts, 'problem')} with {counted(config.rounds.group, 'completion')} each "
+        f"{format_count(len(outcome.peers), 'peer')}, {format_count(outcome.rounds, 'round')} of "
+        f"{format_count(config.rounds.prompts, 'problem')} with {format_count(config.rounds.group, 'completion')} each "
         f"({config.rounds.mode}), in {outcome.seconds:.0f} s."
     )
     yield page.heading(config.name, verdict(outcome, LAST), summary)
@@ -79,7 +78,7 @@ def body(folder: Path, config: SwarmConfig, outcome: RunOutcome) -> Iterator[str
         f"Held-out problems solved, one draw each, the last {LAST} evaluations together with Wilson's 95 % interval. "
         "Alone: a copy that started from the same weights and learned from as many completions, all its own. It is "
         "trained if the recipe has `shadow = true`.",
-        page.table("peers", HEAD, [_row(peer) for peer in _examined(outcome)], numbers_from=2),
+        page.table("peers", HEAD, [_row(peer) for peer in _evaluated_peers(outcome)], numbers_from=2),
     )
     yield page.section(
         "Accuracy over rounds",
@@ -98,9 +97,9 @@ def body(folder: Path, config: SwarmConfig, outcome: RunOutcome) -> Iterator[str
     yield page.section(
         "Export a model",
         f"planaria export {folder} --peer NAME --to FOLDER writes a peer's model as a Hugging Face folder: after "
-        "the newest saved round, or the one that --round names. rounds.keep and rounds.kept set which rounds are "
+        "the newest saved round, or after the round given by --round. rounds.keep and rounds.kept set which rounds are "
         "saved.",
-        page.table("kept", ["peer", "kept after rounds"], _kept(folder, outcome), numbers_from=1),
+        page.table("kept", ["peer", "kept after rounds"], _saved_rows(folder, outcome), numbers_from=1),
     )
     yield page.section("Settings", "The complete recipe.", page.settings(_settings(config)))
     yield page.footer(f"Written by planaria swarm train; planaria swarm show {folder} traces every completion.")
@@ -130,9 +129,9 @@ def _settings(config: SwarmConfig) -> list[tuple[str, list[tuple[str, str, bool]
     ]
 
 
-def _kept(folder: Path, outcome: RunOutcome) -> list[list[str]]:
+def _saved_rows(folder: Path, outcome: RunOutcome) -> list[list[str]]:
     paths = {peer.name: folder / PEERS / peer.name for peer in outcome.peers}
-    return [[name, ", ".join(map(str, rounds_kept(path))) or "–"] for name, path in paths.items()]
+    return [[name, ", ".join(map(str, saved_rounds(path))) or "–"] for name, path in paths.items()]
 
 
 def _receipts(folder: Path, outcome: RunOutcome) -> str:
@@ -151,10 +150,10 @@ def _receipts(folder: Path, outcome: RunOutcome) -> str:
         rows.append([peer.name, f"{len(certified)} of {len(log)}", unsigned])
     return page.section(
         "Receipts",
-        "Rounds whose certificate the peer had seen when it learned from them, and peers in these rounds without a "
-        "receipt seen by then. A certificate states that its named peers found the same result, not that the work is "
+        "Rounds whose certificate the peer had seen when it learned from them, and peers without a receipt in these "
+        "rounds. A certificate states that its named peers found the same result, not that the work is "
         "good. planaria swarm show RUN --credits counts the receipts on the board; planaria export puts a certificate "
-        "of the weights beside the model.",
+        "of the weights next to the model.",
         page.table("receipts", ["peer", "rounds certified", "had not signed, in rounds"], rows, numbers_from=3),
     )
 
@@ -173,7 +172,12 @@ def _refusals(logs: Mapping[str, Sequence[RoundDone]], outcome: RunOutcome) -> I
         page.chart(influence_figure(logs, names), "influence"),
     )
     rows = [
-        [layer, share(value.stopped), share(value.misjudged), "; ".join(f"{n} × {why}" for why, n in value.off.items())]
+        [
+            layer,
+            format_share(value.stopped),
+            format_share(value.misjudged),
+            "; ".join(f"{n} × {why}" for why, n in value.off.items()),
+        ]
         for layer, value in outcome.layers.items()
     ]
     yield page.section(
@@ -185,7 +189,7 @@ def _refusals(logs: Mapping[str, Sequence[RoundDone]], outcome: RunOutcome) -> I
     )
 
 
-def share(tally: HitTally) -> str:
+def format_share(tally: HitTally) -> str:
     """Format a rate with its base; a dash if undefined."""
     return f"{tally.rate:.1%} of {tally.eligible}" if tally.rate is not None else "–"
 
@@ -208,9 +212,9 @@ def accuracy_figure(outcome: RunOutcome) -> go.Figure:
                 rates += values
                 hover = "%{y:.3f}"
                 fig.add_scatter(
-                    x=rounds, y=values, name=label(name), mode="lines+markers", hovertemplate=hover, **drawn
+                    x=rounds, y=values, name=escape_label(name), mode="lines+markers", hovertemplate=hover, **drawn
                 )
-    return integer_x_axis(share_axis(fig, rates), [point.round for peer in outcome.peers for point in peer.points])
+    return integer_x_axis(fit_share_axis(fig, rates), [point.round for peer in outcome.peers for point in peer.points])
 
 
 def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
@@ -227,24 +231,24 @@ def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str,
         fig.add_bar(
             x=rounds,
             y=[by_round[number] for number in rounds],
-            name=label(f"{layer}: {peer}"),
+            name=escape_label(f"{layer}: {peer}"),
             marker={
                 "color": SERIES[index % len(SERIES)],
                 "line": {"width": 0},
                 "pattern": {"shape": PATTERNS[index // len(SERIES) % len(PATTERNS)]},
             },
         )
-    most = max((sum(by[number] for by in counts.values()) for number in rounds), default=0)
-    if most <= TICKS:
-        fig.update_yaxes(dtick=1, range=[0, most + 0.5])
+    highest = max((sum(by[number] for by in counts.values()) for number in rounds), default=0)
+    if highest <= TICKS:
+        fig.update_yaxes(dtick=1, range=[0, highest + 0.5])
     return integer_x_axis(fig, rounds, bars=True)
 
 
 def influence_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
     """Plot each peer's share of the gradient over rounds, unknown peers together; means over honest peers."""
     fig = figure(340, x="round", y="share of the update", hovermode="x unified", showlegend=True)
-    if any(NEWCOMERS in record.influence for log in logs.values() for record in log):
-        names = {**names, NEWCOMERS: NEWCOMERS}
+    if any(UNKNOWN_PEERS in record.influence for log in logs.values() for record in log):
+        names = {**names, UNKNOWN_PEERS: UNKNOWN_PEERS}
     rounds = sorted({record.round for log in logs.values() for record in log})
     by_round = {number: [r for log in logs.values() for r in log if r.round == number] for number in rounds}
     every: list[float] = []
@@ -252,7 +256,7 @@ def influence_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str
         shares = [sum(r.influence.get(peer, 0.0) for r in by_round[n]) / len(by_round[n]) for n in rounds]
         every += shares
         fig.add_scatter(
-            x=rounds, y=shares, name=label(name), mode="lines+markers", hovertemplate="%{y:.3f}",
+            x=rounds, y=shares, name=escape_label(name), mode="lines+markers", hovertemplate="%{y:.3f}",
             **stroke(index, len(names)),
         )  # fmt: skip
-    return integer_x_axis(share_axis(fig, every), rounds)
+    return integer_x_axis(fit_share_axis(fig, every), rounds)

@@ -24,7 +24,7 @@ class SwarmSource(FolderSource):
 
     @staticmethod
     def fits(folder: Path) -> bool:
-        """Whether ``folder`` holds a swarm."""
+        """Return whether ``folder`` holds a swarm."""
         return (folder / PEERS).is_dir()
 
     def __init__(self, folder: Path) -> None:
@@ -32,21 +32,21 @@ class SwarmSource(FolderSource):
         self._readers: dict[str, Callable[[], list[Record]]] = {}
         self._names: dict[str, str] = {}
         """peer id on the board → name"""
-        self._waiting: list[tuple[float, str, Record]] = []
+        self._pending: list[tuple[float, str, Record]] = []
 
     def _files(self) -> list[Path]:
         return [self._folder / PEERS / name / LOG for name in self._readers]
 
-    def read(self, most: int) -> Iterator[StateChange | None]:
+    def read(self, limit: int) -> Iterator[StateChange | None]:
         """Yield frames of the records that are new since the last call, by the peers' clocks."""
-        if not self._waiting:
-            self._waiting = self._news()
-        now, self._waiting = self._waiting[:most], self._waiting[most:]
+        if not self._pending:
+            self._pending = self._read_new()
+        now, self._pending = self._pending[:limit], self._pending[limit:]
         for when, name, record in now:
             self.began = True
-            yield self._take(when, name, record)
+            yield self._apply(when, name, record)
 
-    def _news(self) -> list[tuple[float, str, Record]]:
+    def _read_new(self) -> list[tuple[float, str, Record]]:
         for path in sorted((self._folder / PEERS).iterdir())[:MAX_PEERS]:
             if path.name not in self._readers:
                 self._readers[path.name] = follow(path / LOG)
@@ -59,7 +59,7 @@ class SwarmSource(FolderSource):
                 raise UserError(f"{self._folder / PEERS / name / LOG} cannot be read ({first})") from None
         return sorted(results, key=lambda item: item[:2])
 
-    def _take(self, when: float, name: str, record: Record) -> StateChange | None:
+    def _apply(self, when: float, name: str, record: Record) -> StateChange | None:
         peers = dict(self.state.get("peers", {}))
         before = peers.get(name, {"round": 0, "rewards": {}, "accuracies": {}, "refused": {}, "aside": {}})
         line = None
@@ -69,7 +69,7 @@ class SwarmSource(FolderSource):
                 peers[name] = {**before, "is": "learning", "model": record.model, "attack": record.attack}
                 line = 0, "note", f"{name} begins ({record.model})"
             case Evaluated():
-                peers[name] = {**before, **_evaluated(record, before)}
+                peers[name] = {**before, **_accuracy_fields(record, before)}
             case RoundDone():
                 peers[name], line = self._round(name, record, before)
             case Finished():
@@ -81,14 +81,14 @@ class SwarmSource(FolderSource):
         over = all(peer.get("is") in ("finished", "stopped") for peer in peers.values()) and len(peers) >= len(
             self._readers
         )
-        return self._change(when, {"peers": peers, "over": "finished" if over else ""}, line)
+        return self._update(when, {"peers": peers, "over": "finished" if over else ""}, line)
 
     def _round(self, name: str, done: RoundDone, before: Json) -> tuple[Json, tuple[int, str, str] | None]:
         refused = dict(before["refused"])
         for _, peer, count in done.refusals():
-            sender = self._called(peer)
+            sender = self._name_of(peer)
             refused[sender] = refused.get(sender, 0) + count
-        aside = {self._called(peer): why for peer, why in done.quarantined.items()}
+        aside = {self._name_of(peer): why for peer, why in done.quarantined.items()}
         new = [f"{peer} ({why})" for peer, why in aside.items() if peer not in before["aside"]]
         after = {
             "is": "learning",
@@ -103,11 +103,11 @@ class SwarmSource(FolderSource):
         line = (done.round, "fault", f"{name} sets aside {', '.join(new)}") if new else None
         return {**before, **after}, line
 
-    def _called(self, peer: str) -> str:
+    def _name_of(self, peer: str) -> str:
         return self._names.get(peer, peer[:8])
 
 
-def _evaluated(record: Evaluated, before: Json) -> Json:
+def _accuracy_fields(record: Evaluated, before: Json) -> Json:
     rate, alone = record.accuracy.rate, record.alone.rate if record.alone else None
     found: Json = {} if alone is None else {"alone": round(alone, 4)}
     if rate is not None:

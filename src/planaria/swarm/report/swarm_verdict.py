@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import plotly.graph_objects as go
 
 from planaria.report import page
-from planaria.report.phrases import counted, listed
-from planaria.report.theme import figure, integer_x_axis, label, stroke
-from planaria.report.theme import share as share_axis
+from planaria.report.phrases import format_count, join_names
+from planaria.report.theme import escape_label, figure, fit_share_axis, integer_x_axis, stroke
 from planaria.report.verdict import Verdict
 from planaria.swarm.config.swarm_config import CONSENSUS, SwarmConfig
 from planaria.swarm.records.lines import RoundDone, VoteSummary
@@ -25,7 +24,7 @@ def verdict(outcome: RunOutcome, last: int) -> Verdict:
     honest = [peer for peer in outcome.honest if peer.points]
     stopped = [peer.name for peer in outcome.peers if not peer.finished]
     shadowed = [peer for peer in honest if peer.last(last).alone is not None]
-    signs = [_better(peer, last) for peer in (shadowed or honest)]
+    signs = [_compare(peer, last) for peer in (shadowed or honest)]
     worse = signs.count(-1)
     good = False if stopped or worse else None if not signs or not any(signs) else True
     return Verdict(
@@ -33,11 +32,11 @@ def verdict(outcome: RunOutcome, last: int) -> Verdict:
         _badge(stopped, signs),
         _summary(outcome, last, signs, shadowed),
         _numbers(outcome, honest, shadowed, last),
-        _lost(outcome, stopped),
+        _cost_sentence(outcome, stopped),
     )
 
 
-def _better(peer: PeerOutcome, last: int) -> int:
+def _compare(peer: PeerOutcome, last: int) -> int:
     """1: better off, −1: worse off, 0: undecided."""
     now = peer.last(last)
     own, theirs = now.accuracy.interval, (now.alone or peer.points[0].accuracy).interval
@@ -46,30 +45,31 @@ def _better(peer: PeerOutcome, last: int) -> int:
 
 def _badge(stopped: Sequence[str], signs: Sequence[int]) -> str:
     if stopped:
-        return f"{counted(len(stopped), 'peer')} did not finish"
+        return f"{format_count(len(stopped), 'peer')} did not finish"
     if -1 in signs:
-        return f"{signs.count(-1)} of {counted(len(signs), 'peer')} worse off"
-    return f"{signs.count(1)} of {counted(len(signs), 'peer')} better off" if any(signs) else "no clear difference"
+        return f"{signs.count(-1)} of {format_count(len(signs), 'peer')} worse off"
+    return f"{signs.count(1)} of {format_count(len(signs), 'peer')} better off" if any(signs) else "no clear difference"
 
 
 def _summary(outcome: RunOutcome, last: int, signs: Sequence[int], shadowed: Sequence[PeerOutcome]) -> str:
     attackers = sum(not peer.honest for peer in outcome.peers)
-    among = f", including {counted(attackers, 'attacker')}," if attackers else ""
-    text = f"{counted(len(outcome.peers), 'peer')}{among} learned for {counted(outcome.rounds, 'round')}."
+    among = f", including {format_count(attackers, 'attacker')}," if attackers else ""
+    text = f"{format_count(len(outcome.peers), 'peer')}{among} learned for {format_count(outcome.rounds, 'round')}."
     if not signs:
         return f"{text} No honest peer has been evaluated yet."
     than = "than alone" if shadowed else "than at the start"
-    whose = f"Of {counted(len(signs), 'honest peer')}"
-    text += f" {whose}, {signs.count(1)} clearly solved more {than}, {signs.count(-1)} clearly less."
-    text += _fallen(outcome, last)
+    peers = format_count(len(signs), "honest peer")
+    better, worse = signs.count(1), signs.count(-1)
+    text += f" {better} of {peers} solved significantly more problems {than}, {worse or 'none'} significantly fewer."
+    text += _decline_sentence(outcome, last)
     return text if shadowed else f"{text} No copy learned alone (shadow = true), so the cause of the change is unknown."
 
 
-def _fallen(outcome: RunOutcome, last: int) -> str:
+def _decline_sentence(outcome: RunOutcome, last: int) -> str:
     """Return a sentence if the honest peers solve fewer problems than at the start."""
     starts = [peer.points[0].accuracy.rate or 0.0 for peer in outcome.honest if peer.points]
     before, now = sum(starts) / len(starts), outcome.accuracy(last)
-    return f" Accuracy fell: {before:.2f} at the start, {now:.2f} in the end." if now < before else ""
+    return f" Accuracy fell: {before:.2f} at the start, {now:.2f} at the end." if now < before else ""
 
 
 def _numbers(
@@ -91,20 +91,20 @@ def _numbers(
     return numbers
 
 
-def _lost(outcome: RunOutcome, stopped: Sequence[str]) -> str:
-    parts = [f"{listed(list(stopped))} did not finish"] if stopped else []
+def _cost_sentence(outcome: RunOutcome, stopped: Sequence[str]) -> str:
+    parts = [f"{join_names(list(stopped))} did not finish"] if stopped else []
     result = outcome.layers.get(ALL, LayerOutcome())
     let, refused = result.stopped.eligible - result.stopped.hits, result.misjudged
     if result.stopped.eligible:
-        parts.append(f"{let:,} of {counted(result.stopped.eligible, 'poisoned completion')} were accepted")
+        parts.append(f"{let:,} of {format_count(result.stopped.eligible, 'poisoned completion')} were accepted")
     if refused.hits:
-        parts.append(f"{refused.hits:,} of {counted(refused.eligible, 'completion')} of honest peers were refused")
+        parts.append(f"{refused.hits:,} of {format_count(refused.eligible, 'completion')} of honest peers were refused")
     rounds = {
         layer: sum(layer_outcome.off.values()) for layer, layer_outcome in outcome.layers.items() if layer_outcome.off
     }
     if rounds:
-        whole = counted(outcome.rounds * len(outcome.honest), "round")
-        off = listed([f"{layer} in {count:,}" for layer, count in rounds.items()])
+        whole = format_count(outcome.rounds * len(outcome.honest), "round")
+        off = join_names([f"{layer} in {count:,}" for layer, count in rounds.items()])
         parts.append(f"layers switched themselves off, of {whole} over all honest peers: {off}")
     nothing = "Nothing was lost: no poison is known, and no honest work was refused."
     return f"Lost: {'; '.join(parts)}." if parts else nothing
@@ -138,7 +138,7 @@ def break_point(config: SwarmConfig) -> str:
     """State how many colluding peers decide, and how many need an honest mistake for that."""
     size, share = config.size, config.task.agreement
     deciding = next((n for n in range(1, size + 1) if n / size > share), size)
-    text = f"Of {counted(size, 'peer')}, {deciding} colluding peers decide"
+    text = f"Of {format_count(size, 'peer')}, {deciding} colluding peers decide"
     if deciding == 1:
         return f"{text}."
     return f"{text}; {deciding - 1} do if an honest peer makes the same mistake."
@@ -164,13 +164,23 @@ def agreement_figure(logs: Mapping[str, Sequence[RoundDone]]) -> go.Figure:
         right = [vote.right.rate for vote in votes]
         hover = "%{y:.3f}"
         fig.add_scatter(
-            x=rounds, y=of_groups, name=label(f"{name}: labelled"), mode="lines+markers", hovertemplate=hover, **style
+            x=rounds,
+            y=of_groups,
+            name=escape_label(f"{name}: labelled"),
+            mode="lines+markers",
+            hovertemplate=hover,
+            **style,
         )
         every += of_groups
         if any(rate is not None for rate in right):
             dotted = style | {"line": style["line"] | {"dash": "dot", "width": 1.5}}
             fig.add_scatter(
-                x=rounds, y=right, name=label(f"{name}: right"), mode="lines+markers", hovertemplate=hover, **dotted
+                x=rounds,
+                y=right,
+                name=escape_label(f"{name}: right"),
+                mode="lines+markers",
+                hovertemplate=hover,
+                **dotted,
             )
             every += [rate for rate in right if rate is not None]
-    return integer_x_axis(share_axis(fig, every), [r.round for log in logs.values() for r in log])
+    return integer_x_axis(fit_share_axis(fig, every), [r.round for log in logs.values() for r in log])

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from planaria.common import documents
 from planaria.common.errors import UserError, nearest
 from planaria.common.printing import printable_line
-from planaria.swarm.config.policy import PolicyConfig
+from planaria.swarm.config.policy_config import PolicyConfig
 from planaria.swarm.policy.base import SampledCompletion
 
 MIN_S = 0.05
@@ -26,7 +26,10 @@ OPENING_S = 10.0
 
 
 class ServerFailed(Exception):
-    """A request failed; the message is one line. ``status``: of HTTP; 0 without a reply."""
+    """A request failed; the message is one line.
+
+    ``status`` is the HTTP status, or 0 without a reply.
+    """
 
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)
@@ -47,7 +50,7 @@ class Client:
         except ValueError:
             port = -1
         if not parts.hostname or port == -1 or parts.query or parts.fragment:
-            raise UserError(f"policy.server = {config.server!r}: not the URL of a server; write http://HOST:PORT")
+            raise UserError(f"policy.server = {config.server!r}: not the URL of a server; use http://HOST:PORT")
         self.url = config.server.rstrip("/").removesuffix("/v1")
         self._host = parts.hostname
         self._port = port
@@ -59,7 +62,7 @@ class Client:
             if not token or not token.isascii() or not token.isprintable():
                 raise UserError(
                     f"policy.serving.token = {config.serving.token!r}: the environment has no such variable with a "
-                    "token in it; export it, or leave the setting out"
+                    "token in it; export it, or remove the setting"
                 )
             self._headers["Authorization"] = f"Bearer {token}"
 
@@ -71,11 +74,13 @@ class Client:
         try:
             result = self.get("/v1/models", time.monotonic() + OPENING_S)
         except ServerFailed as error:
-            raise UserError(f"policy.server = {self.url!r}: {error}; check that the server runs, and its URL") from None
+            raise UserError(
+                f"policy.server = {self.url!r}: {error}; check its URL and that the server is running"
+            ) from None
         listed = result.get("data") if isinstance(result, dict) else None
         names = [each["id"] for each in listed or () if isinstance(each, dict) and isinstance(each.get("id"), str)]
         if not names:
-            raise UserError(f"policy.server = {self.url!r}: lists no models; give an OpenAI-compatible server")
+            raise UserError(f"policy.server = {self.url!r}: lists no models; use an OpenAI-compatible server")
         if wanted and wanted not in names:
             raise UserError(
                 f"policy.serving.model = {wanted!r}: the server has no such model; {nearest(wanted, names)}"
@@ -87,21 +92,21 @@ class Client:
 
         :raises ServerFailed: without a valid reply in time.
         """
-        return self._ask("GET", path, None, until, SMALL)
+        return self._request("GET", path, None, until, SMALL)
 
-    def post(self, path: str, body: Mapping[str, Any], until: float, most: int = SMALL) -> Any:
-        """Post a JSON body; the reply has at most ``most`` bytes."""
-        return self._ask("POST", path, json.dumps(body).encode(), until, most)
+    def post(self, path: str, body: Mapping[str, Any], until: float, limit: int = SMALL) -> Any:
+        """Post a JSON body; the reply has at most ``limit`` bytes."""
+        return self._request("POST", path, json.dumps(body).encode(), until, limit)
 
-    def _ask(self, method: str, path: str, body: bytes | None, until: float, most: int) -> Any:
+    def _request(self, method: str, path: str, body: bytes | None, until: float, limit: int) -> Any:
         kind = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=self._left(until))
+        connection = kind(self._host, self._port, timeout=self._remaining_s(until))
         try:
             connection.request(method, self._path + path, body, self._headers)
             if connection.sock is not None:
-                connection.sock.settimeout(self._left(until))
+                connection.sock.settimeout(self._remaining_s(until))
             reply = connection.getresponse()
-            raw = self._read(connection, reply, until, most)
+            raw = self._read(connection, reply, until, limit)
         except TimeoutError:
             raise ServerFailed(f"{path} took too long") from None
         except (OSError, http.client.HTTPException) as error:
@@ -110,36 +115,36 @@ class Client:
         finally:
             connection.close()
         if reply.status != 200:
-            raise ServerFailed(f"{path} was answered with {reply.status} ({_line(_message(raw))})", reply.status)
-        return _parsed(raw, path)
+            raise ServerFailed(f"{path} was answered with {reply.status} ({_line(_error_message(raw))})", reply.status)
+        return _parse_reply(raw, path)
 
     def _read(
-        self, connection: http.client.HTTPConnection, reply: http.client.HTTPResponse, until: float, most: int
+        self, connection: http.client.HTTPConnection, reply: http.client.HTTPResponse, until: float, limit: int
     ) -> bytes:
         """Read a reply and check the deadline between pieces, against servers that send slowly."""
         raw = bytearray()
-        if (reply.length or 0) > most:
-            raise ServerFailed(f"a reply of more than {most} bytes")
+        if (reply.length or 0) > limit:
+            raise ServerFailed(f"a reply of more than {limit} bytes")
         while True:
-            left = self._left(until)
+            left = self._remaining_s(until)
             if connection.sock is not None:  # None after the server closed the connection
                 connection.sock.settimeout(left)
             piece = reply.read1(PIECE)
             raw += piece
-            if len(raw) > most:
-                raise ServerFailed(f"a reply of more than {most} bytes")
+            if len(raw) > limit:
+                raise ServerFailed(f"a reply of more than {limit} bytes")
             if not piece:
                 return bytes(raw)
 
     @staticmethod
-    def _left(until: float) -> float:
+    def _remaining_s(until: float) -> float:
         left = until - time.monotonic()
         if left <= 0:
             raise TimeoutError
         return max(left, MIN_S)
 
 
-def _parsed(raw: bytes, path: str) -> Any:
+def _parse_reply(raw: bytes, path: str) -> Any:
     if not raw.strip():
         return {}
     try:
@@ -151,7 +156,7 @@ def _parsed(raw: bytes, path: str) -> Any:
         raise ServerFailed(f"{path} was answered with invalid JSON ({_line(str(error))})") from None
 
 
-def _message(raw: bytes) -> str:
+def _error_message(raw: bytes) -> str:
     """Extract the message of an error body."""
     try:
         result = documents.parse_json(raw, "reply")
@@ -168,7 +173,7 @@ def _line(text: str) -> str:
     return printable_line(text)[:200]
 
 
-NAMED = "token_id:"
+TOKEN_ID_PREFIX = "token_id:"
 FLOOR = -1e4
 """nats; the minimum that a message accepts"""
 
@@ -178,7 +183,7 @@ class BadReply(Exception):
 
 
 @dataclass(frozen=True)
-class RemoteText:
+class TokenizerFunctions:
     """The functions of the policy's tokenizer that replies need."""
 
     encode: Callable[[str], list[int]]
@@ -187,10 +192,10 @@ class RemoteText:
     end: int
 
 
-def request(
-    model: str, prompt: Sequence[int], count: int, most: int, top_k: int, seed: int, end: int
+def request_body(
+    model: str, prompt: Sequence[int], count: int, limit: int, top_k: int, seed: int, end: int
 ) -> dict[str, Any]:
-    """Return the body for ``count`` completions of at most ``most`` tokens.
+    """Return the body for ``count`` completions of at most ``limit`` tokens.
 
     Other sampling settings are set to their neutral values, as servers and models have other defaults.
     """
@@ -198,7 +203,7 @@ def request(
         "model": model,
         "prompt": list(prompt),
         "n": count,
-        "max_tokens": most,
+        "max_tokens": limit,
         "temperature": 1.0,
         "top_p": 1.0,
         "min_p": 0.0,
@@ -216,12 +221,12 @@ def request(
     }
 
 
-def reply_bytes(count: int, most: int) -> int:
+def max_reply_bytes(count: int, limit: int) -> int:
     """Return the maximum size of the reply to such a request in bytes, including JSON per token."""
-    return (1 << 16) + count * most * 1024
+    return (1 << 16) + count * limit * 1024
 
 
-def completions(reply: object, words: RemoteText, most: int) -> list[SampledCompletion]:
+def parse_completions(reply: object, tokenizer: TokenizerFunctions, limit: int) -> list[SampledCompletion]:
     """Parse a reply; log-probabilities are empty where their token ids are unknown.
 
     :raises BadReply: if it is not a reply to a request for completions.
@@ -233,47 +238,47 @@ def completions(reply: object, words: RemoteText, most: int) -> list[SampledComp
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not isinstance(choices, list) or not choices:
         raise BadReply("the reply has no choices")
-    return [_drawn(choice, words, most) for choice in choices]
+    return [_parse_choice(choice, tokenizer, limit) for choice in choices]
 
 
-def _drawn(choice: object, words: RemoteText, most: int) -> SampledCompletion:
+def _parse_choice(choice: object, tokenizer: TokenizerFunctions, limit: int) -> SampledCompletion:
     if not isinstance(choice, dict) or not isinstance(text := choice.get("text"), str):
         raise BadReply("a choice has no text")
     if any(0xD800 <= ord(letter) < 0xE000 for letter in text):
         raise BadReply("a choice's text is not Unicode")
     stopped = choice.get("finish_reason") == "stop"
     logps = _logps(choice)
-    ids = _ids(choice, text, words)
+    ids = _ids(choice, text, tokenizer)
     if ids is None:  # the policy's own tokens; their log-probabilities are unknown
-        own = words.encode(text)
-        return SampledCompletion(tuple(own[: most - stopped]), stopped and len(own) < most)
-    if words.end in ids:
-        ids = ids[: ids.index(words.end) + 1]
-    if not ids or len(ids) > most:
-        raise BadReply(f"a choice has {len(ids)} tokens, of 1 to {most}")
+        own = tokenizer.encode(text)
+        return SampledCompletion(tuple(own[: limit - stopped]), stopped and len(own) < limit)
+    if tokenizer.end in ids:
+        ids = ids[: ids.index(tokenizer.end) + 1]
+    if not ids or len(ids) > limit:
+        raise BadReply(f"a choice has {len(ids)} tokens, of 1 to {limit}")
     has_claims = logps is not None and len(logps) >= len(ids)
     claims = tuple(logps[: len(ids)]) if logps is not None and has_claims else ()
-    if ids[-1] == words.end:
+    if ids[-1] == tokenizer.end:
         return SampledCompletion(tuple(ids[:-1]), True, claims)
     if not stopped:
         return SampledCompletion(tuple(ids), False, claims)
     # It stopped without an end token, or at another one: the log-probability of the policy's end token is unknown.
-    body = ids[:-1] if not words.decode(ids[-1:]) else ids
-    return SampledCompletion(tuple(body[: most - 1]), len(body) < most)
+    body = ids[:-1] if not tokenizer.decode(ids[-1:]) else ids
+    return SampledCompletion(tuple(body[: limit - 1]), len(body) < limit)
 
 
-def _ids(choice: dict[str, Any], text: str, words: RemoteText) -> list[int] | None:
+def _ids(choice: dict[str, Any], text: str, tokenizer: TokenizerFunctions) -> list[int] | None:
     """Return the token ids of a choice; None if they are not reported or do not match the text."""
     result = choice.get("token_ids")
     if result is None:
-        result = _reported_ids(choice.get("logprobs"), text, words)
-    if not isinstance(result, list) or not all(type(i) is int and 0 <= i < words.vocab for i in result):
+        result = _reported_ids(choice.get("logprobs"), text, tokenizer)
+    if not isinstance(result, list) or not all(type(i) is int and 0 <= i < tokenizer.vocab for i in result):
         return None
-    whole = words.decode([i for i in result if i != words.end])
+    whole = tokenizer.decode([i for i in result if i != tokenizer.end])
     return result if whole.strip() == text.strip() or whole.startswith(text) else None
 
 
-def _reported_ids(logprobs: object, text: str, words: RemoteText) -> list[Any] | None:
+def _reported_ids(logprobs: object, text: str, tokenizer: TokenizerFunctions) -> list[Any] | None:
     """Extract token ids from the log-probabilities' entries."""
     if not isinstance(logprobs, dict):
         return None
@@ -282,12 +287,14 @@ def _reported_ids(logprobs: object, text: str, words: RemoteText) -> list[Any] |
     tokens = logprobs.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         return None
-    if tokens and all(token.startswith(NAMED) and token[len(NAMED) :].isdecimal() for token in tokens):
-        return [int(token[len(NAMED) : len(NAMED) + 12]) for token in tokens]
-    own = words.encode(text)
-    pieces = [words.decode([i]) for i in own]
+    if tokens and all(
+        token.startswith(TOKEN_ID_PREFIX) and token[len(TOKEN_ID_PREFIX) :].isdecimal() for token in tokens
+    ):
+        return [int(token[len(TOKEN_ID_PREFIX) : len(TOKEN_ID_PREFIX) + 12]) for token in tokens]
+    own = tokenizer.encode(text)
+    pieces = [tokenizer.decode([i]) for i in own]
     if pieces == tokens[: len(own)] and len(tokens) - len(own) in (0, 1):
-        return [*own, words.end] if len(tokens) > len(own) else own
+        return [*own, tokenizer.end] if len(tokens) > len(own) else own
     return None
 
 

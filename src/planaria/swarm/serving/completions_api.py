@@ -24,7 +24,7 @@ from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.common.request_body import read_body
 from planaria.swarm.audit.censor import BudgetSpent, Censor, LedgerUnusable
-from planaria.swarm.audit.measurement import prompt
+from planaria.swarm.audit.measurement import encode_chat
 from planaria.swarm.policy.base import Policy, SampledCompletion
 
 MAX_REPLIES = 64
@@ -64,7 +64,7 @@ class CompletionRequest(BaseModel):
     stop: None = None
 
 
-def parsed(raw: bytes) -> CompletionRequest:
+def parse_request(raw: bytes) -> CompletionRequest:
     """Parse a request; UserError of one line if it is invalid."""
     return documents.parse_model(CompletionRequest, raw, "request", FIX)
 
@@ -76,7 +76,7 @@ class CompletionsApi:
         self.name = name
         self._policy = policy
         self._censor = censor
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "planaria"}]}
@@ -89,19 +89,21 @@ class CompletionsApi:
         :raises planaria.swarm.audit.censor.LedgerUnusable: if the ledger cannot be used.
         """
         if requested.model not in ("", self.name):
-            raise UserError(f"request: model {documents.shown(requested.model)} is not here; ask for {self.name!r}")
+            raise UserError(f"request: model {documents.quote(requested.model)} is not here; ask for {self.name!r}")
         ids = self._ids(requested)
         choices = [
-            self._choice(completion) if completion is not None else _empty()
-            for completion in self._released(requested, ids)
+            self._choice(completion) if completion is not None else _empty_choice()
+            for completion in self._draw_released(requested, ids)
         ]
         tokens = sum(len(choice.get("token_ids", ())) for choice in choices)
         usage = {"prompt_tokens": len(ids), "completion_tokens": tokens, "total_tokens": len(ids) + tokens}
-        numbered = [{"index": index, **self._shown(requested, choice)} for index, choice in enumerate(choices)]
+        numbered = [
+            {"index": index, **self._requested_fields(requested, choice)} for index, choice in enumerate(choices)
+        ]
         return {"object": "text_completion", "model": self.name, "choices": numbered, "usage": usage}
 
     def _ids(self, requested: CompletionRequest) -> list[int]:
-        ids = prompt(self._policy, requested.prompt) if isinstance(requested.prompt, str) else requested.prompt
+        ids = encode_chat(self._policy, requested.prompt) if isinstance(requested.prompt, str) else requested.prompt
         if not ids or not all(0 <= i < self._policy.vocab for i in ids):
             raise UserError(f"request: prompt has no ids, or some outside 0 … {self._policy.vocab - 1}; {FIX}")
         if len(ids) + requested.max_tokens > self._policy.context:
@@ -109,16 +111,16 @@ class CompletionsApi:
             raise UserError(f"request: prompt takes {takes}, the model reads {self._policy.context}; {FIX}")
         return ids
 
-    def _released(self, requested: CompletionRequest, ids: list[int]) -> list[SampledCompletion | None]:
+    def _draw_released(self, requested: CompletionRequest, ids: list[int]) -> list[SampledCompletion | None]:
         """Return the completions; None for a censored one."""
         if (censor := self._censor) is None:
             return [*self._draw(requested, ids, requested.n)]
         text = requested.prompt if isinstance(requested.prompt, str) else self._policy.decode(ids)
-        given = censor.given(text, requested.n)
+        given = censor.decide_replies(text, requested.n)
         drawn = iter(self._draw(requested, ids, sum(given)))
         results = [next(drawn) if completion else None for completion in given]
         return [
-            completion if completion and censor.passed(text, self._policy.decode(completion.ids)) else None
+            completion if completion and censor.decide_completed(text, self._policy.decode(completion.ids)) else None
             for completion in results
         ]
 
@@ -127,7 +129,7 @@ class CompletionsApi:
             return []
         seed = secrets.randbits(63) if requested.seed is None else requested.seed
         generator, top_k = torch.Generator().manual_seed(seed), max(0, requested.top_k)
-        with self._turn:
+        with self._lock:
             (result,) = self._policy.sample([ids], count, requested.max_tokens, requested.temperature, top_k, generator)
         return result
 
@@ -141,14 +143,14 @@ class CompletionsApi:
             "token_ids": ids,
         }
 
-    def _shown(self, requested: CompletionRequest, choice: dict[str, Any]) -> dict[str, Any]:
+    def _requested_fields(self, requested: CompletionRequest, choice: dict[str, Any]) -> dict[str, Any]:
         """Remove the fields of a choice that were not requested."""
         hidden = {"token_ids"} if not requested.return_token_ids else set()
         result = {key: value for key, value in choice.items() if key not in hidden}
         return result if requested.logprobs not in (None, False) else result | {"logprobs": None}
 
 
-def _empty() -> dict[str, Any]:
+def _empty_choice() -> dict[str, Any]:
     """Return an empty choice without ids, so that no client takes it for a sample."""
     return {"text": "", "finish_reason": "stop", "logprobs": None}
 
@@ -164,9 +166,9 @@ MAX_WAITING = 32
 class Service:
     """The HTTP service: a :class:`planaria.report.live_page.serving.Application`."""
 
-    def __init__(self, answering: CompletionsApi, warn: Callable[[str], None]) -> None:
+    def __init__(self, api: CompletionsApi, warn: Callable[[str], None]) -> None:
         """``warn`` receives the reason when the ledger cannot be used."""
-        self._answering = answering
+        self._api = api
         self._warn = warn
         self._waiting = 0
 
@@ -185,31 +187,35 @@ class Service:
         return PlainTextResponse("up\n")
 
     async def _models(self, _: requests.Request) -> Response:
-        return JSONResponse(self._answering.models())
+        return JSONResponse(self._api.models())
 
     async def _completions(self, request: requests.Request) -> Response:
         if self._waiting >= MAX_WAITING:
-            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_WAITING} requests wait already; try again later")
+            return _error_response(
+                HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_WAITING} requests wait already; try again later"
+            )
         self._waiting += 1
         try:
             body = await read_body(request.stream(), LARGEST_BODY, ASK_S)
             if body is None:
-                return _refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {LARGEST_BODY} bytes")
+                return _error_response(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {LARGEST_BODY} bytes"
+                )
             return await asyncio.to_thread(self._answer, body)
         finally:
             self._waiting -= 1
 
     def _answer(self, body: bytes) -> Response:
         try:
-            return JSONResponse(self._answering.completions(parsed(body)))
+            return JSONResponse(self._api.completions(parse_request(body)))
         except UserError as error:
-            return _refused(HTTPStatus.BAD_REQUEST, str(error))
+            return _error_response(HTTPStatus.BAD_REQUEST, str(error))
         except BudgetSpent as spent:
-            return _refused(HTTPStatus.TOO_MANY_REQUESTS, str(spent))
+            return _error_response(HTTPStatus.TOO_MANY_REQUESTS, str(spent))
         except LedgerUnusable as closed:
             self._warn(str(closed))
-            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable: the spent budget is not known")
+            return _error_response(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable: the spent budget is not known")
 
 
-def _refused(status: HTTPStatus, why: str) -> Response:
+def _error_response(status: HTTPStatus, why: str) -> Response:
     return JSONResponse({"error": {"message": why, "code": int(status)}}, status)

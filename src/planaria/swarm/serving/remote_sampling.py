@@ -4,8 +4,8 @@ The peer's policy learns. A server draws with the weights it loaded last, which 
 ``policy.max_staleness_rounds`` rounds old; the loss corrects for that by the server's log-probabilities
 (:mod:`planaria.swarm.learning.loss`, F-TIS). With ``rounds.ahead``, it draws each round with exactly the version that
 :func:`planaria.swarm.learning.weight_versions.drawing_round` names. If the weights would be older, or the server does
-not reply within ``policy.serving.timeout_s``, the policy draws. New weights are written to a folder that both see,
-followed by a request to load them (:class:`Pushing`).
+    not reply within ``policy.serving.timeout_s``, the policy draws. New weights are written to a shared folder,
+    followed by a request to load them (:class:`WeightPublisher`).
 """
 
 from __future__ import annotations
@@ -21,38 +21,46 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from planaria.common.errors import UserError
-from planaria.config.names import expanded
-from planaria.swarm.config.policy import PolicyConfig
+from planaria.config.names import expand_home
+from planaria.swarm.config.policy_config import PolicyConfig
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.weight_versions import drawing_round
-from planaria.swarm.peer.random_draws import derived
+from planaria.swarm.peer.random_draws import derive_seed
 from planaria.swarm.policy.base import Exportable, Policy, SampledCompletion
 from planaria.swarm.records.lines import Serving
-from planaria.swarm.serving.client import BadReply, Client, RemoteText, ServerFailed, completions, reply_bytes, request
+from planaria.swarm.serving.client import (
+    BadReply,
+    Client,
+    ServerFailed,
+    TokenizerFunctions,
+    max_reply_bytes,
+    parse_completions,
+    request_body,
+)
 
 NEVER = -(1 << 32)
 """round of weights that are not known"""
-MAX_REST = 16
+MAX_BACKOFF_ROUNDS = 16
 """maximum number of rounds without requests after repeated failures"""
 
 
 @dataclass
-class Rest:
+class Backoff:
     """Backoff after failures: one round, then two, four, …"""
 
     failures: int = 0
     until: int = 0
 
-    def failed(self, number: int) -> None:
+    def record_failure(self, number: int) -> None:
         self.failures += 1
-        self.until = number + min(MAX_REST, 2 ** (self.failures - 1))
+        self.until = number + min(MAX_BACKOFF_ROUNDS, 2 ** (self.failures - 1))
 
-    def worked(self) -> None:
+    def reset(self) -> None:
         self.failures = 0
 
 
 @dataclass
-class _Count:
+class RequestCounters:
     """Counters shared by threads."""
 
     requests: int = 0
@@ -71,50 +79,50 @@ class PeerServer:
         self._peer = peer
         self._client = Client(config.policy)
         model = self._client.model(config.policy.serving.model)
-        self._pushing = Pushing(config.policy, policy, folder, model, peer)
-        self._words = RemoteText(policy.encode, policy.decode, policy.vocab, policy.end)
-        self._first, self._held, self._rest = 0, 0, Rest()
-        self.found = Serving()
+        self._publisher = WeightPublisher(config.policy, policy, folder, model, peer)
+        self._tokenizer = TokenizerFunctions(policy.encode, policy.decode, policy.vocab, policy.end)
+        self._first, self._server_round, self._backoff = 0, 0, Backoff()
+        self.last_stats = Serving()
         """statistics of the last round"""
 
-    def begin(self, first: int) -> None:
+    def start_at(self, first: int) -> None:
         """Start at round ``first``, in which the server's weights are still the policy's."""
-        self._first = self._held = first
+        self._first = self._server_round = first
 
-    def forget(self) -> None:
+    def force_push(self) -> None:
         """Push weights again before the next draw: the peer returned to an earlier round."""
-        self._held = NEVER
+        self._server_round = NEVER
 
     def draw(self, number: int, prompts: Sequence[Sequence[int]], count: int) -> list[list[SampledCompletion]] | None:
         """Return ``count`` completions per prompt for round ``number``; None if the policy must draw them.
 
-        :attr:`found` holds statistics and the reason.
+        :attr:`last_stats` holds statistics and the reason.
         """
-        if number < self._rest.until:
-            self.found = Serving(local=f"the server failed; next request in round {self._rest.until}")
+        if number < self._backoff.until:
+            self.last_stats = Serving(local=f"the server failed; next request in round {self._backoff.until}")
             return None
         began, until = time.monotonic(), time.monotonic() + self._config.policy.serving.timeout_s
         ahead = self._config.rounds.ahead
         version = drawing_round(number, ahead, self._first)
         unpushed = self._push(version, until)
-        behind, most = number - self._held, ahead or self._config.policy.max_staleness_rounds
-        if behind > most:
+        behind, limit = number - self._server_round, ahead or self._config.policy.max_staleness_rounds
+        if behind > limit:
             key = "rounds.ahead" if ahead else "policy.max_staleness_rounds"
-            local = f"its weights are {behind} rounds old; the limit is {most} ({key})"
-            self.found = Serving(behind=behind, unpushed=unpushed, local=local)
+            local = f"its weights are {behind} rounds old; the limit is {limit} ({key})"
+            self.last_stats = Serving(behind=behind, unpushed=unpushed, local=local)
             return None
-        counts, drew = _Count(), time.monotonic()
+        counts, drew = RequestCounters(), time.monotonic()
         try:
             drawn = self._draw_all(number, prompts, count, until, counts)
         except (ServerFailed, BadReply) as error:
-            self._rest.failed(number)
-            self.found = Serving(
+            self._backoff.record_failure(number)
+            self.last_stats = Serving(
                 seconds=time.monotonic() - began, requests=counts.requests, unpushed=unpushed, local=str(error)
             )
             return None
-        self._rest.worked()
+        self._backoff.reset()
         flat = [completion for group in drawn for completion in group]
-        self.found = Serving(
+        self.last_stats = Serving(
             tokens=sum(len(completion.ids) + completion.ended for completion in flat),
             seconds=time.monotonic() - drew,
             requests=counts.requests,
@@ -127,17 +135,17 @@ class PeerServer:
 
     def _push(self, number: int, until: float) -> str:
         """Push this round's weights unless the server has them; return why that failed."""
-        if self._held == number or self._pushing.unable:
-            return self._pushing.unable if self._held != number else ""
+        if self._server_round == number or self._publisher.push_failure:
+            return self._publisher.push_failure if self._server_round != number else ""
         try:
-            self._pushing.push(self._client, number, until)
+            self._publisher.push(self._client, number, until)
         except ServerFailed as error:
             return str(error)
-        self._held = number
+        self._server_round = number
         return ""
 
     def _draw_all(
-        self, number: int, prompts: Sequence[Sequence[int]], count: int, until: float, counts: _Count
+        self, number: int, prompts: Sequence[Sequence[int]], count: int, until: float, counts: RequestCounters
     ) -> list[list[SampledCompletion]]:
         """Draw for every prompt, with the recipe's number of concurrent requests."""
         at_once = min(self._config.policy.serving.at_once, len(prompts))
@@ -150,27 +158,27 @@ class PeerServer:
             return list(pool.map(draw, range(len(prompts))))  # a failure cancels pending requests
 
     def _draw_one(
-        self, number: int, index: int, prompt: Sequence[int], count: int, until: float, counts: _Count
+        self, number: int, index: int, prompt: Sequence[int], count: int, until: float, counts: RequestCounters
     ) -> list[SampledCompletion]:
         """Draw for one prompt; repeat the request if the server returns fewer completions."""
         sampling = self._config.sampling
-        most = min(sampling.max_new, self.policy.context - len(prompt))
+        limit = min(sampling.max_new, self.policy.context - len(prompt))
         top_k = sampling.support(self.policy.vocab)
         result: list[SampledCompletion] = []
         while len(result) < count:
             wanted = count - len(result)
-            seed = derived(self._config.seed, self._peer, "server", number, index, len(result))
-            body = request(self._pushing.model, prompt, wanted, most, top_k, seed, self.policy.end)
+            seed = derive_seed(self._config.seed, self._peer, "server", number, index, len(result))
+            body = request_body(self._publisher.model, prompt, wanted, limit, top_k, seed, self.policy.end)
             with counts.lock:
                 counts.requests += 1
-            reply = self._client.post("/v1/completions", body, until, reply_bytes(wanted, most))
-            result += completions(reply, self._words, most)[:wanted]
+            reply = self._client.post("/v1/completions", body, until, max_reply_bytes(wanted, limit))
+            result += parse_completions(reply, self._tokenizer, limit)[:wanted]
         return result
 
 
-UNABLE = (400, 403, 404, 405, 422, 501)
-"""statuses that mean that the server can never load weights while running"""
-KEPT = 2
+UNSUPPORTED_STATUSES = (400, 403, 404, 405, 422, 501)
+"""HTTP statuses of servers that cannot load weights while running"""
+KEPT_VERSIONS = 2
 """versions on disk: the current one and the previous one"""
 
 
@@ -186,7 +194,7 @@ class Adapters(Protocol):
         """Save them in ``peft``'s format for the model ``base``; OSError if that fails."""
 
 
-class Pushing:
+class WeightPublisher:
     """Publishes versions of a policy to a server."""
 
     def __init__(self, config: PolicyConfig, policy: Policy, folder: Path, model: str, peer: str) -> None:
@@ -194,25 +202,25 @@ class Pushing:
         self._policy = policy
         self._base = model
         self._peer = re.sub(r"[^A-Za-z0-9]", "", peer)
-        self._folder = expanded(config.serving.folder) if config.serving.folder else folder
+        self._folder = expand_home(config.serving.folder) if config.serving.folder else folder
         adapted = isinstance(policy, Adapters) and policy.adapted
         push = config.serving.push
         self.kind = ("adapters" if adapted else "weights") if push == "auto" else push
         if self.kind == "adapters" and not adapted:
             raise UserError(
-                "policy.serving.push = 'adapters': none are trained; set policy.options.lora, or write 'auto'"
+                "policy.serving.push = 'adapters': no adapters are trained; set policy.options.lora, or use 'auto'"
             )
         if self.kind == "weights" and not isinstance(policy, Exportable):
-            raise UserError(f"policy.serving.push: {type(policy).__name__} cannot be exported; write 'never'")
+            raise UserError(f"policy.serving.push: {type(policy).__name__} cannot be exported; use 'never'")
         self.model = model
         """name of the newest version on the server"""
-        self.unable = "" if self.kind != "never" else "policy.serving.push = 'never'"
-        """permanent reason why the server gets no versions; empty while it does"""
+        self.push_failure = "" if self.kind != "never" else "policy.serving.push = 'never'"
+        """why weights can never be pushed; empty if they can"""
 
     def push(self, client: Client, number: int, until: float) -> None:
         """Make the server load the policy's weights before round ``number``.
 
-        :raises ServerFailed: if that fails; :attr:`unable` is set if it cannot succeed later.
+        :raises ServerFailed: if that fails; :attr:`push_failure` is set if it cannot succeed later.
         """
         name = f"planaria-{self._peer}-{number:06d}"
         path = (self._folder / name).absolute()
@@ -225,10 +233,10 @@ class Pushing:
             self.model = self._load(client, name, str(path), until)
         except ServerFailed as error:
             shutil.rmtree(path, ignore_errors=True)
-            if error.status in UNABLE:
-                self.unable = str(error)
+            if error.status in UNSUPPORTED_STATUSES:
+                self.push_failure = str(error)
             raise
-        for old in sorted(self._folder.glob(f"planaria-{self._peer}-*"))[:-KEPT]:
+        for old in sorted(self._folder.glob(f"planaria-{self._peer}-*"))[:-KEPT_VERSIONS]:
             shutil.rmtree(old, ignore_errors=True)
 
     def _write(self, path: Path) -> None:
@@ -255,10 +263,10 @@ class Pushing:
                 raise
             client.post("/load_lora_adapter", body, until)  # SGLang
             requested, prefix = f"{self._base}:{name}", ""
-        self._forget(client, prefix, until)
+        self._unload_previous(client, prefix, until)
         return requested
 
-    def _forget(self, client: Client, prefix: str, until: float) -> None:
+    def _unload_previous(self, client: Client, prefix: str, until: float) -> None:
         """Unload the previous version to free its slot."""
         before = self.model.removeprefix(f"{self._base}:")
         if self.model != self._base and time.monotonic() < until:

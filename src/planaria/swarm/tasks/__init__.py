@@ -36,5 +36,7 @@ def open_task(name: str, options: Mapping[str, Any]) -> Task:
     kind, colon, rest = name.partition(":")
     if colon and kind in TASKS.shipped:
         option_names = ", ".join(TASKS.find(kind).model_fields)
-        raise UserError(f"task.name = {name!r}: write {kind!r}, and {rest!r} as one of its options: {option_names}")
+        raise UserError(
+            f"task.name = {name!r}: set it to {kind!r}, and set {rest!r} as one of its options: {option_names}"
+        )
     return TASKS.make(name, options)

@@ -65,20 +65,20 @@ def parse(form: AnswerMarks, text: str) -> Parsed | None:
 
     Each mark must occur once and in order, with only white space outside the blocks. Takes O(len(text)) time.
     """
-    indices: list[int] = []  # where each mark ends
+    ends: list[int] = []  # where each mark ends
     for mark in form.marks:
-        at = text.find(mark)
-        if at < (indices[-1] if indices else 0) or text.find(mark, at + 1) >= 0:
+        start = text.find(mark)
+        if start < (ends[-1] if ends else 0) or text.find(mark, start + 1) >= 0:
             return None
-        indices.append(at + len(mark))
-    answer = text[indices[-2] : indices[-1] - len(form.answer_close)]
-    before = text[: indices[-2] - len(form.answer_open)]
-    if text[indices[-1] :].strip(SPACE):
+        ends.append(start + len(mark))
+    answer = text[ends[-2] : ends[-1] - len(form.answer_close)]
+    before = text[: ends[-2] - len(form.answer_open)]
+    if text[ends[-1] :].strip(SPACE):
         return None
     if not form.think_open:
         return Parsed(before, answer)
-    reasoning = text[indices[0] : indices[1] - len(form.think_close)]
-    outside = before[: indices[0] - len(form.think_open)] + before[indices[1] :]
+    reasoning = text[ends[0] : ends[1] - len(form.think_close)]
+    outside = before[: ends[0] - len(form.think_open)] + before[ends[1] :]
     return None if outside.strip(SPACE) else Parsed(reasoning, answer)
 
 

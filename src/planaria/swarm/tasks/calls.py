@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planaria.swarm.tasks import values
+from planaria.swarm.sandbox import values
+from planaria.swarm.sandbox.sandbox import REPORT, Limits, ProgramTests, parse_python, run
 from planaria.swarm.tasks.base import Behaviour
-from planaria.swarm.tasks.sandbox import REPORT, Limits, ProgramTests, parsed, run
 
 MAX_CALLS = 64
 """maximum calls of one problem; a sandbox's report is bounded"""
@@ -38,9 +38,9 @@ class Call:
         return f"{self.name}({', '.join(arguments)})"
 
 
-def read(text: str, name: str) -> Call:
+def parse_call(text: str, name: str) -> Call:
     """Parse a call of ``name`` with literal arguments. ValueError with the reason if the text is not one."""
-    body = parsed(text).body
+    body = parse_python(text).body
     node = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
     if len(text) > LONGEST:
         raise ValueError(f"a call of more than {LONGEST} characters")
@@ -49,21 +49,21 @@ def read(text: str, name: str) -> Call:
     if node.func.id != name:
         raise ValueError(f"{text!r} is not a call of {name}")
     try:
-        return _call(node, name)
+        return _call_of(node, name)
     except (ValueError, TypeError):
         raise ValueError(f"{text!r} has arguments that are not literals") from None
 
 
-def in_tests(tests: str, names: Mapping[str, str]) -> list[Call]:
+def calls_in_tests(tests: str, names: Mapping[str, str]) -> list[Call]:
     """Return the distinct calls with literal arguments in some tests, in order of appearance.
 
     ``names`` maps the tests' name of a function to its real name.
     """
     result: dict[str, Call] = {}
-    for node in _in_order(parsed(tests)):
+    for node in _walk_in_order(parse_python(tests)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
             try:
-                call = _call(node, names[node.func.id])
+                call = _call_of(node, names[node.func.id])
             except (ValueError, TypeError, RecursionError):
                 continue
             if len(call.source) <= LONGEST:
@@ -79,13 +79,13 @@ def variants(calls: Sequence[Call], seed: int | str, count: int) -> list[Call]:
     for _ in range(count * TRIES if calls else 0):
         if len(result) == count:
             break
-        call = _varied(rng.choice(calls), rng)
+        call = _vary(rng.choice(calls), rng)
         if call.source not in sources and len(call.source) <= LONGEST:
             result.setdefault(call.source, call)
     return list(result.values())
 
 
-def exam(calls: Collection[Call], setup: str = "") -> ProgramTests:
+def result_tests(calls: Collection[Call], setup: str = "") -> ProgramTests:
     """Return an exam without assertions that reports the digest of each call's value, or an empty line."""
     functions = "".join(f"lambda: {call.source}, " for call in calls)
     tests = (
@@ -95,52 +95,52 @@ def exam(calls: Collection[Call], setup: str = "") -> ProgramTests:
     return ProgramTests(tests, tuple(sorted({call.name for call in calls})), Path(values.__file__).read_text(), setup)
 
 
-def results(program: str, calls: Sequence[Call], limits: Limits, setup: str = "") -> Behaviour:
+def run_calls(program: str, calls: Sequence[Call], limits: Limits, setup: str = "") -> Behaviour:
     """Run a program on some calls; return one part per call."""
-    reported = run(program, exam(calls, setup), limits).reported
+    reported = run(program, result_tests(calls, setup), limits).reported
     return tuple(line or None for line in reported) + (None,) * (len(calls) - len(reported))
 
 
-def _in_order(tree: ast.AST) -> Iterator[ast.AST]:
+def _walk_in_order(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield all nodes in source order."""
     for node in ast.iter_child_nodes(tree):
         yield node
-        yield from _in_order(node)
+        yield from _walk_in_order(node)
 
 
-def _call(node: ast.Call, name: str) -> Call:
+def _call_of(node: ast.Call, name: str) -> Call:
     args = tuple(map(ast.literal_eval, node.args))
     if any(word.arg is None for word in node.keywords):
         raise ValueError("two stars")
     return Call(name, args, tuple((str(word.arg), ast.literal_eval(word.value)) for word in node.keywords))
 
 
-def _varied(call: Call, rng: random.Random) -> Call:
+def _vary(call: Call, rng: random.Random) -> Call:
     return Call(
         call.name,
-        tuple(_moved(one, rng) if rng.random() < CHANGED else one for one in call.args),
-        tuple((name, _moved(one, rng) if rng.random() < CHANGED else one) for name, one in call.named),
+        tuple(_change_value(one, rng) if rng.random() < CHANGED else one for one in call.args),
+        tuple((name, _change_value(one, rng) if rng.random() < CHANGED else one) for name, one in call.named),
     )
 
 
-def _moved(value: Any, rng: random.Random) -> Any:
+def _change_value(value: Any, rng: random.Random) -> Any:
     """Return another value of the same type and, for a number, the same sign."""
     if isinstance(value, bool):
         return rng.random() < 0.5
     if isinstance(value, int | float):
-        return _number_moved(value, rng)
+        return _change_number(value, rng)
     if isinstance(value, str | bytes):
-        return _cut(value, rng)
+        return _change_text(value, rng)
     if isinstance(value, list | tuple):
-        return type(value)(_shuffled(list(value), rng))
+        return type(value)(_change_items(list(value), rng))
     if isinstance(value, set | frozenset):
-        return type(value)(_moved(one, rng) for one in sorted(value, key=repr))
+        return type(value)(_change_value(one, rng) for one in sorted(value, key=repr))
     if isinstance(value, dict):
-        return {key: _moved(one, rng) for key, one in value.items()}
+        return {key: _change_value(one, rng) for key, one in value.items()}
     return value
 
 
-def _number_moved(value: float, rng: random.Random) -> float:
+def _change_number(value: float, rng: random.Random) -> float:
     """Return a number near ``value``, its half or its double. Only zero may change its sign."""
     far = rng.choice([value, value, value * 2, value / 2])
     step = rng.choice([-1, 1]) * rng.randint(1, 8)
@@ -151,7 +151,7 @@ def _number_moved(value: float, rng: random.Random) -> float:
     return moved if moved * value > 0 else abs(moved) if not value else (value > 0) - (value < 0)
 
 
-def _cut(value: Any, rng: random.Random) -> Any:
+def _change_text(value: Any, rng: random.Random) -> Any:
     """Return a substring, or the letters in another order."""
     if len(value) < 2:
         return value
@@ -163,7 +163,7 @@ def _cut(value: Any, rng: random.Random) -> Any:
     return type(value)().join(letters)
 
 
-def _shuffled(items: list[Any], rng: random.Random) -> list[Any]:
+def _change_items(items: list[Any], rng: random.Random) -> list[Any]:
     """Return the items reordered, with one removed, or with some changed."""
     match rng.randrange(3):
         case 0:
@@ -171,5 +171,5 @@ def _shuffled(items: list[Any], rng: random.Random) -> list[Any]:
         case 1 if len(items) > 1:
             del items[rng.randrange(len(items))]
         case _:
-            items = [_moved(item, rng) if rng.random() < 0.5 else item for item in items]
+            items = [_change_value(item, rng) if rng.random() < 0.5 else item for item in items]
     return items

@@ -33,7 +33,7 @@ TRIES, FIRST = 64, 1000
 """orders of shards tried per problem, and for the first problem, which proves that the task is possible"""
 FAVOUR = 4
 """factor by which a shard with one check fewer comes earlier, in the median; heavy shards are numerous"""
-KEPT = 4096
+CACHED = 4096
 """cached problems"""
 
 
@@ -66,18 +66,18 @@ class Codes(ErringTask):
         self._target = SearchTarget(self.shards, self.data, self.distance, self.weight, self.degree)
         checks = self._target.checks
         if checks > MAX_CHECKS:
-            raise UserError(f"task {self.name}: {checks} checks; the limit is {MAX_CHECKS}; give fewer shards")
+            raise UserError(f"task {self.name}: {checks} checks; the limit is {MAX_CHECKS}; use fewer shards")
         if self.shown >= self.shards:
             raise UserError(f"task {self.name}: shown = {self.shown} of {self.shards} shards leaves none to write")
         self._vectors = tuple(vector for vector in range(1, 1 << checks) if vector.bit_count() <= self.degree)
         self._edges = {_edge(c, s): (c, s) for s in range(self.shown, self.shards) for c in range(checks)}
-        result = next(filter(None, (self._tried(0, attempt) for attempt in range(FIRST))), None)
+        result = next(filter(None, (self._build_code(0, attempt) for attempt in range(FIRST))), None)
         if result is None:
             raise UserError(
-                f"task {self.name}: no code was found in {FIRST} tries; give larger weight or degree, or less distance"
+                f"task {self.name}: no code was found in {FIRST} tries; increase weight or degree, or reduce distance"
             )
         self._first = result
-        self._columns = functools.lru_cache(KEPT)(self._code)
+        self._columns = functools.lru_cache(CACHED)(self._build_columns)
 
     @property
     def name(self) -> str:
@@ -104,29 +104,29 @@ class Codes(ErringTask):
         """Return code ``number`` without its last shards, which form one of the right answers."""
         self.check_number(number)
         columns = self._columns(number)
-        shown = _named(columns[: self.shown], 0)
-        return TaskProblem(number, f"{shown}=", _named(columns[self.shown :], self.shown))
+        shown = _edge_list(columns[: self.shown], 0)
+        return TaskProblem(number, f"{shown}=", _edge_list(columns[self.shown :], self.shown))
 
     def score(self, problem: TaskProblem, completion: str) -> float:
         """Return the completed code's worth; 0 for a text that does not list distinct edges of the hidden shards."""
-        edges = self._read(completion)
+        edges = self._parse_edges(completion)
         if edges is None:
             return 0.0
         columns = [*self._columns(problem.number)[: self.shown], *[0] * (self.shards - self.shown)]
         for check, shard in edges:
             columns[shard] |= 1 << check
-        return survival_score(self._target, gf2.transposed(columns, self._target.checks))
+        return survival_score(self._target, gf2.transpose(columns, self._target.checks))
 
     def noisy_solution(self, problem: TaskProblem, rng: random.Random, noise: float) -> str:
         """Return a solution in which each shard has random checks with probability ``noise``."""
         hidden = list(self._columns(problem.number)[self.shown :])
         rng.shuffle(hidden)
         hidden = [rng.choice(self._vectors) if rng.random() < noise else column for column in hidden]
-        return self.form.write("", _named(hidden, self.shown))
+        return self.form.write("", _edge_list(hidden, self.shown))
 
     def sound(self, problem: TaskProblem, completion: str) -> bool:
         """Return whether a completion is a list of edges ordered by shard and check, whatever their worth."""
-        edges = self._read(completion)
+        edges = self._parse_edges(completion)
         if edges is None:
             return False
         ordered = sorted(edges, key=lambda edge: (edge[1], edge[0]))
@@ -137,7 +137,7 @@ class Codes(ErringTask):
         constants = (self.name, self.shown, self.training, self.held_out, TRIES, FIRST, FAVOUR)
         return records.fingerprint(KEY.decode(), (*map(str, constants), *self.form.marks))
 
-    def _read(self, completion: str) -> list[tuple[int, int]] | None:
+    def _parse_edges(self, completion: str) -> list[tuple[int, int]] | None:
         """Return the answer's edges; None unless it is a list of distinct edges of hidden shards."""
         parsed = parse(self.form, completion)
         if parsed is None or len(parsed.answer) > sum(map(len, self._edges)) + len(self._edges):
@@ -147,11 +147,11 @@ class Codes(ErringTask):
             return None
         return [self._edges[name] for name in names]
 
-    def _code(self, number: int) -> tuple[int, ...]:
+    def _build_columns(self, number: int) -> tuple[int, ...]:
         """Return the columns of code ``number``, bits of checks; the first code if no order yields one."""
-        return next(filter(None, (self._tried(number, attempt) for attempt in range(TRIES))), self._first)
+        return next(filter(None, (self._build_code(number, attempt) for attempt in range(TRIES))), self._first)
 
-    def _tried(self, number: int, attempt: int) -> tuple[int, ...] | None:
+    def _build_code(self, number: int, attempt: int) -> tuple[int, ...] | None:
         """Return the code built from shards in one order; None if the order yields none.
 
         Each added shard is not a sum of fewer than distance − 1 earlier ones, so any distance − 1 columns are
@@ -162,7 +162,7 @@ class Codes(ErringTask):
         room = [self.weight] * self._target.checks
         sums: list[set[int]] = [{0} for _ in range(self.distance - 1)]  # [j]: of at most j columns
         light_first = sorted(
-            self._vectors, key=lambda vector: _drawn(vector, number, attempt) * FAVOUR ** vector.bit_count()
+            self._vectors, key=lambda vector: _pseudorandom(vector, number, attempt) * FAVOUR ** vector.bit_count()
         )
         for vector in light_first:
             if vector in sums[-1] or any(vector >> check & 1 > left for check, left in enumerate(room)):
@@ -172,12 +172,12 @@ class Codes(ErringTask):
             room = [left - (vector >> check & 1) for check, left in enumerate(room)]
             chosen.append(vector)
             if len(chosen) == target.shards:
-                mixed = sorted(chosen, key=lambda vector: _drawn(number, vector))
+                mixed = sorted(chosen, key=lambda vector: _pseudorandom(number, vector))
                 return tuple(mixed) if gf2.rank(chosen) == target.checks else None
         return None
 
 
-def _drawn(*what: int) -> int:
+def _pseudorandom(*what: int) -> int:
     """Return 64 bits derived from some numbers, equal on every machine."""
     return int.from_bytes(hashlib.blake2b(f"{what}".encode(), digest_size=8, key=KEY).digest(), "little")
 
@@ -186,7 +186,7 @@ def _edge(check: int, shard: int) -> str:
     return f"{ascii_lowercase[check]}{shard}"
 
 
-def _named(columns: Sequence[int], first: int) -> str:
+def _edge_list(columns: Sequence[int], first: int) -> str:
     """Return the edges of shard ``first`` and the following ones, in order."""
     checks = range(MAX_CHECKS)
     return ",".join(_edge(c, first + n) for n, column in enumerate(columns) for c in checks if column >> c & 1)

@@ -23,7 +23,7 @@ MAX_ANSWER = 4096
 """maximum characters of an answer shown to a scorer"""
 ENOUGH = 0.999
 """lowest full score; some scorers measure a distance, and rounding keeps them below 1"""
-KEPT = 256
+CACHED = 256
 """cached problems, so that a group of completions generates its problem once"""
 
 CODE = "its scorer evaluates answers as code, so a peer's answer could do anything on this machine"
@@ -45,14 +45,14 @@ REFUSED = {
     # the order of a set, a clock, a random number without a seed
     **dict.fromkeys(("codeio", "isomorphic_strings", "knight_swap", "list_functions"), VARIES),
     **dict.fromkeys(("ransom_note", "word_ladder"), VARIES),
-    "composite": "it combines other kinds; name one of those",
+    "composite": "it combines other kinds; use one of those",
 }
 EXACT = {
     *("advanced_geometry", "cryptarithm", "fraction_simplification", "gsm_symbolic", "knights_knaves", "letter_jumble"),
     *("polynomial_equations", "spell_backward", "time_intervals", "word_sorting"),
 }
-"""kinds whose scorers accept copies of the right answer or text beside it. Their answer is unique, so it must equal the
-reference: the same words in any case, or the same number"""
+"""kinds whose scorers accept copies of the right answer or additional text. Their answer is unique, so it must equal
+the reference: the same words in any case, or the same number"""
 # Exceptions of scorers on unexpected answers; each means a wrong answer.
 RAISED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -83,7 +83,7 @@ class Gym(BlockTask):
         if kind not in DATASETS:
             raise UserError(f"task 'gym:{kind}' is not known; {nearest(kind, set(DATASETS) - set(REFUSED))}")
         self._dataset = create_dataset(kind, seed=SEED, size=self.training + self.held_out)
-        self._entry = functools.lru_cache(KEPT)(self._dataset.__getitem__)
+        self._entry = functools.lru_cache(CACHED)(self._dataset.__getitem__)
 
     @property
     def name(self) -> str:
@@ -101,7 +101,7 @@ class Gym(BlockTask):
         parsed = parse(self.form, completion)
         if parsed is None or len(answer := parsed.answer.strip(SPACE)) > MAX_ANSWER:
             return 0.0
-        if self.kind in EXACT and not same_answer(_plain(problem.answer), _plain(answer)):
+        if self.kind in EXACT and not same_answer(_normalize(problem.answer), _normalize(answer)):
             return 0.0
         try:
             return float(self._dataset.score_answer(answer, self._entry(problem.number)) >= ENOUGH)
@@ -120,6 +120,6 @@ class Gym(BlockTask):
         return records.fingerprint("gym 2", (self.name, version, *bounds, *self.form.marks))
 
 
-def _plain(answer: str) -> str:
+def _normalize(answer: str) -> str:
     """Return an answer's words in lower case, separated by single spaces."""
     return " ".join(answer.lower().split())

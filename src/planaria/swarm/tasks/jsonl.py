@@ -46,21 +46,21 @@ class Questions(BlockTask):
         self._problems = []
         self._worked = []
         for record in (*training, *held_out):
-            worked, answer = self._answered(record)
-            question = record.joined(self.question_field)
+            worked, answer = self._split_answer(record)
+            question = record.joined_text(self.question_field)
             self._problems.append(TaskProblem(len(self._problems), question + "\n", answer))
-            self._worked.append(worked if self.worked_field is None else record.joined(self.worked_field))
+            self._worked.append(worked if self.worked_field is None else record.joined_text(self.worked_field))
 
-    def _answered(self, record: TaskRecord) -> tuple[str, str]:
+    def _split_answer(self, record: TaskRecord) -> tuple[str, str]:
         """Return a record's worked text and reference answer."""
-        result = record.joined(self.answer_field)
-        if not self.mark or isinstance(record.at(self.answer_field), int | float):
+        result = record.joined_text(self.answer_field)
+        if not self.mark or isinstance(record.value_at(self.answer_field), int | float):
             worked, answer = "", result.strip()
             flaw = f"field {self.answer_field!r} is empty; fix the line"
         else:
             worked, mark, answer = result.rpartition(self.mark)
             worked, answer = worked.strip(), answer.strip() if mark else ""
-            fix = "fix the line, or write task.options.mark = '' if the whole field is the answer"
+            fix = "fix the line, or set task.options.mark = '' if the whole field is the answer"
             flaw = f"field {self.answer_field!r} has no '{self.mark} ANSWER' at its end; {fix}"
         if not answer:
             raise UserError(f"{record.location}: {flaw}")
@@ -112,14 +112,14 @@ class Gsm8k(Questions):
         return f"gsm8k:{self.path}" if self.path else "gsm8k"
 
     def _records(self) -> tuple[list[TaskRecord], list[TaskRecord]]:
-        return super()._records() if self.path else _hub()
+        return super()._records() if self.path else _load_from_hub()
 
 
-def _hub() -> tuple[list[TaskRecord], list[TaskRecord]]:
+def _load_from_hub() -> tuple[list[TaskRecord], list[TaskRecord]]:
     try:
         import datasets
     except ImportError as error:
-        local = ", or name local files in task.options.path"
+        local = ", or set task.options.path to local files"
         raise missing_package("task 'gsm8k'", "datasets", "hub", local) from error
     try:
         rows = [datasets.load_dataset(*HUB, split=split) for split in ("train", "test")]
@@ -129,8 +129,8 @@ def _hub() -> tuple[list[TaskRecord], list[TaskRecord]]:
         raise UserError(
             f"task 'gsm8k': cannot load it from the hub ({reason}); check the network, or set task.options.path"
         ) from error
-    return _from_hub("train", rows[0]), _from_hub("test", rows[1])
+    return _hub_records("train", rows[0]), _hub_records("test", rows[1])
 
 
-def _from_hub(split: str, rows: Iterable[dict[str, object]]) -> list[TaskRecord]:
+def _hub_records(split: str, rows: Iterable[dict[str, object]]) -> list[TaskRecord]:
     return [TaskRecord(f"{HUB[0]}, {split} row {number}", row) for number, row in enumerate(rows)]

@@ -21,7 +21,7 @@ from planaria.data.records import is_jsonl, without_surrogates
 MAX_BYTES = 64 << 20
 MAX_LINE_BYTES = 1 << 20
 Field = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
-"""field specification as read by :meth:`TaskRecord.joined`"""
+"""field specification as read by :meth:`TaskRecord.joined_text`"""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TaskRecord:
     location: str
     fields: Mapping[str, object]
 
-    def joined(self, spec: str) -> str:
+    def joined_text(self, spec: str) -> str:
         """Return the texts of fields joined by spaces, as in "Body+Question".
 
         "a.b" is field b of field a, "a.0" the first item of a list. Numbers are written out: 8.0 is 8, 1e3 is 1000.
@@ -39,13 +39,13 @@ class TaskRecord:
         :raises UserError: if a field is missing, or is neither text nor a number.
         """
         parts = [spec] if spec in self.fields else spec.split("+")  # a field's name may contain a plus
-        return " ".join(self._written(part) for part in parts)
+        return " ".join(self._field_text(part) for part in parts)
 
-    def at(self, spec: str) -> object:
+    def value_at(self, spec: str) -> object:
         """Return the value of a single field; None if it is missing or ``spec`` names several."""
         result: object = self.fields
         for name in [spec] if spec in self.fields else spec.split("."):
-            result = _within(result, name)
+            result = _member(result, name)
         return result
 
     def text(self, field: str) -> str:
@@ -59,21 +59,21 @@ class TaskRecord:
             raise UserError(f"{self.location}: field {field!r} holds {type(value).__name__}, not text; fix the line")
         return without_surrogates(value)
 
-    def _written(self, spec: str) -> str:
-        result = self.at(spec)
+    def _field_text(self, spec: str) -> str:
+        result = self.value_at(spec)
         if result is None:
             first = spec.partition(".")[0]
             fields = [first] if first in self.fields else self.fields
             raise UserError(f"{self.location}: no field {spec!r} ({nearest(spec, fields)}); fix or remove the line")
         if isinstance(result, str):
             return without_surrogates(result)
-        if isinstance(result, int | float) and not isinstance(result, bool) and (number := decimal(result)):
+        if isinstance(result, int | float) and not isinstance(result, bool) and (number := plain_digits(result)):
             return number
         kind = type(result).__name__
         raise UserError(f"{self.location}: field {spec!r} holds {kind}, neither text nor a number; fix the line")
 
 
-def decimal(number: float) -> str:
+def plain_digits(number: float) -> str:
     """Return a number in plain digits without trailing zeros; empty if it is not finite."""
     if isinstance(number, int):
         return str(number)
@@ -83,7 +83,7 @@ def decimal(number: float) -> str:
     return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
-def _within(container: object, name: str) -> object:
+def _member(container: object, name: str) -> object:
     """Return a member of an object or item of a list; None if there is none."""
     if isinstance(container, Mapping):
         return container.get(name)
@@ -105,7 +105,7 @@ def read_split(path: Path) -> tuple[list[TaskRecord], list[TaskRecord]]:
     else:
         train, test = [path], []
     if not train:
-        raise UserError(f"{path}: contains no train*.jsonl; give a JSON Lines file, or a folder with such a file")
+        raise UserError(f"{path}: contains no train*.jsonl; use a JSON Lines file, or a folder with such a file")
     training, held_out = read(train), read(test)
     if not test:
         cut = len(training) - max(1, len(training) // 10)
@@ -126,9 +126,9 @@ def read(paths: Iterable[Path]) -> list[TaskRecord]:
                 while line := lines.readline(MAX_LINE_BYTES + 1):
                     number += 1
                     left -= len(line)
-                    _bound(len(line), left, f"{path}:{number}")
+                    _check_size(len(line), left, f"{path}:{number}")
                     if line.strip():
-                        records.append(_record(line, f"{path}:{number}"))
+                        records.append(_parse_record(line, f"{path}:{number}"))
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"{path}:{number + 1}: unreadable ({error}); fix the file or its name") from error
     return records
@@ -143,14 +143,14 @@ def fingerprint(kind: str, parts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def _bound(line: int, left: int, location: str) -> None:
+def _check_size(line: int, left: int, location: str) -> None:
     if line > MAX_LINE_BYTES:
-        raise UserError(f"{location}: longer than {MAX_LINE_BYTES} bytes; remove the line, or give a JSON Lines file")
+        raise UserError(f"{location}: longer than {MAX_LINE_BYTES} bytes; remove the line, or use a JSON Lines file")
     if left < 0:
-        raise UserError(f"{location}: more than {MAX_BYTES} bytes so far; give fewer problems")
+        raise UserError(f"{location}: more than {MAX_BYTES} bytes so far; remove some problems")
 
 
-def _record(line: bytes, location: str) -> TaskRecord:
+def _parse_record(line: bytes, location: str) -> TaskRecord:
     try:
         fields = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:

@@ -24,13 +24,13 @@ from typing import Any, ClassVar
 from pydantic import field_validator
 
 from planaria.data.permutation import permute
+from planaria.swarm.sandbox.sandbox import LIMITS, ProgramResult, require_sandbox, run
 from planaria.swarm.tasks.base import Behaviour, ErringTask, TaskProblem
-from planaria.swarm.tasks.programs import FENCE, INSTRUCTION, OPENING, last_printed_lines, prints_answer, program_of
-from planaria.swarm.tasks.sandbox import LIMITS, ProgramResult, require_sandbox, run
+from planaria.swarm.tasks.programs import FENCE, INSTRUCTION, OPENING, printed_behaviour, prints_answer, program_of
 
 MAX_SUMMAND = 99
 """largest number in a sum"""
-REMEMBERED = 4096
+CACHED = 4096
 """cached outcomes, so that a program that many peers write runs once"""
 KEY = b"planaria snippets 1"  # determines the problems and the fingerprint
 LIBRARY = "def add(a, b):\n    return a + b\n"
@@ -45,7 +45,7 @@ class Snippets(ErringTask):
     """
 
     library: str = ""
-    """importable library beside the standard library; none if empty"""
+    """importable library in addition to the standard library; none if empty"""
     held_out: ClassVar[int] = 2 * MAX_SUMMAND**2 // 10
     training: ClassVar[int] = 2 * MAX_SUMMAND**2 - held_out
     _outcome: Callable[[str], ProgramResult]
@@ -54,15 +54,15 @@ class Snippets(ErringTask):
     @classmethod
     def _check_library(cls, library: str) -> str:
         if library and (not library.isidentifier() or keyword.iskeyword(library)):
-            raise ValueError("is not a name of a library; write one such as 'fastmath'")
+            raise ValueError("is not a library name; use one such as 'fastmath'")
         if library in sys.stdlib_module_names:
-            raise ValueError(f"{library!r} is a module of the standard library; give another name")
+            raise ValueError(f"{library!r} is a module of the standard library; use another name")
         return library
 
     def model_post_init(self, context: Any) -> None:
         """:raises UserError: if programs cannot be confined."""
         require_sandbox(self.name)
-        self._outcome = functools.lru_cache(REMEMBERED)(functools.partial(run, modules=self._modules))
+        self._outcome = functools.lru_cache(CACHED)(functools.partial(run, modules=self._modules))
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ class Snippets(ErringTask):
 
     def behaviour(self, problem: TaskProblem, completion: str, draw: int, untested: bool = False) -> Behaviour:
         program = program_of(completion)
-        return () if untested or program is None else last_printed_lines(self._outcome(program))
+        return () if untested or program is None else printed_behaviour(self._outcome(program))
 
     def noisy_solution(self, problem: TaskProblem, rng: random.Random, noise: float) -> str:
         """Return a program in which each number is off by one with probability ``noise``.
@@ -121,7 +121,7 @@ class Snippets(ErringTask):
             nodes = list(ast.walk(ast.parse(program)))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return False
-        return all(isinstance(node, CODE) and _plain(node) for node in nodes) and any(
+        return all(isinstance(node, CODE) and _is_plain(node) for node in nodes) and any(
             isinstance(node, ast.Call) for node in nodes
         )
 
@@ -134,7 +134,7 @@ def _sum(numbers: list[int]) -> str:
     return " + ".join(map(str, numbers))
 
 
-def _plain(node: ast.AST) -> bool:
+def _is_plain(node: ast.AST) -> bool:
     """Return whether a constant is an int and a call is one of print without keywords."""
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id == "print" and not node.keywords

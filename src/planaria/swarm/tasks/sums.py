@@ -101,24 +101,24 @@ class Sums(ErringTask):
         parsed = parse(BRACKETS, completion)
         if parsed is None or parsed.answer != problem.answer or completion[-1] != BRACKETS.answer_close:
             return False
-        return any(self._follows(parsed.reasoning, problem, write) for write in _WRITERS.values())
+        return any(self._matches(parsed.reasoning, problem, write) for write in _WRITERS.values())
 
     @property
     def fingerprint(self) -> str:
         """Return 16 hex digits, equal for both styles."""
         return hashlib.blake2b(f"{KEY!r} {self.digits}".encode(), digest_size=8).hexdigest()
 
-    def _follows(self, reasoning: str, problem: TaskProblem, write: Writer) -> bool:
+    def _matches(self, reasoning: str, problem: TaskProblem, write: Writer) -> bool:
         """Return whether a reasoning writes the true columns in one style, with the digits of each in either order."""
-        at = 0
+        offset = 0
         for index, (one, other, carry, result) in enumerate(self._columns(problem), start=1):
             orders = ((one, other, carry, result), (other, one, carry, result))
             texts = [write(column, index == self.digits) for column in orders]
-            length = next((len(text) for text in texts if reasoning.startswith(text, at)), 0)
+            length = next((len(text) for text in texts if reasoning.startswith(text, offset)), 0)
             if not length:
                 return False
-            at += length
-        return at == len(reasoning)
+            offset += length
+        return offset == len(reasoning)
 
     def _columns(self, problem: TaskProblem, result: Callable[[int], int] = lambda result: result) -> list[Column]:
         """Return the columns from the right, with ``result`` applied to each true result."""
@@ -143,10 +143,10 @@ def _in_columns(column: Column, last: bool) -> str:
     return _equation(*column) + (";" if last else ",")
 
 
-def _spelled(column: Column, last: bool) -> str:
+def _in_words(column: Column, last: bool) -> str:
     one, other, carry, result = column
     equation = _equation(other, one, carry, result)
     return f"{equation};" if last else f"{equation} keep {result % 10} carry {result // 10};"
 
 
-_WRITERS: dict[str, Writer] = {"columns": _in_columns, "words": _spelled}
+_WRITERS: dict[str, Writer] = {"columns": _in_columns, "words": _in_words}

@@ -192,7 +192,7 @@ function choose(number, kind, name) {
   $("#selected .answer").textContent = "";
 }
 
-async function strike(fault) {
+async function injectFault(fault) {
   const player = page.players[page.shown], chosen = page.chosen, state = player.head;
   const name = chosen.kind === "node" ? state.nodes?.[chosen.name]?.worker : chosen.name, worker = state.workers?.[name];
   const answer = $("#selected .answer");
@@ -202,7 +202,7 @@ async function strike(fault) {
   const asked = { worker: name, incarnation: worker.incarnation, fault };
   const headers = { "content-type": "application/json" };
   try {
-    const reply = await fetch(`/api/runs/${player.id}/strike`, { method: "POST", headers, body: JSON.stringify(asked) });
+    const reply = await fetch(`/api/runs/${player.id}/faults`, { method: "POST", headers, body: JSON.stringify(asked) });
     const json = reply.headers.get("content-type")?.includes("json") ? await reply.json() : { refused: await reply.text() };
     answer.textContent = json.done ?? `not done: ${json.refused}`;
   } catch (error) {
@@ -276,7 +276,7 @@ function panels(player, state, t) {
   workers($("#workers"), state, (kind, name) => choose(page.shown, kind, name));
   links($("#links"), state);
   $("#hint").hidden = !page.faults.length || !page.clock.live || Boolean(page.chosen);
-  selected($("#selected"), page.chosen, state, page.faults, page.clock.live, strike);
+  selected($("#selected"), page.chosen, state, page.faults, page.clock.live, injectFault);
   marks(player);
   charts(player, t);
 }

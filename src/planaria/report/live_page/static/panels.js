@@ -182,7 +182,7 @@ export function workers(table, state, choose) {
   const slow = slowNodes(state);
   const rows = Object.entries(state.workers ?? {}).map(([name, w]) => {
     const node = w.node === undefined ? "–" : state.nodes?.[w.node] ? stageOf(state, w.node) : w.node;
-    const is = { member: w.struck ?? (w.leaving ? "leaving" : slow.has(w.node) ? "slow" : "working"), dead: w.excluded ? "excluded" : `dead (${w.cause ?? "?"})`, released: w.excluded ? "excluded" : "leaving" }[w.status] ?? w.status;
+    const is = { member: w.fault ?? (w.leaving ? "leaving" : slow.has(w.node) ? "slow" : "working"), dead: w.excluded ? "excluded" : `dead (${w.cause ?? "?"})`, released: w.excluded ? "excluded" : "leaving" }[w.status] ?? w.status;
     return [name, is, node, w.machine || "the run's own", bytes(w.device_peak ?? w.peak)];
   });
   fill(table, rows, (name) => choose("worker", name));
@@ -218,7 +218,7 @@ const TOOLS = {
 };
 
 /** The worker that was clicked, and what may be done to it. */
-export function selected(card, chosen, state, faults, now, strike) {
+export function selected(card, chosen, state, faults, now, injectFault) {
   const name = chosen && (chosen.kind === "node" ? state.nodes?.[chosen.name]?.worker : chosen.name);
   card.hidden = !chosen;
   if (!chosen) return;
@@ -226,7 +226,7 @@ export function selected(card, chosen, state, faults, now, strike) {
   const where = node !== undefined && state.nodes?.[node] ? stageOf(state, node) : "";
   say($(".title", card), worker ? `Worker ${name}${where ? `, at ${where}` : ""}` : where ? `${where}: no worker` : `Worker ${name}: gone`);
   const rows = worker ? [
-    ["is", worker.struck ?? (worker.status === "member" ? "working" : worker.status)],
+    ["is", worker.fault ?? (worker.status === "member" ? "working" : worker.status)],
     ["incarnation", worker.incarnation], ["process", worker.pid ?? "–"], ["machine", worker.machine || "the run's own"],
     ["peak memory", bytes(worker.device_peak ?? worker.peak)],
   ] : [];
@@ -240,7 +240,7 @@ export function selected(card, chosen, state, faults, now, strike) {
     tools.replaceChildren(...faults.map((fault) => {
       const [sign, word, what] = TOOLS[fault] ?? ["?", fault, fault];
       const button = el("button", { type: "button", title: what, "data-fault": fault }, el("span", { "aria-hidden": "true" }, sign), ` ${word}`);
-      button.addEventListener("click", () => strike(fault));
+      button.addEventListener("click", () => injectFault(fault));
       return button;
     }));
   }

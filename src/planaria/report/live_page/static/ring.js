@@ -122,14 +122,14 @@ export class Fleet {
 
   _node(element, node, state, about, player, t, chosen) {
     const info = state.nodes[node], worker = info.worker && state.workers?.[info.worker], place = this._places.get(node);
-    const struck = worker?.struck;
+    const fault = worker?.fault;
     const started = about.generation > 0; // before the first formation no stage has been lost yet
-    const kind = info.state === "empty" ? (started ? "empty" : "unstarted") : info.state === "waits" ? "waits" : struck ? "frozen" : "holds";
+    const kind = info.state === "empty" ? (started ? "empty" : "unstarted") : info.state === "waits" ? "waits" : fault ? "frozen" : "holds";
     const ready = about.done?.includes(Number(node)) && about.phase !== "link" && about.phase !== "broken";
     const births = player.birthsAt(node, t), slow = kind === "holds" && slowNodes(state).has(Number(node));
     set(element, {
       class: `node ${kind}${slow ? " slow" : ""}${ready ? " ready" : ""}${chosen === node ? " chosen" : ""}${info.stage ? "" : " ends"}`,
-      "aria-label": label(node, info, worker, slow ? "slow" : kind, struck, births),
+      "aria-label": label(node, info, worker, slow ? "slow" : kind, fault, births),
       "aria-pressed": String(chosen === node),
     });
     const [seg, hatch, , name, who, tick] = element.children;
@@ -140,7 +140,7 @@ export class Fleet {
     const thin = thick <= 30; // one of several nodes of a stage: one line, which says who it is
     set(name, { class: thin ? "name thin" : "name" });
     text(name, (kind === "empty" || kind === "unstarted") && !thin ? "" : thin ? (info.worker ?? "gone") : words);
-    const sign = struck ? (struck === "killed" ? "✕" : struck === "cut" ? "✂" : "‖") : slow ? "≋" : births ? `↻${births > 1 ? births : ""}` : "";
+    const sign = fault ? (fault === "killed" ? "✕" : fault === "cut" ? "✂" : "‖") : slow ? "≋" : births ? `↻${births > 1 ? births : ""}` : "";
     const called = kind === "empty" || kind === "unstarted" ? words : [info.worker ?? "", sign].join(" ").trim();
     text(who, room > 44 && thick > 30 ? called : "");
     text(tick, ready && room > 30 ? "✓" : "");
@@ -279,10 +279,10 @@ function statusOf(info) { return info.excluded ? "excluded" : STATUS[info.status
 
 function rank(info) { return ["spare", "starting", "released", "dead"].indexOf(info.status); }
 
-function label(node, info, worker, kind, struck, births) {
+function label(node, info, worker, kind, fault, births) {
   const what = {
     unstarted: "not started yet", empty: "lost, no worker holds it", waits: `waits for its weights${info.donors ? ` from nodes ${info.donors.join(" and ")}` : ""}`,
-    frozen: `${struck}, not noticed yet`, holds: "working", slow: "found to be slow",
+    frozen: `${fault}, not noticed yet`, holds: "working", slow: "found to be slow",
   }[kind];
   const where = info.stage ? `stage ${info.stage}` : "stage 0, the ends";
   return `${where}${info.worker ? `, worker ${info.worker}` : ""}, ${what}${births ? `, rebuilt ${births} times` : ""}`;

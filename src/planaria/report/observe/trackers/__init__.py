@@ -20,13 +20,13 @@ TRACKERS: Registry[Tracker] = Registry(
 
 
 def trackers(config: ObserveConfig) -> dict[str, Tracker]:
-    """Return the recipe's trackers by name, not yet open.
+    """Return the recipe's trackers by name, unopened.
 
     :raises UserError: if a tracker or option is unknown, an option is invalid, or a requirement is missing.
     """
     names = [name.strip() for name in config.trackers.split(",")] if config.trackers.strip() else []
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"observe.trackers = {config.trackers!r}: {twice!r} is listed twice; remove one")
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"observe.trackers = {config.trackers!r}: {repeated!r} is listed twice; remove one")
     chosen = TRACKERS.make_all(names, config.options)
     for tracker in chosen.values():
         tracker.require()

@@ -11,15 +11,15 @@ from typing import Any
 from pydantic import PrivateAttr
 
 from planaria.common.errors import UserError
-from planaria.common.filesystems import shown
+from planaria.common.filesystems import without_password
 from planaria.report.observe.tracker import Tracker, is_installed, require_library
 
 _TAG = "planaria.run"
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 """stores that mlflow-skinny does not support"""
-_LONGEST = 500
+_MAX_VALUE = 500
 """maximum characters of a value in every version of MLflow"""
-_BATCH = 100
+_MAX_BATCH = 100
 """maximum parameters or tags per call"""
 
 
@@ -38,14 +38,14 @@ class MLflow(Tracker):
         uri = self.uri or str(import_module("mlflow").get_tracking_uri())
         if uri.partition(":")[0].partition("+")[0] in _DATABASES and not is_installed("sqlalchemy"):
             raise UserError(
-                f"observe.trackers: 'mlflow' keeps runs in {shown(uri)!r} with the whole package only; "
+                f"observe.trackers: 'mlflow' keeps runs in {without_password(uri)!r} with the whole package only; "
                 "pip install mlflow, or name a tracking server with --observe.options.uri http://HOST:PORT"
             )
 
     def open(self, folder: Path) -> None:
         self._client = import_module("mlflow").MlflowClient(tracking_uri=self.uri or None)
-        recorded = self._find_or_make(folder)
-        parameters = {name: str(value)[:_LONGEST] for name, value in self._settings.items() if str(value)}
+        recorded = self._find_or_create(folder)
+        parameters = {name: str(value)[:_MAX_VALUE] for name, value in self._settings.items() if str(value)}
         # MLflow parameters are immutable; changed values of a resumed run become tags.
         self._write("params", "Param", {name: value for name, value in parameters.items() if name not in recorded})
         changed = {name: value for name, value in parameters.items() if recorded.get(name, value) != value}
@@ -59,7 +59,7 @@ class MLflow(Tracker):
     def close(self) -> None:
         self._client.set_terminated(self._run)
 
-    def _find_or_make(self, folder: Path) -> Mapping[str, str]:
+    def _find_or_create(self, folder: Path) -> Mapping[str, str]:
         """Find or create the MLflow run; return its parameters."""
         experiment = self._client.get_experiment_by_name(self.experiment)
         number = self._client.create_experiment(self.experiment) if experiment is None else experiment.experiment_id
@@ -70,8 +70,8 @@ class MLflow(Tracker):
         self._client.update_run(self._run, status="RUNNING")
         return dict(run.data.params)
 
-    def _write(self, label: str, kind: str, parameters: Mapping[str, str]) -> None:
+    def _write(self, argument: str, kind: str, parameters: Mapping[str, str]) -> None:
         entity = getattr(import_module("mlflow.entities"), kind)
         entities = [entity(name, value) for name, value in parameters.items()]
-        for first in range(0, len(entities), _BATCH):
-            self._client.log_batch(self._run, **{label: entities[first : first + _BATCH]})
+        for first in range(0, len(entities), _MAX_BATCH):
+            self._client.log_batch(self._run, **{argument: entities[first : first + _MAX_BATCH]})

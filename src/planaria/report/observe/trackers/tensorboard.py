@@ -31,24 +31,26 @@ class TensorBoard(Tracker):
         events.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{platform.node()}.{os.getpid()}"
         self._writer = RecordWriter((events / name).open("xb"))
-        self._put(file_version="brain.Event:2")
+        self._write_event(file_version="brain.Event:2")
         if self._settings:
             rows = [f"| {name} | {value} |" for name, value in self._settings.items()]
             table = "\n".join(["| setting | value |", "|---|---|", *rows])
-            self._add(0, text_pb("configuration", table))
+            self._write_summary(0, text_pb("configuration", table))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._add(step, Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]))
+        self._write_summary(
+            step, Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        )
 
     def close(self) -> None:
         self._writer.close()
 
-    def _add(self, step: int, summary: Summary) -> None:
-        self._put(step=step, summary=summary)
+    def _write_summary(self, step: int, summary: Summary) -> None:
+        self._write_event(step=step, summary=summary)
 
-    def _put(self, **fields: object) -> None:
+    def _write_event(self, **fields: object) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
         self._writer.write(Event(wall_time=time.time(), **fields).SerializeToString())

@@ -51,7 +51,7 @@ def read_apart(job: ReadRequest) -> ReadReply:
     room = room_for(job.model, job.stages)
     reader = "planaria.runtime.checkpoint.foreign.reading:answer_request"
     reply = child_process.call(
-        reader, job.model_dump_json().encode(), room, seconds, job.folder, "give an undamaged folder"
+        reader, job.model_dump_json().encode(), room, seconds, job.folder, "use an undamaged folder"
     )
     return documents.parse_model(ReadReply, reply, "the reader of a foreign folder")
 

@@ -143,7 +143,7 @@ class Dcp:
 
     def _take(self, name: str, kind: str, key: str) -> None:
         if kind not in (*KINDS, "step"):
-            raise UserError(f"{self._folder}: {key}: AdamW has no {kind!r}; give a folder that AdamW trained")
+            raise UserError(f"{self._folder}: {key}: AdamW has no {kind!r}; use a folder that AdamW trained")
         if (name, kind) in self._keys:
             raise UserError(f"{self._folder}: {kind} of {name} is duplicated; remove one")
         if kind != "step" and key not in self._tensors:

@@ -118,7 +118,7 @@ def clocks_by_group(groups: Iterable[tuple[Any, int]], names: Iterable[str], loc
     for parameters, step in listed:
         if not isinstance(parameters, list | tuple) or not expected.issuperset(map(str, parameters)):
             raise UserError(
-                f"{location}: groups with unequal steps do not name their parameters; give steps by parameter"
+                f"{location}: groups with unequal steps do not name their parameters; save steps by parameter"
             )
         clocks |= dict.fromkeys(map(str, parameters), step)
     return clocks
@@ -168,7 +168,7 @@ def _require_declared(whole: NamedTensor, sizes: Sizes, marks: TensorMetadata, l
             )
     elif len(whole.parts) > 1 and whole.slices is None:
         raise UserError(
-            f"{location}: {whole.name} has an unknown order of parts; give slices with --names: 1 for consecutive "
+            f"{location}: {whole.name} has an unknown order of parts; use slices with --names: 1 for consecutive "
             "parts, or the number of slices with a share of each part"
         )
     if uneven := [size for size in sizes if size % (whole.slices or 1)]:
@@ -224,7 +224,7 @@ def tensor_digest(tensor: Tensor, kind: str, name: str, clock: int | None) -> st
 
 def leave_note(folder: Path, note: ExportNote) -> None:
     """Write the note into the folder."""
-    (folder / NOTE).write_text(documents.sealed(note), encoding="utf-8")
+    (folder / NOTE).write_text(documents.seal(note), encoding="utf-8")
 
 
 def find_note(folder: Path, model: ModelConfig) -> ExportNote | None:
@@ -235,7 +235,7 @@ def find_note(folder: Path, model: ModelConfig) -> ExportNote | None:
     if not (folder / NOTE).exists():
         return None
     fix = "remove it if another program has written the folder since"
-    note = documents.unsealed(file_inside(folder, NOTE), ExportNote, fix=fix)
+    note = documents.read_sealed(file_inside(folder, NOTE), ExportNote, fix=fix)
     for name in ModelConfig.model_fields:
         if name not in _FREE and getattr(note.model, name) != getattr(model, name):
             raise UserError(

@@ -123,19 +123,19 @@ def _require_each_once(path: Path, wholes: Iterable[NamedTensor], model: Shapes)
 
 def read(path: Path) -> tuple[NameRule, ...]:
     """Read a map from a file; UserError for the first invalid pattern."""
-    return tuple(_parse_rule(path, pattern, value) for pattern, value in documents.toml(path).items())
+    return tuple(_parse_rule(path, pattern, value) for pattern, value in documents.read_toml(path).items())
 
 
 def _parse_rule(path: Path, pattern: str, value: Any) -> NameRule:
     table = {"parts": [value] if value else []} if isinstance(value, str) else value
     if not isinstance(table, dict) or not table.keys() <= _FIELDS or "parts" not in table:
-        raise UserError(f"{path}: {pattern!r}: give a name in quotes, or a table of parts, slices and padded")
+        raise UserError(f"{path}: {pattern!r}: use a name in quotes, or a table of parts, slices and padded")
     parts = table["parts"]
     slices, padded = table.get("slices"), table.get("padded", False)
     if not isinstance(parts, list) or not all(isinstance(part, str) and part for part in parts):
         raise UserError(f"{path}: {pattern!r}: parts must be a list of names of the model")
     if slices is not None and (type(slices) is not int or not 1 <= slices <= _MAX_SLICES):
-        raise UserError(f"{path}: {pattern!r}: slices = {documents.shown(slices)} must be 1 or more")
+        raise UserError(f"{path}: {pattern!r}: slices = {documents.quote(slices)} must be 1 or more")
     if not isinstance(padded, bool) or (padded and len(parts) != 1):
         raise UserError(f"{path}: {pattern!r}: padded = true goes with one part")
     if pattern.count("*") > 1 or pattern.count("{n}") > 1:

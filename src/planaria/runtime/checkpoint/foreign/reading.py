@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.models.families import family
+from planaria.models.families import make_family
 from planaria.models.optimizers import adamw
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.cut import RunCut, atom_name, declared_tensors
@@ -62,7 +62,7 @@ class FolderStages:
         self._foreign = FORMATS[job.format](self._folder)
         source = None if job.names is None else Path(job.names)
         rules = () if source is None else names.read(source)
-        self._table, head = family(job.model).tables(job.model)
+        self._table, head = make_family(job.model).tables(job.model)
         self._plan = names.assign(self._folder, self._foreign.kinds, self._shapes, head, rules, source)
         used = {whole.name: self._foreign.kinds[whole.name] for whole in self._plan.wholes}
         self._trained = require_moments(self._folder, used, self._foreign.clocks)
@@ -142,7 +142,7 @@ def _step_of(folder: Path, foreign: ForeignFolder, plan: Assignment, note: Expor
     stated, location = (note.step, NOTE) if note is not None else (foreign.step, "its own counter")
     if stated is not None and latest > stated:
         fix = (
-            f"remove {NOTE} if another program has trained it since" if note is not None else "give an undamaged folder"
+            f"remove {NOTE} if another program has trained it since" if note is not None else "use an undamaged folder"
         )
         raise UserError(f"{folder} has {latest} updates, but {location} has step {stated}; {fix}")
     return latest if stated is None else stated
@@ -157,4 +157,4 @@ def answer_request(argument: bytes) -> bytes:
     try:
         return FolderStages(job).carry_out().model_dump_json().encode()
     except MemoryError:
-        raise UserError(f"{job.folder} needs more memory than its model has; give an undamaged folder") from None
+        raise UserError(f"{job.folder} needs more memory than its model has; use an undamaged folder") from None

@@ -106,7 +106,7 @@ class Universal:
         self._folder = _step_folder(folder)
         zero = self._folder / "zero"
         if zero.is_symlink() or not zero.is_dir():
-            raise UserError(f"{zero} is missing, or not a folder; give a folder of the universal layout")
+            raise UserError(f"{zero} is missing, or not a folder; use a folder of the universal layout")
         self._zero = zero
         files_of: dict[str, set[str]] = {}
         unused: list[str] = []
@@ -144,7 +144,7 @@ class Universal:
             raise UserError(f"{path}: damaged (no {INFO}); {FIX}, or one without this file")
         version = info.get("universal_checkpoint_version", VERSION)
         if type(version) not in (int, float) or not OLDEST <= version <= VERSION:
-            raise UserError(f"{path}: version {documents.shown(version)}; versions {OLDEST} to {VERSION} are read")
+            raise UserError(f"{path}: version {documents.quote(version)}; versions {OLDEST} to {VERSION} are read")
         return dict(states)
 
     def _clocks(self, named: set[str]) -> dict[str, int]:
@@ -180,7 +180,7 @@ class Universal:
             raise UserError(f"{path} is marked {unknown[0]!r}, which is not known; {FIX}")
         dimension, count, shape = (content.get(key) for key in PIECES)
         if dimension not in (None, 0, 1):
-            raise UserError(f"{path}: cat_dim = {documents.shown(dimension)}; a matrix has dimensions 0 and 1")
+            raise UserError(f"{path}: cat_dim = {documents.quote(dimension)}; a matrix has dimensions 0 and 1")
         pieces: int | tuple[int, ...] | None = None
         if isinstance(shape, SubparamShape):
             sides, along = shape.get("shape"), shape.get("partition_dim")
@@ -201,11 +201,11 @@ def _step_folder(folder: Path) -> Path:
     """Return the folder of a step: ``folder``, or the one named by its ``latest_universal``."""
     if not (folder / LATEST).exists():
         if not (folder / "zero").is_dir():
-            raise UserError(f"{folder} has neither {LATEST} nor zero; give a folder of the universal layout")
+            raise UserError(f"{folder} has neither {LATEST} nor zero; use a folder of the universal layout")
         return folder
-    name = documents.text(file_inside(folder, LATEST), 4096, FIX).strip()
+    name = documents.read_text(file_inside(folder, LATEST), 4096, FIX).strip()
     if not name or "/" in name or "\0" in name or name in (".", ".."):
-        raise UserError(f"{folder / LATEST}: names {name!r}, which is not a folder beside it")
+        raise UserError(f"{folder / LATEST}: names {name!r}, which is not a folder next to it")
     if (folder / name).is_symlink() or not (folder / name).is_dir():
         raise UserError(f"{folder / name} is missing, or not a folder, though {LATEST} names it; restore it")
     return folder / name
@@ -215,7 +215,7 @@ def _files_of(path: Path) -> set[str]:
     """Return the files of a parameter; UserError if it has a state that AdamW lacks."""
     names = {entry.name for entry in path.iterdir()}
     if unknown := sorted(names - {*FILES.values(), "step.pt"}):
-        raise UserError(f"{path / unknown[0]}: AdamW has no such state; give a folder that AdamW trained")
+        raise UserError(f"{path / unknown[0]}: AdamW has no such state; use a folder that AdamW trained")
     return names
 
 

@@ -23,7 +23,7 @@ from planaria.common.errors import UserError
 METADATA_BYTES = 256 << 20
 _NAMED = re.compile(r"GLOBAL ([\w.]+)")
 _NO_ROOM = ("allocate memory", "Cannot allocate", "not enough memory")
-FIX = "give an undamaged folder"
+FIX = "use an undamaged folder"
 _PIECE = 1 << 20
 
 
@@ -97,7 +97,7 @@ def read_metadata(path: Path) -> Metadata:
 
     :raises UserError: if it has a class that no tensor needs (it names the class), is damaged, or too large.
     """
-    loaded = _call_guarded(lambda: _Unpickler(io.BytesIO(documents.data(path, METADATA_BYTES))).load(), str(path))
+    loaded = _call_guarded(lambda: _Unpickler(io.BytesIO(documents.read_bytes(path, METADATA_BYTES))).load(), str(path))
     if not isinstance(loaded, Metadata):
         raise UserError(f"{path}: damaged (no metadata of a DCP folder); {FIX}")
     return loaded
@@ -121,7 +121,7 @@ def read_torch_file(file: BinaryIO, location: str, shapes_only: bool = False) ->
 def _require_plain(file: BinaryIO, location: str, shapes_only: bool) -> None:
     """Check an archive's sizes and sums, which torch does not.
 
-    :raises UserError: if it is no archive of ``torch.save``, claims more bytes than it has, or a needed entry does not
+    :raises UserError: if it is not from ``torch.save``, claims more bytes than it has, or a needed entry does not
         match its CRC-32.
     """
     size = file.seek(0, io.SEEK_END)

@@ -1,0 +1,307 @@
+"""Observer of a run that feeds the logs on disk, the progress display and trackers.
+
+Each tracker runs in a separate thread (:class:`TrackerThread`). Training waits for them only at the end, for at most
+``FINISH_TIMEOUT_S``. ``ReportSampling`` selects the steps whose spans are logged: those that the report draws, and a
+decreasing share of the others.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from operator import methodcaller
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import NamedTuple, Protocol
+
+from planaria.common.stdio import lost_output
+from planaria.control.facts import decisions as d
+from planaria.control.facts import events as e
+from planaria.control.log.log_segments import DiskReserve
+from planaria.control.log.logs import RunLog
+from planaria.control.log.run_record import Metric, StepMetric
+from planaria.report.observe.observer_state import ObserverState
+from planaria.report.observe.progress import NoProgress
+from planaria.report.observe.tracker import Setting, Tracker
+from planaria.report.run.naming import Naming
+from planaria.report.run.recovery_timing import RecoveryTiming
+
+SWITCH_INTERVAL_S = 0.0005
+"""interpreter switch interval while trackers run; Python's default of 5 ms would slow down small steps"""
+MAX_CALLS = 1000
+"""maximum queued calls of a slow tracker; further ones are dropped"""
+CALL_TIMEOUT_S = 120.0
+"""timeout of a call; the first may import a library and wait for a remote server"""
+FINISH_TIMEOUT_S = 60.0
+"""time for all trackers together to finish at the end of a run"""
+DISK_RETRY_S = 2.0
+"""time in which a failed save removes its files from a full disk"""
+Call = Callable[[Tracker], None]
+
+
+def _retry_write(write: Callable[[], None], within_s: float) -> bool:
+    until = time.monotonic() + within_s
+    while True:
+        try:
+            write()
+            return True
+        except OSError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(within_s / 40)
+
+
+class RunIdentity(NamedTuple):
+    """Identity and settings of a run, for trackers."""
+
+    identity: str
+    settings: Mapping[str, Setting]
+
+
+class SharedHistory(Protocol):
+    """The history of a run on other machines (``runtime/standby/leadership.py``)."""
+
+    def add(self, line: str) -> None:
+        """Add a line of the log."""
+
+    def secure(self) -> None:
+        """Wait until all lines are stored; RunStopped if that is impossible, or another controller leads."""
+
+    def check(self) -> None:
+        """Raise RunStopped if this process may no longer lead."""
+
+    def when_lost(self, disconnect: Callable[[], object]) -> None:
+        """Call ``disconnect`` in another thread once this process may not lead."""
+
+
+class RunObserver:
+    """Observer of a run: writes its log, and feeds a display and trackers.
+
+    The run continues without a display or tracker that fails, but not without the log, which proves which samples were
+    used. If a line cannot be written, ``trouble`` holds the reason, the run should stop, and reserved disk space is
+    freed for the remaining lines. Workers that save at that time may fill it until their saves fail, so the write is
+    retried for ``DISK_RETRY_S``. If that does not suffice, the log ends there, without a gap.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokens_per_step: int,
+        progress: NoProgress,
+        trackers: Mapping[str, Tracker] | None = None,
+        identity: RunIdentity | None = None,
+        shared: SharedHistory | None = None,
+        clock_offset_s: float = 0.0,
+        state: ObserverState | None = None,
+    ) -> None:
+        """:param shared: the run's log on other machines
+        :param clock_offset_s: added to times, so that those of a log that another machine began continue
+        :param state: state folded from the log's earlier events; its display replaces ``progress``
+        """
+        self._offset = clock_offset_s
+        self._shared = shared
+        copy = None if shared is None else shared.add
+        self._log = RunLog(folder, copy=copy)
+        state = state or ObserverState(tokens_per_step, progress)
+        self._progress, self._tally, self._metrics = state.progress, state.tally, state.metrics
+        self._naming, self._sampling = state.naming, state.sampling
+        self._folder = folder
+        self._trackers = [TrackerThread(name, tracker) for name, tracker in (trackers or {}).items()]
+        self._identity, self._started = identity, False
+        self._usual_s = sys.getswitchinterval()
+        self._reserve = DiskReserve(folder)
+        self.trouble = ""
+        self._full = False
+        """the log has ended because the disk is full"""
+
+    def resume(self) -> None:
+        """Continue the run whose past the given state holds."""
+        self._progress.show()
+        self._open_trackers()
+
+    def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:
+        t += self._offset
+        self._write_log(partial(self._log.event, t, event, notice))
+        if isinstance(event, e.RunStarted):
+            self._naming = Naming(event)
+            self._progress.start(event.steps, event.first_step)
+        self._progress.on_event(t, event)
+        if isinstance(event, e.RunStarted) and not self._started:
+            self._open_trackers()
+        self._track_recoveries(self._tally.apply(t, event))
+        self._record_metric(self._metrics.on_event(t, event))
+        self._check_display(t)
+
+    def on_decision(self, t: float, decision: d.Decision) -> None:
+        t += self._offset
+        self._write_log(partial(self._log.decision, t, decision))
+        if isinstance(decision, d.Form):
+            self._sampling.restart(decision.replica, decision.step)
+        self._progress.on_decision(t, decision)
+        self._track_recoveries(self._tally.apply(t, decision))
+        self._record_metric(self._metrics.on_decision(t, decision))
+        self._check_display(t)
+
+    def on_worked(self, t: float, worked: e.WorkReport) -> None:
+        t += self._offset
+        for when, report in self._sampling.select(t, worked, self._naming.replica(worked.node)):
+            self._write_log(partial(self._log.worked, when, report))
+        self._track_recoveries(self._tally.apply_work_report(worked))
+
+    def secure(self) -> None:
+        if self._shared is not None:
+            self._shared.secure()
+
+    def check(self) -> None:
+        if self._shared is not None:
+            self._shared.check()
+
+    def when_lost(self, disconnect: Callable[[], object]) -> None:
+        if self._shared is not None:
+            self._shared.when_lost(disconnect)
+
+    @property
+    def lost(self) -> bool:
+        """Whether workers were lost, including those that had not started."""
+        return bool(self._tally.lost)
+
+    def close(self) -> None:
+        until = time.monotonic() + FINISH_TIMEOUT_S
+        for tracker in self._trackers:
+            tracker.finish(until)
+        if self._trackers and self._started:
+            sys.setswitchinterval(self._usual_s)
+        self._report_trouble(time.monotonic())  # before the log closes
+        self._progress.stop()
+        for when, report in self._sampling.flush():
+            self._write_log(partial(self._log.worked, when, report))
+        self._log.close()
+        self._reserve.release()
+
+    def _write_log(self, write: Callable[[], None]) -> None:
+        if self._full:
+            return
+        try:
+            write()
+        except OSError as error:
+            removed = error.errno == errno.ENOENT
+            fix = "start the run again, and do not remove its folder" if removed else "free the disk, then resume it"
+            why = f"{error.filename} cannot be written ({error.strerror}); {fix}"
+            self.trouble = self.trouble or why
+            self._reserve.release()
+            self._full = not _retry_write(write, 0.0 if removed else DISK_RETRY_S)
+
+    def _check_display(self, t: float) -> None:
+        """Continue without a display once its stream is closed, and log that once."""
+        if type(self._progress) is not NoProgress and (why := lost_output()):
+            self._progress.stop()
+            self._progress = NoProgress()
+            self.on_event(t, e.Trouble(detail=f"continuing without a display ({why})"))
+
+    def _record_metric(self, metric: Metric | None) -> None:
+        if metric is None:
+            return
+        self._write_log(partial(self._log.metric, metric))
+        self._progress.on_metric(metric)
+        self._tally.apply_metric(metric)
+        scalars = {name: value for name, value in metric if isinstance(value, float) and name != "t"}
+        if isinstance(metric, StepMetric):
+            scalars |= self._tally.counts
+        self._track(lambda tracker: tracker.scalars(metric.step, scalars))
+        self._report_trouble(metric.t)
+
+    def _track_recoveries(self, over: Iterable[RecoveryTiming]) -> None:
+        for timing in over:
+            if timing.total is not None:
+                parts = {f"recovery_s/{name}": took for name, took in timing.parts.items() if took is not None}
+                scalars, step = {"recovery_s": timing.total, **parts}, self._tally.steps
+                self._track(methodcaller("scalars", step, scalars))
+
+    def _open_trackers(self) -> None:
+        """Open the trackers once the run has started."""
+        self._started = True
+        if self._trackers:
+            sys.setswitchinterval(min(SWITCH_INTERVAL_S, self._usual_s))
+        if (identity := self._identity) is not None:
+            self._track(lambda tracker: tracker.identify(*identity))
+        self._track(lambda tracker: tracker.open(self._folder))
+
+    def _track(self, call: Call) -> None:
+        for tracker in self._trackers:
+            tracker.send(call)
+
+    def _report_trouble(self, t: float) -> None:
+        """Log the problems of trackers."""
+        for tracker in self._trackers:
+            if trouble := tracker.trouble():
+                self.on_event(t, e.Trouble(detail=trouble))
+
+
+class TrackerThread:
+    """Calls a tracker from a separate thread, in order, until it fails or hangs.
+
+    A hanging thread ends with the process.
+    """
+
+    def __init__(self, name: str, tracker: Tracker, max_calls: int = MAX_CALLS, call_s: float = CALL_TIMEOUT_S) -> None:
+        self._name = name
+        self._tracker = tracker
+        self._max_calls = max_calls
+        self._call_s = call_s
+        self._queue: SimpleQueue[Call | None] = SimpleQueue()
+        self._thread = Thread(target=self._run_calls, name=f"tracker {name}", daemon=True)
+        self._since: float | None = None
+        """start of the current call"""
+        self._failure = ""
+        self._slow = self._reported_slow = self._abandoned = False
+
+    def send(self, call: Call) -> None:
+        """Queue a call."""
+        if self._abandoned:
+            return
+        if self._queue.qsize() >= self._max_calls:
+            self._slow = True
+            return
+        if self._thread.ident is None:
+            self._thread.start()
+        self._queue.put(call)
+
+    def trouble(self) -> str:
+        """Return a new problem of the tracker, each once; empty if there is none."""
+        if self._abandoned:
+            return ""
+        since = self._since
+        if not self._failure and since is not None and time.monotonic() - since > self._call_s:
+            self._failure = f"it has not answered for {self._call_s:g} s"
+        if self._failure:
+            self._abandoned = True
+            return f"continuing without {self._name} ({self._failure})"
+        if self._slow and not self._reported_slow:
+            self._reported_slow = True
+            return f"{self._name} is slow: more than {self._max_calls} calls are queued, and further ones are dropped"
+        return ""
+
+    def finish(self, until: float) -> None:
+        """Close the tracker and wait for it until a monotonic time; :meth:`trouble` returns a failure."""
+        if self._thread.ident is None or self._abandoned:
+            return
+        self._queue.put(lambda tracker: tracker.close())
+        self._queue.put(None)
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive() and not self._failure:
+            self._failure = "it did not finish in time"
+
+    def _run_calls(self) -> None:
+        while (call := self._queue.get()) is not None and not self._abandoned:
+            self._since = time.monotonic()
+            try:
+                call(self._tracker)
+            except (Exception, SystemExit) as error:  # the run continues after a tracker's error
+                why = getattr(error, "strerror", None) or error
+                self._failure = f"{type(error).__name__}: {why}"
+                return
+            self._since = None

@@ -1,0 +1,94 @@
+"""The configuration of a run, from a recipe's name, file or object, and settings that override it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from planaria.common.errors import UserError, nearest
+from planaria.config import recipe as recipes
+from planaria.config.options import NAME
+from planaria.config.schema import RunConfig
+from planaria.config.section import present_name, section_of
+from planaria.config.shipped import find
+from planaria.data.shards import tokenise_corpus
+from planaria.data.stream import Stream
+from planaria.runtime.preparation.prepare import streams as streams_of
+from planaria.runtime.preparation.prepare import with_absolute_paths
+from planaria.runtime.preparation.weight_sources import with_inherited_settings
+
+Recipe = str | Path | RunConfig
+"""a name from ``planaria recipes``, a TOML file, or a configuration"""
+Settings = Mapping[str, object]
+"""dotted name of a setting → value; text is parsed as on the command line, and a class can replace its name"""
+
+
+FORMER_ARGUMENTS = {
+    "beside": "context",
+    "lost": "failure_domain",
+    "say": "notify",
+    "together": "adjacent_probability",
+}
+"""argument of a function in older versions → its present name"""
+
+
+def configure(recipe: Recipe, *, settings: Settings | None = None, **short: object) -> RunConfig:
+    """Return the configuration that :func:`planaria.train` would train: a recipe with settings applied.
+
+    ``settings`` have the names of recipes and the command line: ``{"recovery.strategy": "echo"}``. A keyword names a
+    setting by its last part if that is unique (``steps=200``, ``lr=1e-3``), or in full with ``**{"recovery.strategy":
+    "echo"}``.
+
+    :raises UserError: if the recipe or a setting is unknown or invalid; the message suggests the nearest name.
+    """
+    given = merge_settings(settings, short)
+    if isinstance(recipe, RunConfig):
+        config = recipes.with_flags(recipe, given, "the configuration", with_inherited_settings)
+        return with_absolute_paths(config, None)
+    file = find(str(recipe))
+    return with_absolute_paths(recipes.load(file, given, "train", fill_defaults=with_inherited_settings), file)
+
+
+def streams(config: RunConfig) -> tuple[Stream, Stream]:
+    """Return the training and validation samples of a configuration, for an :class:`planaria.InlineEngine`.
+
+    Tokenises the text, or uses the cache. Sample ``n`` is int64 [model.context + 1].
+    :raises UserError: if the text is unavailable, or too short for one sample.
+    """
+    dataset = tokenise_corpus(config.data, config.model.vocab, context=config.model.context)
+    train, validation = streams_of(config, dataset)
+    return train, validation or Stream(dataset, "validation", config.model.context, config.seed)
+
+
+def merge_settings(settings: Settings | None, short: Settings) -> dict[str, object]:
+    """Merge both forms of settings into dotted name → value; UserError if one is unknown, ambiguous, or given twice."""
+    names = [name for name, _ in recipes.fields()]
+    given: dict[str, object] = {}
+    for word, value in [*(settings or {}).items(), *short.items()]:
+        section, option, _ = word.partition(f".{NAME}.")
+        own = recipes.find_setting(word) is not None or (option and f"{section}.{NAME}" in names)
+        _refuse_former(word)
+        meant = [word] if own else [n for n in names if n.rpartition(".")[2] == word and word in short]
+        if not meant:
+            raise UserError(f"{word}: unknown setting; {_nearest(word, names)}")
+        if len(meant) > 1:
+            raise UserError(f"{word}: could be {' or '.join(meant)}; write settings={{{meant[0]!r}: {value!r}}}")
+        if meant[0] in given:
+            raise UserError(f"{meant[0]} is given twice; remove one of them")
+        given[meant[0]] = f"{value.__module__}:{value.__qualname__}" if isinstance(value, type) else value
+    return given
+
+
+def _refuse_former(word: str) -> None:
+    """:raises UserError: if older versions had an argument or a setting ``word``; names its present spelling."""
+    head, _, key = word.rpartition(".")
+    section = section_of(RunConfig.model_fields[head].annotation) if head in RunConfig.model_fields else None
+    name = FORMER_ARGUMENTS.get(word) or (section and present_name(section, key)) or key
+    if name != key:
+        raise UserError(f"{word} is now {head and f'{head}.'}{name}")
+
+
+def _nearest(word: str, names: list[str]) -> str:
+    """Return a suggestion by a setting's last part, or by its whole name."""
+    hint = nearest(word, names if "." in word else {*names, *(name.rpartition(".")[2] for name in names)})
+    return hint if hint.startswith("did") else "`planaria train --help` lists them all"
