@@ -54,7 +54,10 @@ def interrupt_on_stop() -> Iterator[threading.Event]:
 
 def describe_exit(code: int) -> str:
     """Describe how a process ended, by its exit code as Python reports it."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"stopped with exit code {code}"
+    if code >= 0:
+        return f"stopped with exit code {code}"
+    # some real-time signals have no name
+    return f"killed by {signal.Signals(-code).name if -code in {*signal.Signals} else f'signal {-code}'}"
 
 
 def ignore() -> None:

@@ -61,7 +61,7 @@ def test_the_verdict_on_a_run_without_failures() -> None:
 def test_the_verdict_counts_lost_controllers() -> None:
     found = of_run(replace(QUIET, leaderless_s=[0.25, 1.0]))
     assert found.good and "No worker was lost. 2 controllers were lost and replaced." in found.summary
-    assert found.lost == "Lost: 1.25 s without a controller, while workers finished their step."
+    assert found.lost == "Lost: 1.25 s without a controller."
 
 
 def test_the_verdict_on_a_run_that_lost_workers(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def _loss_sentence(facts: RunFacts) -> str:
         of = f" ({spent / facts.wall_s:.1%} of the run)" if facts.wall_s and facts.replicas == 1 else ""
         clauses.append(f"{spent:.2f} s in recoveries{of}")
     if facts.leaderless_s:
-        clauses.append(f"{sum(facts.leaderless_s):.2f} s without a controller, while workers finished their step")
+        clauses.append(f"{sum(facts.leaderless_s):.2f} s without a controller")
     for count, noun, label in (
         (facts.outcomes.get("cannot", 0), "recovery", "impossible"),
         (facts.spares_lost, "spare", ""),

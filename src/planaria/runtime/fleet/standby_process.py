@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from planaria.common.exit_codes import exit_code
+from planaria.common.signals import describe_exit
 from planaria.runtime.fleet.process import WorkerProcess, activity, outlive_parent
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class StandbyProcess:
                 self._waiting, self._failures = None, 0
             elif waiting.exitcode is not None or waiting.failure:
                 self._waiting = None
-                self._count_failure(waiting.failure or _ending(waiting.exitcode))
+                self._count_failure(waiting.failure or describe_exit(waiting.exitcode or 0))
             elif self._is_stopped(waiting):
                 waiting.kill(1.0)
                 self._waiting, self._stopped_since = None, None
@@ -64,7 +65,7 @@ class StandbyProcess:
             self._start()
 
     def close(self, leader: int) -> None:
-        """End the waiting standby, unless it has become the ``leader`` since the last look: it ends by itself."""
+        """End the waiting standby, unless it has become the ``leader`` since the last look."""
         if self._waiting is not None and self._waiting.pid != leader:
             self._waiting.signal(signal.SIGTERM)
             self._waiting.join(_END_S)
@@ -94,11 +95,6 @@ class StandbyProcess:
             log.warning("the standby ended (%s); starting another", how)
         else:
             log.warning("the standby ended (%s), as did those before it; the run continues without a standby", how)
-
-
-def _ending(code: int | None) -> str:
-    """Return how a process with this exit code ended."""
-    return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
 def stand_by_process(folder: Path, progress: bool) -> None:

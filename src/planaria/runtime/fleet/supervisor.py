@@ -127,7 +127,7 @@ class WorkerSupervisor:
         self._standby = StandbyProcess(self._spawn_standby) if config.keep_standby else None
         self._leader_pid, self._next_look = 0, 0.0
         self._warned = False
-        """whether a warning has said that no controller leads"""
+        """whether the warning that no controller leads has been logged"""
 
     def _spawn_standby(self) -> WorkerProcess:
         entry = partial(stand_by_process, self._config.folder, self._config.progress)

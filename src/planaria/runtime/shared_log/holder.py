@@ -65,7 +65,7 @@ class HolderFolder:
         """
         self._folder, self._guarded = folder, threading.Lock()
         self._warned = False
-        """whether a warning has said that this folder does not vote"""
+        """whether the warning that this folder does not vote has been logged"""
         try:
             for path in (folder / "objects" / "log", folder / "objects" / "files"):
                 path.mkdir(parents=True, exist_ok=True)
