@@ -149,7 +149,7 @@ class Obedient:
         first = len(self.facts)
         self._reports = [r for r in self._reports if isinstance(r, e.StageCommitted | e.RoundApplied)]  # durable orders
         term = self.run.term + 1
-        self.happened(e.LeaderStarted(term=term, pid=1, cause="machine", silent_s=1.0, lost_s=0.1, wall_time=0.0))
+        self.happened(e.LeaderStarted(term=term, pid=1, cause="silent", silent_s=1.0, lost_s=0.1, wall_time=0.0))
         waiting = set(self.run.replicas)
 
         def all_have_run() -> bool:

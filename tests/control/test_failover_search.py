@@ -117,7 +117,7 @@ class MortalFleet(OpenFleet):
         for worker in self.alive.values():
             worker.orders = type(worker.orders)(o for o in worker.orders if isinstance(o, d.Commit))
         self.saving = None
-        leader = {"term": self.run.term + 1, "pid": 1, "cause": "machine", "silent_s": 0, "lost_s": 0, "wall_time": 0}
+        leader = {"term": self.run.term + 1, "pid": 1, "cause": "silent", "silent_s": 0, "lost_s": 0, "wall_time": 0}
         self.sound = True
         self.happened(e.LeaderStarted.model_validate(leader))
 

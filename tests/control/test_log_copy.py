@@ -58,6 +58,15 @@ def test_a_standby_is_elected_only_after_the_lease(tmp_path: Path) -> None:
         mount.leader.flush()
 
 
+def test_a_standby_that_starts_late_knows_since_when_the_controller_is_silent(tmp_path: Path) -> None:
+    mount = Mount(tmp_path)
+    mount.log.renew(Lease(term=1, leader=mount.leader.leader, count=1, at=time.time() - 100))
+    began = time.monotonic()
+    assert mount.follower.follow() is not None
+    assert 99 < began - mount.follower.silent_since < 101
+    assert LEASE_S < mount.follower.noticed - began < 20, "it waits for a whole lease all the same"
+
+
 def test_a_run_that_ends_needs_no_other_leader(tmp_path: Path) -> None:
     mount = Mount(tmp_path)
     mount.leader.add(END)

@@ -92,6 +92,11 @@ class FleetConfig(Section):
     """relays by name; each edge of training steps uses one of them"""
 
     @property
+    def own_address(self) -> str:
+        """HOST:PORT under which other machines reach the controller."""
+        return f"{self.advertise or self.host}:{self.port}"
+
+    @property
     def standby_addresses(self) -> list[str]:
         """HOST:PORT of the machines that may lead, in order."""
         return [at.strip() for at in self.standby_at.split(",") if at.strip()]

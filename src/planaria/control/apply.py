@@ -46,7 +46,7 @@ def on_run_started(fact: e.RunStarted, run: RunState) -> RunState:
 @handles
 def on_leader_started(fact: e.LeaderStarted, run: RunState) -> RunState:
     run = reconsider_all(replace(run, term=fact.term))
-    if fact.cause != "machine" or run.over:
+    if fact.cause != "silent" or run.over:
         return run
     if not fact.has_checkpoint:
         run = replace(run, durable=RollbackPoint(), saved=-1)

@@ -39,7 +39,7 @@ class FailoverState:
     @property
     def elsewhere(self) -> bool:
         """Whether the former controller led on another machine."""
-        return self.cause == "machine"
+        return self.cause == "silent"
 
     @property
     def finish(self) -> Finish | None:

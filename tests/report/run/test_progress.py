@@ -97,6 +97,14 @@ def test_tenths_are_reported_again_after_a_rollback(tmp_path: Path) -> None:
     assert reported == [f"{n}/40" for n in (4, 8, 12, 16, 20, 24, 24, 28, 32, 36, 40)]
 
 
+def test_a_process_in_the_background_of_a_terminal_shows_lines_only(tmp_path: Path) -> None:
+    plain, terminal = io.StringIO(), Terminal()
+    record = read_run(Synthesis(tmp_path).write())
+    replay(record, Progress(plain))
+    replay(record, Progress(terminal, bar=False))
+    assert terminal.getvalue() == plain.getvalue() != ""
+
+
 def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path: Path) -> None:
     stream = Terminal()
     replay(read_run(Synthesis(tmp_path).write()), Progress(stream))

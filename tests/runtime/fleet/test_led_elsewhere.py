@@ -23,6 +23,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
+from planaria.runtime.preparation.run_folders import config_of
 from processes import planaria
 
 pytestmark = pytest.mark.timeout(200)
@@ -40,13 +41,14 @@ def test_another_machine_leads_without_losing_a_step(tmp_path: Path) -> None:
         machines.workers("worker", 5)
         lose_machine(run)
         output, _ = standby.communicate(timeout=100)
-    assert "controller lost (machine); continuing as term 2" in output
+    assert "controller lost (silent); continuing as term 2" in output
     record = record_of(there)
     assert losses(record) == undisturbed(config)
     (started,) = facts(record, e.LeaderStarted)
-    assert started.cause == "machine" and not facts(record, e.WorkerLost)
+    assert started.cause == "silent" and not facts(record, e.WorkerLost)
     before, after = facts(record, d.Form)
     assert after.generation > before.generation and all(isinstance(m.source, d.Keep) for m in after.members)
+    assert config_of(there).fleet.own_address == config.fleet.standby_at, "it is resumed at its own address"
 
 
 def test_a_start_that_failed_leaves_the_name_free_and_the_key_is_created(tmp_path: Path) -> None:
@@ -76,16 +78,27 @@ def test_a_quorum_of_holders_needs_no_shared_folder(tmp_path: Path) -> None:
             holders.kill(0)
             os.killpg(run.process.pid, signal.SIGKILL)
             output, _ = standby.communicate(timeout=100)
-    assert "controller lost (machine); continuing as term 2" in output
+    assert "controller lost (silent); continuing as term 2" in output
     record = record_of(there)
     assert losses(record) == undisturbed(config) and not facts(record, e.WorkerLost)
 
 
-def test_a_run_without_its_holders_starts_no_worker(tmp_path: Path) -> None:
-    url = "quorum://" + ",".join(f"127.0.0.1:{free_port()}" for _ in range(3))
-    with live(shared(tmp_path, fleet={"shared_log": url})) as run:
+@pytest.mark.parametrize(
+    ("location", "line"),
+    [
+        (f"quorum://{','.join(f'127.0.0.1:{free_port()}' for _ in range(3))}", "0 of 3 holders answer"),
+        ("/proc/runs", "fleet.shared_log: No such file or directory: '/proc/runs'"),
+        (f"ftp://127.0.0.1:{free_port()}/runs", "fleet.shared_log: ftp://127.0.0.1:"),
+    ],
+    ids=["holders", "folder", "server"],
+)
+def test_a_run_without_its_shared_log_starts_no_worker_and_leaves_its_name_free(
+    tmp_path: Path, location: str, line: str
+) -> None:
+    with live(shared(tmp_path, fleet={"shared_log": location})) as run:
         code, errors = run.end()
-    assert code == 2 and "0 of 3 holders answer" in errors and errors.count("\n") == 1, errors
+    assert code == 2 and line in errors and errors.count("\n") == 1, errors
+    assert not run.folder.exists()
 
 
 def test_a_stopped_controller_is_replaced_and_gives_no_orders_when_it_wakes(tmp_path: Path) -> None:
@@ -262,13 +275,14 @@ def test_a_log_that_does_not_answer_stops_the_controller_and_its_return_lets_ano
         ({"standby_at": "b"}, "fleet.standby_at: 'b' is not an address; use HOST:PORT"),
         ({"standby_at": "127.0.0.1:99999"}, "fleet.standby_at: '127.0.0.1:99999' is not an address; use HOST:PORT"),
         ({"standby_at": "b:1, b:1"}, "fleet.standby_at: b:1 is listed twice; list each machine once"),
-        ({"shared_log": "logs/here"}, "other machines need its whole path; use an absolute one"),
+        ({"shared_log": "logs/here"}, "other machines need an absolute path; use one"),
         ({"port": 0}, "machines that lead or return need fleet.key (a file) and fleet.port"),
         ({"standby": "auto"}, "remove fleet.standby; the standbys are those of fleet.standby_at"),
         ({"orphan_s": 1.0}, "fleet.orphan_s = 1: use more than 2 × fleet.lease_s"),
         ({"shared_log": "quorum://a:1,b:2"}, "fleet.shared_log: 2 holders; use 3"),
         ({"shared_log": "quorum://a:1,b:2,c:3/run"}, "list the holders only; the run's name is added"),
         ({"shared_log": "a::b"}, "chained file systems are not supported"),
+        ({"shared_log": "/dev/null"}, "fleet.shared_log = '/dev/null': is not a folder"),
     ],
 )  # fmt: skip
 def test_a_run_that_could_not_be_led_elsewhere_is_refused(tmp_path: Path, fleet: dict[str, Any], line: str) -> None:

@@ -55,7 +55,9 @@ def lines_of(log: SharedLog) -> list[str]:
     return [line for batch in log.since(1) for line in batch.lines]
 
 
-def test_the_log_survives_the_loss_of_one_holder_and_stops_without_a_majority(holders: Holders) -> None:
+def test_the_log_survives_the_loss_of_one_holder_and_stops_without_a_majority(
+    holders: Holders, caplog: pytest.LogCaptureFixture
+) -> None:
     log = log_of(holders, BRIEF_S)
     leader = LogAppender(log)
     log.put_file("config.json", b"{}")
@@ -74,6 +76,8 @@ def test_the_log_survives_the_loss_of_one_holder_and_stops_without_a_majority(ho
     assert f"1 of 3 holders answer, not {refused}" in str(caught.value) and str(caught.value).startswith(
         f"{holders.location}: writing failed"
     )
+    warned = [record.message.rpartition(" (")[2] for record in caplog.records]
+    assert warned == [f"{n} of 3 holders answer; the log needs 2)" for n in (2, 1)]
     holders.start(0)
     leader.flush()
     assert lines_of(log_of(holders)) == ["a", "b", "c", "d"], "the returned holder lacked c"

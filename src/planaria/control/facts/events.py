@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from planaria.common.documents import former_names, renamed_to
 from planaria.control.facts.measurements import WorkerMeasurements as WorkerMeasurements
@@ -244,8 +244,8 @@ class ZombieIgnored(Fact):
     report: str
 
 
-ControllerEnd = Literal["exited", "stopped", "machine"]
-"""how a controller was lost; ``machine``: with its machine and the workers there, or cut off from the shared log"""
+ControllerEnd = Literal["exited", "stopped", "silent"]
+"""how a controller was lost; ``silent`` in the shared log: its machine was lost or cut off, or it was stopped"""
 
 
 class LeaderStarted(Fact):
@@ -259,8 +259,8 @@ class LeaderStarted(Fact):
     term: int
     """counts the controllers of a part of the run; the first one's is 1"""
     pid: int
-    cause: ControllerEnd
-    """end of the former controller; a stopped one was killed"""
+    cause: Annotated[ControllerEnd, BeforeValidator(lambda value: "silent" if value == "machine" else value)]
+    """end of the former controller; a stopped one was killed; ``machine`` (silent) in older logs"""
     has_checkpoint: bool = True
     """whether this machine has the run's newest checkpoint"""
     silent_s: float

@@ -36,11 +36,13 @@ class LogCopy:
         self._copy = RotatingLog(folder / EVENTS)
         self._delay_s = fleet.lease_s * (1 + _JITTER * (order + random.random()))
         self._seen: Lease | None = None
+        self._first = True
+        """whether this process has not looked at the log yet: what it then finds may be old"""
         self._end, self._written = end, end.lines
         self.over = False
         """whether the copied log ends with the end of the run"""
-        self.last_sign = self.noticed = time.monotonic()
-        """times of the controller's last sign of life and of its loss, as noticed by this process; monotonic seconds"""
+        self.silent_since = self.noticed = self._waiting_since = time.monotonic()
+        """times of the controller's last sign of life, and of the notice that it is lost; monotonic seconds"""
 
     def follow(self, stopped: Callable[[], bool] = lambda: False) -> LogAppender | None:
         """Return once this machine leads; None if the run has ended, or once ``stopped`` is true.
@@ -60,9 +62,9 @@ class LogCopy:
             except (RunStopped, UserError, OSError) as error:
                 if time.monotonic() - answered > self._orphan_s:
                     raise
-                if self.last_sign <= answered:
+                if self._waiting_since <= answered:
                     self._notify(f"standby       waits for the shared log ({error})")
-                self.last_sign = time.monotonic()
+                self._waiting_since = time.monotonic()
             time.sleep(self._lease_s / _LOOKS)
         self._copy.close()
         return None
@@ -73,8 +75,10 @@ class LogCopy:
         advanced = self._advance()
         self._copied()
         if advanced or lease != self._seen:
-            self._seen, self.last_sign = lease, time.monotonic()
-        if self.over or time.monotonic() - self.last_sign <= self._delay_s:
+            self._waiting_since = time.monotonic()
+            self.silent_since = self._waiting_since - (_age_s(lease) if self._first else 0.0)
+        self._seen, self._first = lease, False
+        if self.over or time.monotonic() - self._waiting_since <= self._delay_s:
             return None
         self.noticed = time.monotonic()
         return self._stand()
@@ -96,5 +100,10 @@ class LogCopy:
         appender = LogAppender.after(self._end, self.log)
         if appender.stand():
             return appender
-        self.last_sign = time.monotonic()  # another one was elected
+        self.silent_since = self._waiting_since = time.monotonic()  # another one was elected
         return None
+
+
+def _age_s(lease: Lease | None) -> float:
+    """Return how long ago a lease was renewed, by the clocks of both machines; 0 if unknown."""
+    return 0.0 if lease is None or not lease.at else max(0.0, time.time() - lease.at)

@@ -81,6 +81,8 @@ class Lease(BaseModel):
     term: Annotated[int, Field(ge=1)]
     leader: Hex32
     count: Annotated[int, Field(ge=0)]
+    at: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """time of the renewal, seconds since 1970; only reports use it, since clocks differ"""
 
 
 @dataclass(frozen=True)

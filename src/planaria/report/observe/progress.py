@@ -50,8 +50,10 @@ class NoProgress:
 class Progress(NoProgress):
     """Shows the run on ``stream``: a live bar on a terminal, elsewhere a line per tenth of the run."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, bar: bool = True) -> None:
+        """:param bar: False: no bar, even on a terminal"""
         self._stream = stream or sys.stdout
+        self._has_bar = bar and self._stream.isatty()
         self._narrator = Narrator()
         self._members = self._narrator.members
         self._total = self._done = 0
@@ -66,7 +68,7 @@ class Progress(NoProgress):
         self.show()
 
     def show(self) -> None:
-        if not self._stream.isatty():
+        if not self._has_bar:
             return
         self._bar = RichProgress(
             *columns("step {task.completed}/{task.total}", first=True), console=Console(file=self._stream), expand=True

@@ -14,7 +14,11 @@ from planaria.report.theme import BLUE, GREEN, ORANGE, RED
 
 PHASES = {"unnoticed": RED, "replace": ORANGE, "order": BLUE, "commit": GREEN}
 """phases of a failover with their colours"""
-LOSS_CLAUSES = {"exited": "exited", "stopped": "was stopped", "machine": "was lost with its machine"}
+LOSS_CLAUSES = {
+    "exited": "exited",
+    "stopped": "was stopped",
+    "silent": "was silent (its machine lost or cut off, or the process stopped)",
+}
 
 
 @dataclass
@@ -107,7 +111,7 @@ def section(record: RunRecord) -> Iterator[str]:
 
 def _row(failover: Failover) -> list[str]:
     seconds = (*failover.parts.values(), failover.total)
-    other_machine = failover.started.cause == "machine"  # the shared log lacks the order of a step in progress
+    other_machine = failover.started.cause == "silent"  # the shared log lacks the order of a step in progress
     return [
         failover.label,
         LOSS_CLAUSES[failover.started.cause],

@@ -63,6 +63,8 @@ class Callbacks:
     on_step: Callable[[Step], object] | None
     stop: Event | None
     context: FolderContext = nullcontext
+    bar: bool = True
+    """whether a terminal shows a bar; False for a background process, which would write over the user's input"""
 
     def stopped(self) -> bool:
         """Return whether the run should stop after a whole step."""
@@ -75,7 +77,7 @@ class Callbacks:
 
 def display_of(callbacks: Callbacks) -> NoProgress:
     """Return the display of a run, which also calls ``on_step``."""
-    display = Progress() if callbacks.progress else NoProgress()
+    display = Progress(bar=callbacks.bar) if callbacks.progress else NoProgress()
     return display if callbacks.on_step is None else StepListener(display, callbacks.on_step)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -277,8 +277,11 @@ def _check_shared_log(config: RunConfig) -> None:
             raise UserError(f"{named}: list the holders only; the run's name is added")
     elif "::" in str(fleet.shared_log):
         raise UserError(f"{named}: chained file systems are not supported; name a folder or a bucket")
-    elif "://" not in str(fleet.shared_log) and not Path(str(fleet.shared_log)).is_absolute():
-        raise UserError(f"{named}: other machines need its whole path; use an absolute one, such as /mnt/shared/runs")
+    elif "://" not in (location := str(fleet.shared_log)):
+        if not Path(location).is_absolute():
+            raise UserError(f"{named}: other machines need an absolute path; use one, such as /mnt/shared/runs")
+        if Path(location).exists() and not Path(location).is_dir():
+            raise UserError(f"{named}: is not a folder; use one that all machines mount")
     if not fleet.standby_addresses:
         raise UserError(f"{named}: list the machines that may lead in fleet.standby_at, such as '10.0.0.2:7010'")
     _check_standby_addresses(fleet.standby_addresses)
@@ -286,6 +289,15 @@ def _check_shared_log(config: RunConfig) -> None:
         raise UserError(f"{named}: machines that lead or return need fleet.key (a file) and fleet.port")
     if fleet.orphan_s <= 2 * fleet.lease_s:
         raise UserError(f"fleet.orphan_s = {fleet.orphan_s:g}: use more than 2 × fleet.lease_s = {2 * fleet.lease_s:g}")
+
+
+def standby_warnings(config: RunConfig) -> Iterator[str]:
+    """Yield a warning if another machine could lead the run, but not roll it back."""
+    if config.fleet.shared_log is not None and config.checkpoint.store is None:
+        yield (
+            "warning: fleet.shared_log without checkpoint.store: if this machine is lost, its checkpoints are too; a "
+            "rollback then ends the run"
+        )
 
 
 def _check_standby_addresses(addresses: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from planaria.planner.schedule import read as read_schedule
 from planaria.recovery.codes import read_code
 from planaria.runtime.prediction.copy_costs import resolve_best_options
 from planaria.runtime.prediction.memory import fit_to_this_machine
-from planaria.runtime.preparation.config_checks import check, read_faults
+from planaria.runtime.preparation.config_checks import check, read_faults, standby_warnings
 from planaria.runtime.preparation.starting_weights import require_tokenizer, starting_weights, weight_warnings
 from planaria.runtime.preparation.unused_settings import require_used, without_effect
 from planaria.runtime.resolved_run import ResolvedRun
@@ -79,7 +79,10 @@ def prepare(
         require_receivers(config, trace.faults, config.chaos.trace or "the trace")
     faults = trace if trace is not None else read_faults(run)
     parent = starting_weights(config) if begins else None
-    warned = (*filter(None, (fits,)), *without_effect(run, faults), *weight_warnings(run, parent)) if begins else ()
+    warned: tuple[str, ...] = ()
+    if begins:
+        warnings = (*without_effect(run, faults), *standby_warnings(config), *weight_warnings(run, parent))
+        warned = (*filter(None, (fits,)), *warnings)
     if warn is not None:  # tokenising may take minutes
         for line in warned:
             warn(line)

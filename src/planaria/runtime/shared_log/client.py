@@ -13,6 +13,7 @@ import secrets
 import ssl
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -74,28 +75,46 @@ def open_quorum_store(url: str, key: bytes, seconds: float, setting: str) -> Quo
     """
     location = parse_quorum_location(url, setting)
     prepare(key)
-    connections = [_HolderConnection(at, key, greeting_of(location)) for at in location.holders]
+    attendance = _Attendance(location.holders)
+    connections = [_HolderConnection(at, key, greeting_of(location), attendance) for at in location.holders]
     try:
         roster = _Conductor(url, connections, {}, max(seconds, _OPEN_S))("opening", found_run(location.holders))
     except StoreUnreachable as error:
         command = f"`planaria join {url} --hold HOST:PORT --key-file FILE`"
         advice = f"start the others with {command} (a run's first start needs all, later ones a majority)"
         raise UserError(f"{setting}: {url}: {error.last}; {advice}") from None
-    for connection in connections:
-        connection.reports = True
+    attendance.reports = True
     return QuorumStore(url, len(connections), secrets.token_hex(16), _Conductor(url, connections, roster, seconds))
+
+
+class _Attendance:
+    """Which holders answered last. Logs each change. Thread-safe."""
+
+    def __init__(self, holders: Sequence[str]) -> None:
+        self._silent, self._holders, self._guarded = set[str](), holders, threading.Lock()
+        self.reports = False
+        """whether to log changes"""
+
+    def record(self, at: str, failure: str) -> None:
+        """Record that a holder answers, or why it does not (``failure``)."""
+        with self._guarded:
+            if bool(failure) == (at in self._silent):
+                return
+            self._silent ^= {at}
+            number = len(self._holders)
+            state = f"{number - len(self._silent)} of {number} holders answer; the log needs {number // 2 + 1}"
+        if self.reports:
+            log.warning("holder %s of the shared log: %s (%s)", at, failure or "answers again", state)
 
 
 class _HolderConnection:
     """Sends requests to one holder in a thread, one after the other."""
 
-    def __init__(self, at: str, key: bytes, greeting: bytes) -> None:
+    def __init__(self, at: str, key: bytes, greeting: bytes, attendance: _Attendance) -> None:
         self.at = at
-        self._key, self._greeting = key, greeting
+        self._key, self._greeting, self._attendance = key, greeting, attendance
         self._tls: ssl.SSLSocket | None = None
         self._requests = SimpleQueue[tuple[Request, float, _Box]]()
-        self.reports, self._failed = False, False
-        """whether to log that the holder fails or answers again, and whether it failed last"""
         threading.Thread(target=self._serve, name=f"holder {at}", daemon=True).start()
 
     def ask(self, request: Request, until: float, box: _Box) -> None:
@@ -106,11 +125,7 @@ class _HolderConnection:
         while True:
             request, until, box = self._requests.get()
             result = self._result(request, until)
-            failure = cause(result) if isinstance(result, Exception) else ""
-            if self.reports and bool(failure) != self._failed:
-                outcome = f"{failure}; the log continues while a majority answers" if failure else "answers again"
-                log.warning("holder %s of the shared log: %s", self.at, outcome)
-            self._failed = bool(failure)
+            self._attendance.record(self.at, cause(result) if isinstance(result, Exception) else "")
             box.put((self.at, result))
 
     def _result(self, request: Request, until: float) -> _Result:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from planaria.common import digests, documents
 from planaria.common.errors import RunStopped, UserError
+from planaria.common.object_store import StoreUnreachable
 from planaria.config.schema import RunConfig
 from planaria.control.log.logs import EVENTS, ID, history_of, identity
 from planaria.control.log.shared_log import Deposed, LeadershipLost, Lease, LogAppender, SharedLog, SharedPosition
@@ -106,7 +107,8 @@ class Leadership:
                 if last is not None and last.term > self.appender.term:
                     self._lose(str(Deposed(last.term)))
                     return
-                self.appender.log.renew(Lease(term=self.appender.term, leader=self.appender.leader, count=count))
+                sign = Lease(term=self.appender.term, leader=self.appender.leader, count=count, at=time.time())
+                self.appender.log.renew(sign)
                 self._renewed = began
             except (RunStopped, UserError, OSError):
                 pass  # the controller stops when that lasts too long
@@ -125,11 +127,21 @@ def lead_run(config: RunConfig, folder: Path, leadership: Leadership | None) -> 
         yield None
         return
     if leadership is None:
-        leadership = Leadership(_first_election(config, folder), config.fleet.lease_s)
+        with require_usable("fleet.shared_log"):
+            leadership = Leadership(_first_election(config, folder), config.fleet.lease_s)
     try:
         yield leadership
     finally:
         leadership.close()
+
+
+@contextmanager
+def require_usable(setting: str) -> Iterator[None]:
+    """Turn a failure of the shared log's store into a UserError that names the user's ``setting``."""
+    try:
+        yield
+    except (StoreUnreachable, OSError) as error:
+        raise UserError(f"{setting}: {error}; check the location, your permissions and the network") from error
 
 
 def _first_election(config: RunConfig, folder: Path) -> LogAppender:

@@ -42,7 +42,7 @@ def main(folder: Path, progress: bool = True) -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    stand_by(folder, Callbacks(progress, print, None, None))
+    stand_by(folder, Callbacks(progress, print, None, None, bar=False))
     return 0
 
 

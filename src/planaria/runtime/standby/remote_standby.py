@@ -35,7 +35,7 @@ from planaria.runtime.preparation.resumption import require_same_data
 from planaria.runtime.preparation.run_start import START
 from planaria.runtime.shared_log.client import open_shared_log
 from planaria.runtime.standby.followed_run import FollowedRun
-from planaria.runtime.standby.leadership import KEY_PROOF, SHARED_FILES, Leadership, proof_of
+from planaria.runtime.standby.leadership import KEY_PROOF, SHARED_FILES, Leadership, proof_of, require_usable
 from planaria.runtime.transport.listener import require_free
 
 FOLLOW_S = 10.0
@@ -52,8 +52,10 @@ def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks) 
     :param key: file with the run's key
     :raises UserError: if there is no such run, or this machine cannot lead it.
     """
-    log = open_shared_log(location, FOLLOW_S, key, f"join {location} --standby")
-    _require_suitable(log, at, key)
+    command = f"join {location} --standby"
+    with require_usable(command):
+        log = open_shared_log(location, FOLLOW_S, key, command)
+        _require_suitable(log, at, key)
     folder = _new_folder(log, callbacks.notify)
     with run_folders.lock_for_training(folder):
         _copy_files(log, folder)
@@ -66,7 +68,7 @@ def stand_by_again(lost: LeadershipLost, config: RunConfig, folder: Path, callba
     :raises LeadershipLost: if this machine is not one of ``fleet.standby_at``.
     """
     fleet = config.fleet
-    at = f"{fleet.advertise or fleet.host}:{fleet.port}"
+    at = fleet.own_address
     if at not in fleet.standby_addresses or fleet.key is None:
         raise LeadershipLost(f"{lost}; list {at} in fleet.standby_at to let this machine stand by", lost.position)
     location = f"{str(fleet.shared_log).rstrip('/')}/{folder.name}"
@@ -103,6 +105,7 @@ class Candidate:
                 self._callbacks.notify("the run is over")
                 return None
             (self._folder / COPY).unlink(missing_ok=True)
+            run_folders.write_config(self._folder, self._config)  # with which the run is resumed here
             if run.saved != saved:
                 self._set_aside_checkpoints()
             try:
@@ -134,7 +137,7 @@ class Candidate:
         folder, lease_s = self._folder, self._config.fleet.lease_s
         leader = replace(appender, log=open_shared_log(self._log.location, lease_s, self._key))
         with closing(Leadership(leader, lease_s)) as leadership:
-            failover = replace(run.lost("machine", copy.noticed), silent_since=copy.last_sign)
+            failover = replace(run.lost("silent", copy.noticed), silent_since=copy.silent_since)
             failover = replace(failover, has_checkpoint=self._has_checkpoint(failover))
             takeover = Takeover(failover, run, leadership)
             mirror = mirror_of(self._config, folder)
@@ -191,11 +194,11 @@ def _own_config(config: RunConfig, at: str, key: Path) -> RunConfig:
     """
     if at not in config.fleet.standby_addresses:
         raise UserError(f"join --at {at}: the run's fleet.standby_at is {config.fleet.standby_at!r}; use one of them")
+    if at == config.fleet.own_address:
+        return config
     host, _, port = at.rpartition(":")
-    fleet = config.fleet.model_copy(
-        update={"host": host.strip("[]"), "port": int(port), "advertise": "", "ports": None, "key": str(key)}
-    )
-    return config.model_copy(update={"fleet": fleet})
+    here = {"host": host.strip("[]"), "port": int(port), "advertise": "", "ports": None, "key": str(key.absolute())}
+    return config.model_copy(update={"fleet": config.fleet.model_copy(update=here)})
 
 
 def _new_folder(log: SharedLog, notify: Notify) -> Path:
