@@ -58,7 +58,7 @@ FACTS = (
     "facts.events",
     "facts.run_started",
     "facts.slowness_events",
-    "log.log_segments",
+    "log.run_log",
     "log.logs",
     "log.run_record",
     "state.gauges",

@@ -18,7 +18,7 @@ from trial_folders import comparison_in, swarm_in
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunLog
+from planaria.control.log.run_log import RunLog
 
 pytestmark = [
     pytest.mark.slow,

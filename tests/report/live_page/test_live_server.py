@@ -23,7 +23,7 @@ from planaria.cli.commands import chaos
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import RunLog
+from planaria.control.log.run_log import RunLog
 from planaria.control.log.run_record import StepMetric
 from planaria.control.log.state_file import LiveWorker, StateFile, start_ticks
 from planaria.report.live_page import limits, serving

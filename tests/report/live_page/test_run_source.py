@@ -10,7 +10,8 @@ import pytest
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import CHAOS, CONFIG, EVENTS, LogFollower, RunLog, read_run
+from planaria.control.log.logs import CHAOS, CONFIG, EVENTS, LogFollower, read_run
+from planaria.control.log.run_log import RunLog
 from planaria.control.log.run_record import StepMetric
 
 CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}, "pipeline": {"stages": 2}}'

@@ -23,7 +23,7 @@ from planaria.control.facts.events import (
     WorkReport,
 )
 from planaria.control.log.log_segments import FULL
-from planaria.control.log.logs import RunLog
+from planaria.control.log.run_log import RunLog
 from planaria.control.log.run_record import StepMetric, ValidationMetric
 from planaria.pipeline.plan.actions import Key, StepPlan
 from planaria.pipeline.plan.build import build_plan
@@ -76,7 +76,7 @@ class Synthesis:
             train=TrainConfig(steps=self.steps, eval_every=10),
         )
         self.plan = build_plan(self.config.pipeline, [(*range(STAGES + 1), 0)] * MICROBATCHES)
-        self.log = RunLog(self.folder, self.full)
+        self.log = RunLog(self.folder, full=self.full)
         self.t = 1000.0
         self.holders = {stage: f"w{stage}" for stage in range(STAGES + 1)}
         self.start_ticks = STAGES + 1

@@ -14,7 +14,8 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Commit, Form
 from planaria.control.facts.events import FaultInjected, GraceExpired, RunStarted, Span, WorkerJoined, WorkReport
 from planaria.control.log import logs
-from planaria.control.log.logs import RunLog, read_run
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_log import RunLog
 from planaria.control.log.run_record import ROUTINE, StepMetric, StreamedSequence, ValidationMetric, without_kinds
 from planaria.report.run.report import write_report
 from planaria.report.run.summary import summary

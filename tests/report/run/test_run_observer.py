@@ -15,7 +15,8 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.facts.decisions import Decision
 from planaria.control.facts.events import Event
-from planaria.control.log.logs import RunLog, read_run
+from planaria.control.log.log_segments import RotatingLog
+from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import Metric, StepMetric, ValidationMetric
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.run_observer import SWITCH_INTERVAL_S, RunObserver
@@ -197,17 +198,17 @@ def test_the_log_of_a_full_disk_continues_once_a_failed_save_is_removed(
     failures: int, complete: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers that save may take the freed reserve before the log does, until their saves fail."""
-    tried, write = 0, RunLog.event
+    tried, write = 0, RotatingLog.write
 
-    def on_full_disk(log: RunLog, t: float, event: Event, notice: int = 0) -> None:
+    def on_full_disk(log: RotatingLog, line: str) -> None:
         nonlocal tried
         tried += 1
         if 2 < tried <= 2 + failures:
             raise OSError(errno.ENOSPC, "No space left on device", "events.jsonl")
-        write(log, t, event, notice)
+        write(log, line)
 
-    monkeypatch.setattr(RunLog, "event", on_full_disk)
-    monkeypatch.setattr("planaria.report.observe.run_observer.DISK_RETRY_S", 0.4)
+    monkeypatch.setattr(RotatingLog, "write", on_full_disk)
+    monkeypatch.setattr("planaria.control.log.run_log.DISK_RETRY_S", 0.4)
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     watch = RunObserver(tmp_path, 100, NoProgress())
     start = e.RunStarted(name="run", seed=1, stages=1, steps=9, first_step=3, samples_per_step=8, wall_time=0.0)

@@ -14,7 +14,8 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.failover import FailoverFold
 from planaria.control.log import logs
-from planaria.control.log.logs import RunLog, read_run
+from planaria.control.log.logs import read_run
+from planaria.control.log.run_log import RunLog
 from planaria.control.log.run_record import RunRecord, Timed
 from planaria.report.observe.progress import NoProgress
 from planaria.runtime.preparation import run_folders

@@ -10,6 +10,7 @@ from pathlib import Path
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
 from planaria.config.schema import FleetConfig
+from planaria.control.log.line_format import kind_of
 from planaria.control.log.log_segments import RotatingLog
 from planaria.control.log.logs import EVENTS
 from planaria.control.log.shared_log import BEGIN, Lease, LogAppender, SharedLog, SharedPosition
@@ -90,9 +91,8 @@ class LogCopy:
             for line in batch.lines[self._written - self._end.lines :]:  # the disk may have been full within a batch
                 self._copy.write(line)
                 self._written += 1
-                self.over = '"decision": {"kind":"finish"' in line or (
-                    self.over and '"event": {"kind":"run_started"' not in line
-                )
+                kind = kind_of(line.encode())
+                self.over = kind == "finish" or (self.over and kind != "run_started")
             self._end = SharedPosition(self._end.number + 1, self._end.lines + len(batch.lines), batch.term)
         return self._end != before
 

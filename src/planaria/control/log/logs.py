@@ -1,12 +1,11 @@
-"""A run's folder on disk: appended line by line during the run, read back as one record.
+"""A run's logs, read back from its folder as one record, or followed while they grow.
 
-Also the run's identity, and the states on its surviving history.
+``control/log/run_log.py`` writes them. Also the run's identity, and the states on its surviving history.
 """
 
 from __future__ import annotations
 
 import heapq
-import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,8 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Commit, Decision, Form
 from planaria.control.facts.events import Event, Fact, FaultInjected, RunStarted, WorkReport
 from planaria.control.facts.run_started import SnapshotLabel
-from planaria.control.log.log_segments import FULL, START, LogLine, RotatingLog, end_of_log, read, read_on
+from planaria.control.log.line_format import HistoryLine, head_of, notice_of
+from planaria.control.log.log_segments import FULL, START, LogLine, end_of_log, read, read_on
 from planaria.control.log.run_record import Metric, RunRecord, StreamedSequence, Timed
 
 ID = "run.id"
@@ -90,66 +90,8 @@ IN_MEMORY = 4 << 20
 """log size in bytes up to which its contents are kept in memory, at ten times their size"""
 
 
-class RunLog:
-    """Writes a run's logs into ``folder`` (created if absent); appends if the run is resumed.
-
-    Each method raises OSError, naming the file, if its line cannot be written.
-    """
-
-    def __init__(self, folder: Path, full: int = FULL, copy: Callable[[str], object] | None = None) -> None:
-        """:param full: bytes per segment; full segments are compressed.
-        :param copy: receives each line of the events and decisions, too
-        """
-        self._copy = copy
-        folder.mkdir(parents=True, exist_ok=True)
-        self._events, self._spans, self._metrics = (
-            RotatingLog(folder / name, full) for name in (EVENTS, SPANS, METRICS)
-        )
-
-    def event(self, t: float, event: Event, notice: int = 0) -> None:
-        numbered = f', "notice": {notice}' if notice else ""
-        self.line(f'{{"t": {t!r}, "event": {event.model_dump_json()}{numbered}}}')
-
-    def decision(self, t: float, decision: Decision) -> None:
-        self.line(f'{{"t": {t!r}, "decision": {decision.model_dump_json()}}}')
-
-    def line(self, text: str) -> None:
-        """Append a line of an event or a decision."""
-        self._events.write(text)
-        if self._copy is not None:
-            self._copy(text)
-
-    def worked(self, t: float, worked: WorkReport) -> None:
-        self._spans.write(f'{{"t": {t!r}, "worked": {worked.model_dump_json()}}}')
-
-    def metric(self, metric: Metric) -> None:
-        self._metrics.write(metric.model_dump_json())
-
-    def close(self) -> None:
-        for log in (self._events, self._spans, self._metrics):
-            log.close()
-
-
 Parsed = TypeVar("Parsed", bound=BaseModel)
 Item = TypeVar("Item")
-
-
-class _HistoryLine(Fact):
-    t: float
-    event: Event | None = None
-    decision: Decision | None = None
-    notice: int = 0
-    """number of the notice that reported the event, in runs with a standby"""
-
-    @property
-    def fact(self) -> Event | Decision:
-        fact = self.event or self.decision
-        assert fact is not None
-        return fact
-
-    def model_post_init(self, _: object) -> None:
-        if (self.event is None) == (self.decision is None):
-            raise ValueError("a line holds either an event or a decision")
 
 
 class _WorkedLine(Fact):
@@ -175,17 +117,14 @@ class _Entry(NamedTuple):
     fact: Event | Decision | None = None
 
     def timed(self) -> Timed:
-        return self.t, self.fact or _parse(self.line, _HistoryLine).fact
-
-
-_HEAD = re.compile(rb'\{"t": (\d+\.\d+), "(?:event|decision)": \{"kind":"(\w+)"')
+        return self.t, self.fact or _parse(self.line, HistoryLine).fact
 
 
 def _entry(line: LogLine) -> _Entry:
-    head = _HEAD.match(line.text)
+    head = head_of(line.text)
     if head is not None:
-        return _Entry(float(head[1]), head[2].decode(), line)
-    parsed = _parse(line, _HistoryLine)
+        return _Entry(*head, line)
+    parsed = _parse(line, HistoryLine)
     return _Entry(parsed.t, parsed.fact.kind, line, parsed.fact)
 
 
@@ -259,9 +198,6 @@ def _read_all(path: Path, kind: type[Parsed], make_item: Callable[[Parsed], Item
 LogItem = Event | Decision | WorkReport | Metric
 
 
-_NOTICE = re.compile(rb', "notice": (\d+)\}$')
-
-
 class LogFollower:
     """Reads a growing run's folder incrementally in constant memory."""
 
@@ -299,8 +235,8 @@ class LogFollower:
         """Note the number of the notice that reported an event."""
         if entry.kind == "run_started":
             self.notice = 0
-        elif numbered := _NOTICE.search(entry.line.text):
-            self.notice = max(self.notice, int(numbered[1]))
+        else:
+            self.notice = max(self.notice, notice_of(entry.line.text))
         return entry
 
     def _lines(self, name: str) -> Iterator[LogLine]:

@@ -7,22 +7,19 @@ decreasing share of the others.
 
 from __future__ import annotations
 
-import errno
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from planaria.common.stdio import lost_output
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.log_segments import DiskReserve
-from planaria.control.log.logs import RunLog
+from planaria.control.log.run_log import RunLog, SharedHistory
 from planaria.control.log.run_record import Metric, StepMetric
 from planaria.report.observe.observer_state import ObserverState
 from planaria.report.observe.progress import NoProgress
@@ -38,21 +35,7 @@ CALL_TIMEOUT_S = 120.0
 """timeout of a call; the first may import a library and wait for a remote server"""
 FINISH_TIMEOUT_S = 60.0
 """time for all trackers together to finish at the end of a run"""
-DISK_RETRY_S = 2.0
-"""time in which a failed save removes its files from a full disk"""
 Call = Callable[[Tracker], None]
-
-
-def _retry_write(write: Callable[[], None], within_s: float) -> bool:
-    until = time.monotonic() + within_s
-    while True:
-        try:
-            write()
-            return True
-        except OSError:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(within_s / 40)
 
 
 class RunIdentity(NamedTuple):
@@ -62,29 +45,10 @@ class RunIdentity(NamedTuple):
     settings: Mapping[str, Setting]
 
 
-class SharedHistory(Protocol):
-    """The history of a run on other machines (``runtime/standby/leadership.py``)."""
-
-    def add(self, line: str) -> None:
-        """Add a line of the log."""
-
-    def secure(self) -> None:
-        """Wait until all lines are stored; RunStopped if that is impossible, or another controller leads."""
-
-    def check(self) -> None:
-        """Raise RunStopped if this process may no longer lead."""
-
-    def when_lost(self, disconnect: Callable[[], object]) -> None:
-        """Call ``disconnect`` in another thread once this process may not lead."""
-
-
 class RunObserver:
-    """Observer of a run: writes its log, and feeds a display and trackers.
+    """Observer of a run: passes what happens to the run's log, a display and trackers.
 
-    The run continues without a display or tracker that fails, but not without the log, which proves which samples were
-    used. If a line cannot be written, ``trouble`` holds the reason, the run should stop, and reserved disk space is
-    freed for the remaining lines. Workers that save at that time may fill it until their saves fail, so the write is
-    retried for ``DISK_RETRY_S``. If that does not suffice, the log ends there, without a gap.
+    The run continues without a display or tracker that fails, but should stop if the log has ``trouble``.
     """
 
     def __init__(
@@ -103,9 +67,7 @@ class RunObserver:
         :param state: state folded from the log's earlier events; its display replaces ``progress``
         """
         self._offset = clock_offset_s
-        self._shared = shared
-        copy = None if shared is None else shared.add
-        self._log = RunLog(folder, copy=copy)
+        self._log = RunLog(folder, shared)
         state = state or ObserverState(tokens_per_step, progress)
         self._progress, self._tally, self._metrics = state.progress, state.tally, state.metrics
         self._naming, self._sampling = state.naming, state.sampling
@@ -113,10 +75,11 @@ class RunObserver:
         self._trackers = [TrackerThread(name, tracker) for name, tracker in (trackers or {}).items()]
         self._identity, self._started = identity, False
         self._usual_s = sys.getswitchinterval()
-        self._reserve = DiskReserve(folder)
-        self.trouble = ""
-        self._full = False
-        """the log has ended because the disk is full"""
+
+    @property
+    def trouble(self) -> str:
+        """Why the log could not be written; empty if it was."""
+        return self._log.trouble
 
     def resume(self) -> None:
         """Continue the run whose past the given state holds."""
@@ -125,7 +88,7 @@ class RunObserver:
 
     def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:
         t += self._offset
-        self._write_log(partial(self._log.event, t, event, notice))
+        self._log.event(t, event, notice)
         if isinstance(event, e.RunStarted):
             self._naming = Naming(event)
             self._progress.start(event.steps, event.first_step)
@@ -138,7 +101,7 @@ class RunObserver:
 
     def on_decision(self, t: float, decision: d.Decision) -> None:
         t += self._offset
-        self._write_log(partial(self._log.decision, t, decision))
+        self._log.decision(t, decision)
         if isinstance(decision, d.Form):
             self._sampling.restart(decision.replica, decision.step)
         self._progress.on_decision(t, decision)
@@ -149,20 +112,17 @@ class RunObserver:
     def on_worked(self, t: float, worked: e.WorkReport) -> None:
         t += self._offset
         for when, report in self._sampling.select(t, worked, self._naming.replica(worked.node)):
-            self._write_log(partial(self._log.worked, when, report))
+            self._log.worked(when, report)
         self._track_recoveries(self._tally.apply_work_report(worked))
 
     def secure(self) -> None:
-        if self._shared is not None:
-            self._shared.secure()
+        self._log.secure()
 
     def check(self) -> None:
-        if self._shared is not None:
-            self._shared.check()
+        self._log.check()
 
     def when_lost(self, disconnect: Callable[[], object]) -> None:
-        if self._shared is not None:
-            self._shared.when_lost(disconnect)
+        self._log.when_lost(disconnect)
 
     @property
     def lost(self) -> bool:
@@ -178,22 +138,8 @@ class RunObserver:
         self._report_trouble(time.monotonic())  # before the log closes
         self._progress.stop()
         for when, report in self._sampling.flush():
-            self._write_log(partial(self._log.worked, when, report))
+            self._log.worked(when, report)
         self._log.close()
-        self._reserve.release()
-
-    def _write_log(self, write: Callable[[], None]) -> None:
-        if self._full:
-            return
-        try:
-            write()
-        except OSError as error:
-            removed = error.errno == errno.ENOENT
-            fix = "start the run again, and do not remove its folder" if removed else "free the disk, then resume it"
-            why = f"{error.filename} cannot be written ({error.strerror}); {fix}"
-            self.trouble = self.trouble or why
-            self._reserve.release()
-            self._full = not _retry_write(write, 0.0 if removed else DISK_RETRY_S)
 
     def _check_display(self, t: float) -> None:
         """Continue without a display once its stream is closed, and log that once."""
@@ -205,7 +151,7 @@ class RunObserver:
     def _record_metric(self, metric: Metric | None) -> None:
         if metric is None:
             return
-        self._write_log(partial(self._log.metric, metric))
+        self._log.metric(metric)
         self._progress.on_metric(metric)
         self._tally.apply_metric(metric)
         scalars = {name: value for name, value in metric if isinstance(value, float) and name != "t"}

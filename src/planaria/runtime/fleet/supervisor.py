@@ -30,6 +30,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from planaria.common import logs
+from planaria.control.log.line_format import report_kind_of
 from planaria.runtime.fleet.base import Entry, Fleet, Notice, Reported, WorkerEnded
 from planaria.runtime.fleet.devices import Device
 from planaria.runtime.fleet.joining import Signal, Start
@@ -63,8 +64,8 @@ _WARN_S = 3.0
 """time without a controller before a warning"""
 _LIMIT = struct.pack("ll", 5, 0)
 """5 s for a message whose transfer has begun"""
-_TRANSIENT = b'{"kind":"heartbeat"', b'{"kind":"worked"'
-"""reports that are not repeated to the next leader"""
+_TRANSIENT = "heartbeat", "worked"
+"""kinds of reports that are not repeated to the next leader"""
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class WorkerSupervisor:
     def _pass_on(self, notice: Notice) -> None:
         """Send a notice to the leader, and keep it if the next leader needs it too."""
         if isinstance(notice, Reported):
-            transient = notice.text.startswith(_TRANSIENT)
+            transient = report_kind_of(notice.text) in _TRANSIENT
             self._number += not transient
             number = 0 if transient else self._number
             message: Relayed | Ended = Relayed(

@@ -17,6 +17,7 @@ from planaria.common.atomic import write_error
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
+from planaria.control.log.line_format import kind_of
 from planaria.control.log.logs import EVENTS, not_a_run
 from planaria.data.dialogues import training_template
 from planaria.data.shards import Data
@@ -102,7 +103,7 @@ def has_trained(folder: Path, since: int = 0) -> bool:
     """Return whether the run in ``folder`` began a step after its log had ``since`` bytes."""
     with suppress(FileNotFoundError), (folder / EVENTS).open("rb") as events:
         events.seek(since)
-        return any(b'"kind":"run_step"' in line for line in events)
+        return any(kind_of(line) == "run_step" for line in events)
     return False
 
 
