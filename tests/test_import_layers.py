@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from planaria.config.folders import FolderKind, folder_kinds
+
 SOURCE = Path(__file__).parents[1] / "src"
 RE_EXPORTING = (
     "config.schema",
@@ -370,3 +372,8 @@ def test_few_short_modules_have_a_single_importer() -> None:
 def test_no_module_exceeds_400_lines() -> None:
     long = {m: n for m, tree in modules().items() if tree.body and (n := tree.body[-1].end_lineno or 0) > 400}
     assert not long
+
+
+@pytest.mark.parametrize("kind", folder_kinds(), ids=lambda kind: kind.name)
+def test_functions_of_folders_exist(kind: FolderKind) -> None:
+    assert all(callable(kind.function(name)) for name in kind.functions)

@@ -1,14 +1,15 @@
 """Kinds of result folders besides runs, which other parts of planaria list in ``PART/folder_kinds.py`` as ``KINDS``.
 
-These modules import little. Each method imports its dependencies, so a run's report loads no other part.
+These modules import little. Each method imports what it needs, so a run's report loads no other part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from planaria.config import parts
 
@@ -16,10 +17,6 @@ PAGE = "report.html"
 """default name of a report"""
 FIX = "restore the file that planaria wrote"
 """advice for damaged files"""
-Strategy = Literal["once", "vote", "tree"]
-"""strategy by which a program is written: directly, as the best of several, or divided into functions"""
-Choice = Literal["agreement", "plurality"]
-"""selection of the best of several programs"""
 
 
 class ReportPage(NamedTuple):
@@ -36,13 +33,15 @@ class ReportPage(NamedTuple):
 
 
 class FolderKind:
-    """A kind of folder. A kind overrides the methods of the commands that accept it."""
+    """A kind of folder."""
 
     name = ""
     marker = ""
     """file or folder that only this kind has"""
     has_own_config = False
     """whether its config.toml is not a run's recipe"""
+    functions: ClassVar[Mapping[str, str]] = {}
+    """functions that commands call with such folders: name → MODULE:FUNCTION, imported when called"""
 
     def matches(self, folder: Path) -> bool:
         """Return whether ``folder`` is of this kind."""
@@ -52,48 +51,11 @@ class FolderKind:
         """Return the report; UserError if there is none."""
         raise NotImplementedError
 
-    def generate(
-        self,
-        folder: Path,
-        prompt: str,
-        max_new: int,
-        temperature: float,
-        top_k: int,
-        seed: int,
-        note: Callable[[str], object] | None = None,
-    ) -> Iterator[str]:
-        """Yield the continuation of ``prompt``, as :func:`planaria.runtime.api.completer.stream` does."""
-        raise NotImplementedError
-
-    def evaluate(self, folder: Path, text: str | None) -> int:
-        """Print the perplexity on ``text``, or on the folder's own texts; return the exit code."""
-        raise NotImplementedError
-
-    def evaluate_exported(self, folder: Path, text: str | None) -> int:
-        """Print the perplexity of an exported model, which may be made of such a folder; return the exit code."""
-        raise NotImplementedError
-
-    def weigh_worst(self, folder: Path, tokens: int | None, floor: float | None, tolerance: float | None) -> int:
-        """Print the best weights for the domain with the largest loss; return the exit code."""
-        raise NotImplementedError
-
-    def write_program(
-        self,
-        folder: Path,
-        task: str,
-        problem: int,
-        strategy: Strategy,
-        tokens: int,
-        top_k: int,
-        seed: int,
-        choose: Choice,
-    ) -> int:
-        """Print a program for a problem of ``task``, written by any model; return the exit code."""
-        raise NotImplementedError
-
-    def export_peer(self, folder: Path, peer: str, to: Path, number: int | None, note: Callable[[str], None]) -> Path:
-        """Export the model of a peer after ``number`` rounds (None: the newest saved); return its folder."""
-        raise NotImplementedError
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return one of ``functions``."""
+        module, _, function = self.functions[name].partition(":")
+        loaded: Callable[..., Any] = getattr(import_module(module), function)
+        return loaded
 
 
 @cache

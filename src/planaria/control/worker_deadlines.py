@@ -29,7 +29,7 @@ class WorkerDeadlines:
     def __init__(self, config: RunConfig) -> None:
         self._fleet, self._compiles = config.fleet, config.train.compile
         self._longest: dict[str, float] = {}
-        self._asked: dict[str, tuple[float, frozenset[str]]] = {}
+        self._ordered: dict[str, tuple[float, frozenset[str]]] = {}
         """worker → time of its last order, and the workers with the same order"""
         self._writers: dict[str, frozenset[str]] = {}
         """worker → workers ordered with it to write in the background, the last time"""
@@ -37,7 +37,7 @@ class WorkerDeadlines:
     def record_order(self, t: float, workers: Collection[str], to_write: bool = False) -> None:
         """Record an order that these workers must answer; background writes may take longer."""
         together = frozenset(workers)
-        self._asked |= dict.fromkeys(workers, (t, together))
+        self._ordered |= dict.fromkeys(workers, (t, together))
         if to_write:
             self._writers |= dict.fromkeys(workers, together)
 
@@ -73,13 +73,13 @@ class WorkerDeadlines:
 
         :param awaited: workers of its replica that have not answered their orders yet.
         """
-        asked_at, together = self._asked.get(worker, (t, frozenset()))
+        ordered_at, together = self._ordered.get(worker, (t, frozenset()))
         took, limit = beat.action_s, self._fleet.timeout_s
         if beat.waiting:  # it waits for others that may be stuck, or for orders
-            took = min(took, t - asked_at) if beat.doing == "orders" and worker in awaited else 0.0
+            took = min(took, t - ordered_at) if beat.doing == "orders" and worker in awaited else 0.0
         else:
             # A disk that blocks all of them is tolerated: declaring all dead would lose states that only they have.
-            together_stuck = beat.doing in DISK and together <= set(awaited)
+            together_stuck = beat.doing in DISK and bool(together) and together <= set(awaited)
             patient = together_stuck or beat.cpu_s > _IDLE_CPU_SHARE * beat.action_s
             limit = self.limit_s(beat.doing) * (_DURATION_FACTOR if patient else 1)
         if took <= limit:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from planaria.common import documents
 from planaria.config.folders import FIX, PAGE, FolderKind, ReportPage
@@ -22,6 +22,12 @@ class Comparison(FolderKind):
 
 class Experts(FolderKind):
     name, marker = "experts", "results.json"
+    functions: ClassVar = {
+        "complete": "planaria.lab.commands.ensemble:stream",
+        "evaluate": "planaria.lab.commands.ensemble:evaluate",
+        "evaluate_exported": "planaria.lab.commands.ensemble:evaluate_model",
+        "weigh_worst": "planaria.lab.commands.ensemble:weigh_worst",
+    }
 
     def report(self, folder: Path) -> ReportPage:
         from planaria.lab.experts.experts_results import Results
@@ -29,35 +35,6 @@ class Experts(FolderKind):
 
         results = documents.read_model(folder / self.marker, Results, fix=FIX)
         return ReportPage(folder / PAGE, lambda to: write_experts_report(results, to), lambda: body(results))
-
-    def generate(
-        self,
-        folder: Path,
-        prompt: str,
-        max_new: int,
-        temperature: float,
-        top_k: int,
-        seed: int,
-        note: Callable[[str], object] | None = None,
-    ) -> Iterator[str]:
-        from planaria.lab.commands import ensemble
-
-        return ensemble.stream(folder, prompt, max_new, temperature, top_k, seed, note)
-
-    def evaluate(self, folder: Path, text: str | None) -> int:
-        from planaria.lab.commands import ensemble
-
-        return ensemble.evaluate(folder, text)
-
-    def evaluate_exported(self, folder: Path, text: str | None) -> int:
-        from planaria.lab.commands import ensemble
-
-        return ensemble.evaluate_model(folder, text)
-
-    def weigh_worst(self, folder: Path, tokens: int | None, floor: float | None, tolerance: float | None) -> int:
-        from planaria.lab.commands import ensemble
-
-        return ensemble.weigh_worst(folder, tokens, floor, tolerance)
 
 
 KINDS = (Comparison(), Experts())

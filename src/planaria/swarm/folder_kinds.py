@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 from planaria.common import documents
-from planaria.config.folders import FIX, PAGE, Choice, FolderKind, ReportPage, Strategy
+from planaria.config.folders import FIX, PAGE, FolderKind, ReportPage
 
 
 class Swarm(FolderKind):
     name, marker = "swarm", "peers"
     has_own_config = True
+    functions: ClassVar = {
+        "write_program": "planaria.swarm.commands.write_program:write_program",
+        "export_peer": "planaria.swarm.trained_policy:export_peer",
+    }
 
     def report(self, folder: Path) -> ReportPage:
         from planaria.swarm.commands.swarm import recorded_outcome
@@ -23,26 +27,6 @@ class Swarm(FolderKind):
             lambda to: write_swarm_report(folder, config, outcome, to),
             lambda: body(folder, config, outcome),
         )
-
-    def write_program(
-        self,
-        folder: Path,
-        task: str,
-        problem: int,
-        strategy: Strategy,
-        tokens: int,
-        top_k: int,
-        seed: int,
-        choose: Choice,
-    ) -> int:
-        from planaria.swarm.commands.write_program import write_program
-
-        return write_program(folder, task, problem, strategy, tokens, top_k, seed, choose)
-
-    def export_peer(self, folder: Path, peer: str, to: Path, number: int | None, note: Callable[[str], None]) -> Path:
-        from planaria.swarm.trained_policy import export_peer
-
-        return export_peer(folder, peer, to, number, note)
 
 
 class Drill(FolderKind):

@@ -12,9 +12,13 @@ from planaria.cli.flags import Run, Seed, command, flag, reject_flags, run_argum
 from planaria.cli.groups.checkpoint import Checkpoint, Format
 from planaria.common.errors import UserError
 from planaria.config import folders
-from planaria.config.folders import PAGE, Choice, ReportPage, Strategy
+from planaria.config.folders import PAGE, ReportPage
 
 Precision = Literal["fp32", "bf16"]
+Strategy = Literal["once", "vote", "tree"]
+"""how a program is written: directly, as the best of several, or divided into functions"""
+Selection = Literal["agreement", "plurality"]
+"""how the best of several programs is selected"""
 Experts = Annotated[Path | None, run_option("--experts", "an ensemble (`planaria experts train`) instead")]
 STRATEGIES = "with --task: directly (once, the default), the best of eleven (vote), or divided into functions (tree)"
 CHOICES = (
@@ -46,7 +50,7 @@ def _generate(
     task: Annotated[str | None, flag("programs:PATH", "write a program for a problem of this file")] = None,
     problem: Annotated[int | None, flag("N", "with --task: the problem's number, from 0")] = None,
     strategy: Annotated[Strategy | None, Option("--as", help=STRATEGIES)] = None,
-    choose: Annotated[Choice | None, Option(help=CHOICES)] = None,
+    choose: Annotated[Selection | None, Option(help=CHOICES)] = None,
     tokens: Annotated[int | None, flag("N", TOKENS)] = None,
     temperature: Annotated[float | None, flag("T", "0 is greedy (default 0.7; with --task 0.2 and 0.8)")] = None,
     top_k: Annotated[int, flag("K", "sample from the K most likely tokens")] = 40,
@@ -76,7 +80,7 @@ def _generate(
         )
     from planaria.runtime.api.completer import stream
 
-    complete = stream if experts is None else folders.find_kind("experts").generate
+    complete = stream if experts is None else folders.find_kind("experts").function("complete")
     limits = (100 if tokens is None else tokens, 0.7 if temperature is None else temperature, top_k, seed)
     pieces = complete(_one_folder(run, experts), prompt, *limits, _print_note)
     print(prompt, end="", flush=True)
@@ -104,7 +108,7 @@ def _write_program(
     task: str,
     problem: int | None,
     strategy: Strategy,
-    choose: Choice | None,
+    choose: Selection | None,
     tokens: int,
     top_k: int,
     seed: int,
@@ -113,8 +117,9 @@ def _write_program(
         raise UserError(f"--task {task}: pass --problem, such as --problem 0")
     if choose is not None and strategy == "once":
         raise UserError(f"--choose {choose} requires --as vote or --as tree")
-    write_program = folders.find_kind("swarm").write_program
-    return write_program(_one_folder(run, None), task, problem, strategy, tokens, top_k, seed, choose or "agreement")
+    write_program = folders.find_kind("swarm").function("write_program")
+    chosen = choose or "agreement"
+    return int(write_program(_one_folder(run, None), task, problem, strategy, tokens, top_k, seed, chosen))
 
 
 @command("eval")
@@ -137,7 +142,7 @@ def _eval(
     """Measure validation perplexity, whole and with stages omitted."""
     from planaria.models.huggingface import is_exported
 
-    folder, ensembles = _one_folder(run, experts), folders.find_kind("experts")
+    folder, ensembles = _one_folder(run, experts), folders.find_kind("experts").function
     run_flags = {"omit": omit, "subsets": subsets, "microbatches": microbatches}
     if worst or experts is not None or is_exported(folder):
         reject_flags(run_flags, "applies to runs; ensembles and exported models are evaluated whole; remove it")
@@ -145,12 +150,12 @@ def _eval(
         if experts is None:
             raise UserError(f"{folder} --worst requires an ensemble; pass --experts RUN")
         reject_flags({"text": text}, "cannot be combined with --worst, which reads the ensemble's own texts")
-        return ensembles.weigh_worst(folder, tokens, floor, tolerance)
+        return int(ensembles("weigh_worst")(folder, tokens, floor, tolerance))
     reject_flags({"tokens": tokens, "floor": floor, "tolerance": tolerance}, "requires --worst")
     if experts is not None:
-        return ensembles.evaluate(folder, text)
+        return int(ensembles("evaluate")(folder, text))
     if is_exported(folder):
-        return ensembles.evaluate_exported(folder, text)
+        return int(ensembles("evaluate_exported")(folder, text))
     reject_flags({"text": text}, "requires --experts RUN or an exported model")
     from planaria.cli.commands.evaluate import evaluate
 
@@ -202,7 +207,7 @@ def _export(
         "shard": shard,
     }
     reject_flags(options, f"is for a run's checkpoint, and {run} is {source}; remove it")
-    print(export_again(run, to) if peer is None else swarm.export_peer(run, peer, to, number, print))
+    print(export_again(run, to) if peer is None else swarm.function("export_peer")(run, peer, to, number, print))
     return 0
 
 

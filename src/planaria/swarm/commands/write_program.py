@@ -13,7 +13,7 @@ import torch
 from planaria.common.errors import UserError
 from planaria.swarm.policy.base import Policy, encode_prompt
 from planaria.swarm.policy.policies import open_policy
-from planaria.swarm.policy.tree import Choice, Tree
+from planaria.swarm.policy.tree import Selection, Tree
 from planaria.swarm.tasks.calls import Call
 from planaria.swarm.tasks.programs import FENCE, OPENING, Programs
 
@@ -30,7 +30,7 @@ def write_program(
     tokens: int,
     top_k: int,
     seed: int,
-    choose: Choice = "agreement",
+    choose: Selection = "agreement",
 ) -> int:
     """Print the program, and its cost and test result on standard error; return the exit code.
 

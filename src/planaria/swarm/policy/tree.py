@@ -28,8 +28,8 @@ PARTS = 6
 """maximum parts of one function"""
 VERSIONS = 10
 """versions of a function besides the first"""
-Choice = Literal["agreement", "plurality"]
-CHOICES: Mapping[Choice, Callable[[Sequence[Behaviour]], int]] = {
+Selection = Literal["agreement", "plurality"]
+CHOICES: Mapping[Selection, Callable[[Sequence[Behaviour]], int]] = {
     "agreement": most_agreeing,
     "plurality": most_common,
 }
@@ -45,7 +45,7 @@ class Tree:
     seed: int = 0
     versions: int = VERSIONS
     limits: Limits = LIMITS
-    choose: Choice = "agreement"
+    choose: Selection = "agreement"
     requests: int = 0
     """requests to the model so far"""
     runs: int = 0
