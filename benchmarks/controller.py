@@ -75,7 +75,7 @@ def in_pairs(workers: int) -> RunStarted:
     replicas = workers // STAGES
     return started(
         replicas=replicas,
-        columns=[[number + replicas * stage for stage in range(STAGES)] for number in range(replicas)],
+        nodes_by_replica=[[number + replicas * stage for stage in range(STAGES)] for number in range(replicas)],
         exchange={"kind": "noloco", "replicas": replicas, "options": {"every": EVERY}},
         routes=[[*range(STAGES), 0]],
         samples_per_step=replicas,

@@ -125,8 +125,8 @@ class Simulation:
         assert step is not None
         self.happened(e.RetryDue(step=step))
 
-    def stop(self, prompt: bool = False) -> None:
-        self.happened(e.StopRequested(reason="someone asked", skip_repairs=prompt))
+    def stop(self, skip_repairs: bool = False) -> None:
+        self.happened(e.StopRequested(reason="someone asked", skip_repairs=skip_repairs))
 
     def expire_stop(self) -> None:
         """Let ``fleet.stop_s`` elapse after the stop request."""

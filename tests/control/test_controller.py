@@ -275,7 +275,7 @@ ABOUT = {"worker": "w1", "node": 1, "stage": 1, "generation": 1}
 REPORTS = [
     e.Linked(**ABOUT, link_s=0.1, transfer_s=0.1, transfer_bytes=1, rebuild_s=0.1),
     e.EdgeBroken(worker="w1", node=1, generation=1, peer=2, detail="reset", waited_s=1.0, wait_began_s=1.0),
-    e.StageReady(worker="w1", stage=1, generation=1, step=0, loss=1.0, grad_norm=1.0, heard={0: "x"}),
+    e.StageReady(worker="w1", stage=1, generation=1, step=0, loss=1.0, grad_norm=1.0, received={0: "x"}),
     ResultsSent(**ABOUT, step=0, round=0),
     e.StageCommitted(worker="w1", stage=1, generation=1, step=0),
     e.StageCopied(worker="w1", stage=1, generation=1, step=2, seconds=0.1),

@@ -196,7 +196,7 @@ def test_a_stop_saves_what_workers_hold_before_broken_edges_are_replaced() -> No
     simulation.break_edge((1, 2), generation=simulation.state.generation, **UNREACHABLE)
     simulation.expire_grace()
     assert simulation.state.phase == "link"
-    simulation.stop(prompt=True)
+    simulation.stop(skip_repairs=True)
     assert saves(simulation) == [3] and simulation.state.phase == "save"
     simulation.behave()
     assert seals(simulation) == [3]
@@ -207,7 +207,7 @@ def test_a_stop_saves_what_workers_hold_before_broken_edges_are_replaced() -> No
 def test_a_stop_drops_a_step_that_does_not_end() -> None:
     simulation = fleet()
     work_until(simulation, "run", 3)
-    simulation.stop(prompt=True)
+    simulation.stop(skip_repairs=True)
     assert not saves(simulation), "the stop waits for a step that ends soon"
     late = "step 3 was dropped: no result from stages 0, 1, 2, 3, 4"
     assert stop_blockers(simulation.run) == late
@@ -223,18 +223,18 @@ def test_a_stop_drops_a_step_that_does_not_end() -> None:
 def test_a_stop_at_the_newest_checkpoint_is_immediate() -> None:
     """Before the first step, workers may take minutes to start; nothing would be lost."""
     simulation = fleet()
-    simulation.stop(prompt=True)
+    simulation.stop(skip_repairs=True)
     assert simulation.ending == d.Finish(outcome="stopped", reason="someone asked")
     simulation = fleet(save_every=2)
     work_until(simulation, "run", 2)
-    simulation.stop(prompt=True)
+    simulation.stop(skip_repairs=True)
     assert seals(simulation) == [2] and simulation.ending == d.Finish(outcome="stopped", reason="someone asked")
 
 
 def test_a_stop_after_the_last_step_changes_nothing() -> None:
     simulation = fleet()
     work_until(simulation, "save", 6)
-    simulation.stop(prompt=True)
+    simulation.stop(skip_repairs=True)
     simulation.behave()
     assert seals(simulation) == [6] and simulation.ending == d.Finish(outcome="finished")
 
@@ -243,7 +243,7 @@ def test_a_stop_waits_for_a_lost_stage_no_longer_than_for_a_step() -> None:
     simulation = fleet(spares=0)
     work_until(simulation, "run", 3)
     simulation.lose(simulation.state.holders[2])
-    simulation.stop(prompt=True)
+    simulation.stop(skip_repairs=True)
     simulation.expire_stop()
     simulation.behave()
     assert simulation.ending is not None and simulation.ending.outcome == "cannot"
@@ -412,7 +412,7 @@ def test_informational_facts_change_nothing(message: str) -> None:
     simulation = fleet()
     work_until(simulation, "run", 1)
     for fact in (
-        e.ZombieIgnored(worker="w1", incarnation=1, said=message),
+        e.ZombieIgnored(worker="w1", incarnation=1, report=message),
         e.FaultInjected(worker="w1", node=1, signal="SIGKILL", step=1, moment="any"),
     ):
         assert apply(fact, simulation.state) == simulation.state
@@ -436,7 +436,7 @@ def test_replay_names_deviations() -> None:
 
 def test_a_resumed_run_starts_from_its_files() -> None:
     load = {0: "new", 1: "new", 3: "new", 4: "new"}
-    simulation = fleet(first_step=3, first_generation=5, load=load)
+    simulation = fleet(first_step=3, first_generation=5, checkpoint_of_stage=load)
     work_until(simulation, "link", 3)
     form = last(simulation, d.Form)
     assert (form.generation, form.step) == (6, 3)

@@ -75,6 +75,8 @@ def _held(field: FieldInfo) -> st.SearchStrategy[Any]:
         return st.floats(least, most, allow_nan=False, allow_infinity=False, **open_ends)
     if patterns := [m.pattern for m in field.metadata if getattr(m, "pattern", None)]:
         return st.from_regex(patterns[0], fullmatch=True)
+    if field.annotation is str and field.metadata:  # the name of a file
+        return st.from_regex("[a-z][a-z0-9.]{0,20}", fullmatch=True)
     return values(field.annotation)
 
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import ValidationError
 
 from command_line import refused
 from planaria import compare, configure
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.registry import Registry
-from planaria.control.facts.decisions import DECISION, Seal
-from planaria.control.facts.events import EVENT, RoundApplied, RoundWaitExpired, StageReady
+from planaria.control.facts.decisions import DECISION, Decision, Seal
+from planaria.control.facts.events import (
+    EVENT,
+    Event,
+    Fact,
+    LeaderStarted,
+    RoundApplied,
+    RoundWaitExpired,
+    StageReady,
+)
+from planaria.control.log.former_lines import FIELDS, INNER_FIELDS, KINDS, VALUES
+from planaria.control.log.line_format import head_of, parse_line
 from planaria.exchange.registry import EXCHANGES
 from planaria.exchange.robust.rules import RULES
 from planaria.runtime.checkpoint.stage_file import StageLabel
@@ -31,19 +43,49 @@ OLD: list[tuple[dict[str, Any], str, object]] = [
 ]
 
 
+def fact_of(event: dict[str, Any] | None = None, decision: dict[str, Any] | None = None) -> Event | Decision:
+    """Return the fact of a line of an older version."""
+    return parse_line(json.dumps({"t": 1.0, "event": event, "decision": decision}).encode()).fact
+
+
+def facts_of(union: Any) -> Iterator[type[Fact]]:
+    """Yield the classes of an annotated union."""
+    yield from get_args(get_args(union)[0])
+
+
 @pytest.mark.parametrize(("old", "name", "value"), OLD)
 def test_old_decisions_are_read(old: dict[str, Any], name: str, value: object) -> None:
-    read = DECISION.validate_json(json.dumps(old))
+    read = fact_of(decision=old)
     now = getattr(read, name)
     assert (now[1].step if isinstance(read, Seal) else now) == value
-    assert "standings" not in read.model_dump() and "liars" not in read.model_dump()
     assert DECISION.validate_json(read.model_dump_json()) == read
 
 
+def test_the_head_of_an_old_line_names_the_present_kind() -> None:
+    assert head_of(b'{"t": 1.5, "decision": {"kind":"found","replica":3}}') == (1.5, "replica_restarted")
+
+
+def test_old_names_lead_to_present_ones() -> None:
+    classes = {get_args(c.model_fields["kind"].annotation)[0]: c for c in (*facts_of(Event), *facts_of(Decision))}
+    assert set(KINDS.values()) <= classes.keys() and not KINDS.keys() & classes.keys()
+    for kind, names in FIELDS.items():
+        fields = classes[kind].model_fields.keys()
+        assert set(names.values()) <= fields and not names.keys() & fields, kind
+    assert all(name in classes[kind].model_fields for kind, name in VALUES)
+    assert all(any(name in c.model_fields for c in classes.values()) for name in INNER_FIELDS)
+
+
+def test_a_line_that_is_neither_is_reported_as_it_is() -> None:
+    with pytest.raises(ValidationError, match="strange"):
+        parse_line(b'{"t": 1.0, "event": {"kind": "nobody_joined", "strange": 2}}')
+
+
 def test_old_events_are_read() -> None:
-    old = {"kind": "stage_ready", "worker": "w", "generation": 0, "stage": 0, "step": 1, "heard": {"1": "ab"}}
-    read = EVENT.validate_json(json.dumps(old))
+    read = fact_of({"kind": "stage_ready", "worker": "w", "generation": 0, "stage": 0, "step": 1, "heard": {"1": "ab"}})
     assert isinstance(read, StageReady) and read.received == {1: "ab"}
+    lost = {"kind": "leader_started", "term": 2, "pid": 1, "silent_s": 0, "lost_s": 0, "wall_time": 0}
+    read = fact_of(lost | {"cause": "machine"})
+    assert isinstance(read, LeaderStarted) and read.cause == "silent"
 
 
 @pytest.mark.parametrize(
@@ -54,15 +96,15 @@ def test_old_events_are_read() -> None:
     ],
 )
 def test_old_fields_of_events_are_read(old: dict[str, Any], name: str, value: object) -> None:
-    read = EVENT.validate_json(json.dumps(old))
+    read = fact_of(old)
     assert getattr(read, name) == value and EVENT.validate_json(read.model_dump_json()) == read
 
 
 def test_old_fields_of_rounds_are_read() -> None:
-    waited = EVENT.validate_json('{"kind": "patience_over", "replica": 0, "round": 1, "meeting": true}')
+    waited = fact_of({"kind": "patience_over", "replica": 0, "round": 1, "meeting": True})
     assert isinstance(waited, RoundWaitExpired) and waited.in_round
     applied = {"kind": "round_made", "worker": "w", "node": 0, "stage": 0, "generation": 0, "round": 0}
-    read = EVENT.validate_json(json.dumps(applied | {"blocking_bytes": 1, "prefetched_bytes": 0, "apart": 0.5}))
+    read = fact_of(applied | {"blocking_bytes": 1, "prefetched_bytes": 0, "apart": 0.5})
     assert isinstance(read, RoundApplied) and read.spread == 0.5
 
 

@@ -262,7 +262,7 @@ def test_a_checkpoint_within_a_round_precedes_that_round() -> None:
 
 
 def test_a_run_without_own_workers_waits_for_machines_and_trains_on_them() -> None:
-    simulation = simulate_open(1, stages=2, own=0)
+    simulation = simulate_open(1, stages=2, local_workers=0)
     simulation.behave()
     assert not facts(simulation, d.Spawn) and workers_to_join(simulation.run) == 3
     simulation.join(2)
@@ -275,14 +275,14 @@ def test_a_run_without_own_workers_waits_for_machines_and_trains_on_them() -> No
 
 
 def test_the_run_starts_as_many_own_workers_as_fit() -> None:
-    simulation = simulate_open(1, stages=2, own=1)
+    simulation = simulate_open(1, stages=2, local_workers=1)
     simulation.join(2)
     assert finished(simulation)
     assert sorted(spawn.host for spawn in facts(simulation, d.Spawn)) == ["", "g1", "g1"]
 
 
 def test_a_run_that_no_machine_joins_ends_with_the_reason() -> None:
-    simulation = simulate_open(1, stages=2, own=1)
+    simulation = simulate_open(1, stages=2, local_workers=1)
     simulation.behave()
     simulation.happened(e.JoinTimedOut(missing_workers=2))
     simulation.behave()
@@ -292,7 +292,7 @@ def test_a_run_that_no_machine_joins_ends_with_the_reason() -> None:
 
 def abandoned() -> OpenReplicas:
     """Start a run on a machine that vanishes after the first commits."""
-    simulation = simulate_open(1, stages=2, own=1, recovery={"strategy": "checkpoint"})
+    simulation = simulate_open(1, stages=2, local_workers=1, recovery={"strategy": "checkpoint"})
     host = simulation.join(2)
     work_until(simulation, moving)
     simulation.vanish(host)

@@ -116,7 +116,7 @@ def test_a_stop_waits_for_no_relay(phase: str) -> None:
     work_until(simulation, "run", 2)
     if phase == "link":
         lose_relay(simulation)
-    simulation.stop(prompt=True)
+    simulation.stop(skip_repairs=True)
     simulation.expire_stop()
     simulation.behave()
     assert simulation.ending is not None and simulation.ending.outcome == "stopped"

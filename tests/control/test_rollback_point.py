@@ -29,10 +29,10 @@ def started(**fields: Any) -> RunStarted:
     ],
 )
 def test_a_run_rolls_back_to_its_start_which_may_be_a_checkpoint(load: dict[int, str], folder: str, step: int) -> None:
-    point = RollbackPoint.begin(started(load=load))
+    point = RollbackPoint.begin(started(checkpoint_of_stage=load))
     assert (point.folder, point.step, point.positions) == (folder, step, {0: ReplicaPosition(step=4)})
     expected = {n: d.Load(folder=load[n]) if n in load else d.Fresh() for n in range(3)}
-    assert point.origins(ReplicaState.start(started(load=load)).arrangement) == expected
+    assert point.origins(ReplicaState.start(started(checkpoint_of_stage=load)).arrangement) == expected
 
 
 def test_a_sealed_checkpoint_replaces_the_target_for_every_node() -> None:

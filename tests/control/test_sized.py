@@ -14,7 +14,7 @@ WORK, NEEDS = [1.5, 6.0, 3.0, 2.0, 1.0], [3, 6, 3, 2, 1]
 
 
 def sized(machines: dict[str, tuple[int, float]], **changed: object) -> SimulatedFleet:
-    simulation = fleet(work=WORK, memory_needs=NEEDS, recovery={"strategy": "echo, checkpoint"}, **changed)
+    simulation = fleet(stage_work=WORK, memory_needs=NEEDS, recovery={"strategy": "echo, checkpoint"}, **changed)
     simulation.machines = machines
     return simulation
 

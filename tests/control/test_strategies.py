@@ -35,7 +35,7 @@ def test_a_rollback_leads_to_the_last_checkpoint_or_the_start(
 
 def test_a_resumed_run_without_a_new_checkpoint_rolls_back_to_its_start() -> None:
     load = {stage: "a" if stage else "b" for stage in range(STAGES)}
-    simulation = fleet(first_step=2, load=load, recovery={"strategy": "checkpoint"})
+    simulation = fleet(first_step=2, checkpoint_of_stage=load, recovery={"strategy": "checkpoint"})
     work_until(simulation, "run", 4)
     simulation.lose(simulation.state.holders[3])
     form = last(simulation, d.Form)
@@ -49,8 +49,8 @@ def test_orders_of_a_run_resumed_from_memory_name_the_files(lost: int | None) ->
     """Also if a stage is rebuilt from the others' parities."""
     label = {"part": "0a", "generation": 6, "step": 3}
     simulation = fleet(
-        first_step=3, first_generation=7, durable_step=2, load=dict.fromkeys(range(STAGES + 1), "a"),
-        recalled=3, recalled_from=label, snapshot_nodes=[node for node in range(STAGES + 1) if node != lost],
+        first_step=3, first_generation=7, durable_step=2, checkpoint_of_stage=dict.fromkeys(range(STAGES + 1), "a"),
+        snapshot_step=3, recalled_from=label, snapshot_nodes=[node for node in range(STAGES + 1) if node != lost],
         recovery={"strategy": "snapshot, checkpoint", "options": {"every": 3, "slices": 2}},
     )  # fmt: skip
     work_until(simulation, "run", 3)

@@ -152,7 +152,7 @@ def test_two_runs_side_by_side(tab: Tab, tmp_path: Path) -> None:
 def excluded_in(path: Path) -> Path:
     """Two replicas of two stages. One worker of replica 0 is slow; those of replica 1 are excluded at 3, one later."""
     log = RunLog(folder(path))
-    about = {"replicas": 2, "columns": [[0, 1], [2, 3]], "routes": [[0, 1, 0]], "samples_per_step": 4}
+    about = {"replicas": 2, "nodes_by_replica": [[0, 1], [2, 3]], "routes": [[0, 1, 0]], "samples_per_step": 4}
     log.event(50.0, e.RunStarted(name="run", seed=1, stages=1, steps=9, first_step=0, wall_time=0.0, **about))
     for number in range(4):
         log.decision(50.1, d.Spawn(worker=f"w{number}", incarnation=1))

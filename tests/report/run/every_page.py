@@ -78,7 +78,7 @@ def replicated(rounds: int = 3) -> RunRecord:
             facts += [replicas.run_step(replica, number, block), replicas.commit(replica, number, block)]
         facts += [replicas.meet(number, 0, 1), replicas.settle(number, 0, 1)]
         facts += [
-            replicas.made("abcdef"[node], node, number, blocking=10**6, apart=0.1 * (number + 1)) for node in range(4)
+            replicas.made("abcdef"[node], node, number, blocking=10**6, spread=0.1 * (number + 1)) for node in range(4)
         ]
     facts.append(d.Finish(outcome="finished"))
     metrics = [

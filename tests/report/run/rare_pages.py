@@ -60,7 +60,7 @@ def resumed() -> RunRecord:
     was, now = (
         RunShape(stages=stages, ends_layers=0, vocab=257, replicas=3, exchange="allreduce") for stages in (2, 1)
     )
-    recut = Recut(checkpoint="step-000004", was=was, now=now, said=["moments averaged"])
+    recut = Recut(checkpoint="step-000004", was=was, now=now, notes=["moments averaged"])
     recovery = {"strategy": "snapshot, checkfree"}
     begin = r.started(recut=recut, recovery=recovery)
     facts = [
@@ -102,7 +102,7 @@ def coded() -> RunRecord:
     columns = [[2 * replica, 2 * replica + 1] for replica in range(4)]
     stages = [[column[stage] for column in columns] for stage in (0, 1)]
     facts: list[e.Event | d.Decision] = [
-        r.started(replicas=4, steps=ROUNDS, columns=columns, arrangement=stages, exchange=config.exchange)
+        r.started(replicas=4, steps=ROUNDS, nodes_by_replica=columns, arrangement=stages, exchange=config.exchange)
     ]
     for step in range(ROUNDS):
         facts.append(d.RunStep(generation=1, step=step))

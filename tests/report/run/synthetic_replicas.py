@@ -24,7 +24,7 @@ def started(replicas: int = 3, steps: int = 10, **given: object) -> e.RunStarted
     return e.RunStarted.model_validate(
         {
             "name": "x", "seed": 1, "stages": 1, "steps": steps, "first_step": 0, "replicas": replicas,
-            "samples_per_step": SAMPLES * replicas, "columns": [[2 * r, 2 * r + 1] for r in range(replicas)],
+            "samples_per_step": SAMPLES * replicas, "nodes_by_replica": [[2 * r, 2 * r + 1] for r in range(replicas)],
             "wall_time": 0.0, "routes": [[0, 1, 0]], **given,
         }
     )  # fmt: skip
@@ -86,10 +86,10 @@ def settle(round: int, *members: int) -> d.Settle:
     return d.Settle(round=round, members=list(members), generations=[1] * len(members))
 
 
-def made(worker: str, node: int, round: int, blocking: int = 0, ahead: int = 0, apart: float = 0.0) -> e.RoundApplied:
+def made(worker: str, node: int, round: int, blocking: int = 0, ahead: int = 0, spread: float = 0.0) -> e.RoundApplied:
     return e.RoundApplied(
         worker=worker, node=node, stage=node % 2, generation=1, round=round, blocking_bytes=blocking,
-        prefetched_bytes=ahead, spread=apart,
+        prefetched_bytes=ahead, spread=spread,
     )  # fmt: skip
 
 

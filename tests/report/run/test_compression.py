@@ -19,7 +19,8 @@ from planaria.report.run.summary import summary
 def sent(round: int, stage: int, full: Full | None = None, node: int = -1, **norms: float) -> e.MessageCompressed:
     return e.MessageCompressed(
         worker="w", node=stage if node < 0 else node, stage=stage, generation=1, round=round, full=full,
-        sent_bytes=4000 if full else 200, dense_bytes=4000, **{"norm": 5.0, "lost": 0.0 if full else 0.75, **norms},
+        sent_bytes=4000 if full else 200, dense_bytes=4000,
+        **{"norm": 5.0, "relative_error": 0.0 if full else 0.75, **norms},
     )  # fmt: skip
 
 
@@ -33,10 +34,11 @@ def section(*facts: e.Event, **exchange: Any) -> str:
 
 
 FACTS = (
-    sent(0, 0, "beginning", off=0.0), sent(0, 1, "beginning", off=0.0),
-    sent(1, 0, residual=3.0, off=4.0), sent(1, 1, residual=4.0, off=3.0),
-    sent(2, 0, residual=9.0), sent(2, 1, lost=0.25, residual=9.0),
-    sent(2, 0, "rebuilt", residual=3.0, off=0.0), sent(2, 1, lost=0.25, residual=4.0, off=12.0),
+    sent(0, 0, "beginning", estimate_error=0.0), sent(0, 1, "beginning", estimate_error=0.0),
+    sent(1, 0, residual=3.0, estimate_error=4.0), sent(1, 1, residual=4.0, estimate_error=3.0),
+    sent(2, 0, residual=9.0), sent(2, 1, relative_error=0.25, residual=9.0),
+    sent(2, 0, "rebuilt", residual=3.0, estimate_error=0.0),
+    sent(2, 1, relative_error=0.25, residual=4.0, estimate_error=12.0),
 )  # fmt: skip
 """of which the third step was done again, because a node of stage 0 died"""
 
@@ -82,7 +84,11 @@ def test_the_reasons_for_uncompressed_steps_are_listed() -> None:
 
 
 def test_of_several_groups_in_a_round_the_lowest_node_counts() -> None:
-    facts = (sent(0, 0, node=4, lost=0.5), sent(0, 0, node=0, lost=0.25), sent(0, 0, node=2, lost=0.125))
+    facts = (
+        sent(0, 0, node=4, relative_error=0.5),
+        sent(0, 0, node=0, relative_error=0.25),
+        sent(0, 0, node=2, relative_error=0.125),
+    )
     found = record(*facts, kind="noloco", compress="top5%")
     assert [fact.relative_error for fact in compression.messages_of(found).lossy_messages(0)] == [0.25]
     assert "median over stages and rounds" in next(compression.summary_lines(found))
@@ -94,5 +100,7 @@ def test_figures_are_available_by_name() -> None:
 
 def test_reports_of_every_round_are_short_and_no_landmarks() -> None:
     assert [fact.kind for _, fact in record(*FACTS, e.StopRequested(reason="x")).turns] == ["stop_requested"]
-    line = sent(10**6, 9, None, lost=1.23e-5, residual=1.23e-5, off=1.23e-5, norm=1.23e-5).model_dump_json()
+    line = sent(
+        10**6, 9, None, relative_error=1.23e-5, residual=1.23e-5, estimate_error=1.23e-5, norm=1.23e-5
+    ).model_dump_json()
     assert len(line) < 250 and e.EVENT.validate_json(line).kind == "message_compressed"

@@ -44,7 +44,7 @@ def test_phases_add_up_to_the_time_until_the_next_commit() -> None:
 def test_only_steps_that_were_in_progress_count_as_repeated() -> None:
     before = [(0.1, step(3)), (0.2, step(3, replica=1)), (0.3, commit(3, replica=1))]
     after = [(1.1, step(3)), (1.2, step(4, replica=1)), (1.3, step(3, mode="evaluate")), (1.4, commit(3))]
-    (found,) = failovers(record(*before, (1.0, led(2, "machine")), *after, (1.5, step(4))))
+    (found,) = failovers(record(*before, (1.0, led(2, "silent")), *after, (1.5, step(4))))
     assert found.repeated == {(0, 3)}
     assert found.parts["commit"] == pytest.approx(0.3)
 
@@ -62,7 +62,7 @@ def test_the_section_has_a_row_per_failover_and_is_left_out_without_one() -> Non
 
 def test_steps_repeated_on_another_machine_are_unknown() -> None:
     """The shared log has no order of a step that was not committed."""
-    history = (1.0, step(0)), (2.0, led(2)), (2.1, step(0)), (3.0, led(3, "machine"))
+    history = (1.0, step(0)), (2.0, led(2)), (2.1, step(0)), (3.0, led(3, "silent"))
     (html,) = section(record(*history))
     _, here, elsewhere = (re.findall(r"<t[dh][^>]*>([^<]*)", row) for row in html.split("<tr>")[1:])
     assert (here[2], elsewhere[2]) == ("1", "–")

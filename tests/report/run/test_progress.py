@@ -212,7 +212,9 @@ def test_a_disconnected_machine_loses_its_workers_once() -> None:
 def test_repeated_verdicts_are_rate_limited() -> None:
     """A hundred within 90 s, such as under a quota of a fifth of a core."""
     about = {"fault": "flaky link", "nodes": [1, 2], "replica": 0, "step": 1}
-    blamed = SlowPartFound.model_validate(about | {"workers": ["a", "b"], "seconds": 1.0, "past": 0.1, "usual": 0.1})
+    blamed = SlowPartFound.model_validate(
+        about | {"workers": ["a", "b"], "seconds": 1.0, "initial_s": 0.1, "peer_median_s": 0.1}
+    )
     cleared, narrator = Cleared.model_validate(about), Narrator()
     facts = [(0.9 * n, fact) for n, fact in enumerate([blamed, cleared] * 50)]
     lines = [line.text for t, fact in facts if (line := narrator.describe(t, fact))]

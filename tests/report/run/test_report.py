@@ -49,7 +49,7 @@ def test_a_page_shows_provenance_and_speed(record: RunRecord) -> None:
 
 def test_repeated_slowness_is_one_line(record: RunRecord) -> None:
     link: dict[str, Any] = {"replica": 0, "fault": "slow link", "nodes": [1, 2]}
-    once = {**link, "workers": ["a", "b"], "seconds": 0.1, "past": 0.01, "usual": 0.01}
+    once = {**link, "workers": ["a", "b"], "seconds": 0.1, "initial_s": 0.01, "peer_median_s": 0.01}
     again = [fact for step in (3, 7, 9) for fact in (SlowPartFound(step=step, **once), Cleared(step=step + 1, **link))]
     facts = (*record.history, *((99.0, fact) for fact in again))
     (line,) = diagnosis.summary_lines(replace(record, history=facts, _known={}))

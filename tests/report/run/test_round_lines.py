@@ -21,10 +21,10 @@ DRAWN = (1.7, d.DrawGroups(round=0, groups=[[0, 2], [1]]))
 TOGETHER: r.Facts = [
     (2.0, r.meet(0, 0, 2)),
     (2.5, r.settle(0, 0, 2)),
-    (2.6, r.made("a", 0, 0, blocking=10, ahead=1, apart=3.0)),
-    (2.6, r.made("b", 1, 0, blocking=20, ahead=2, apart=1.0)),
-    (2.7, r.made("e", 4, 0, blocking=30, ahead=4, apart=3.0)),
-    (2.7, r.made("f", 5, 0, blocking=40, ahead=8, apart=1.0)),
+    (2.6, r.made("a", 0, 0, blocking=10, ahead=1, spread=3.0)),
+    (2.6, r.made("b", 1, 0, blocking=20, ahead=2, spread=1.0)),
+    (2.7, r.made("e", 4, 0, blocking=30, ahead=4, spread=3.0)),
+    (2.7, r.made("f", 5, 0, blocking=40, ahead=8, spread=1.0)),
 ]
 ALONE: r.Facts = [
     (3.0, r.commit(1, 0, 1)), (3.25, r.committed("d", 0)), (3.5, r.settle(0, 1)), (3.6, r.made("c", 2, 0)),
@@ -133,7 +133,7 @@ def test_a_resumed_run_may_come_to_a_round_again() -> None:
 
 
 def test_without_replicas_there_are_no_rounds() -> None:
-    one = r.started(1, columns=[])
+    one = r.started(1, nodes_by_replica=[])
     assert settled_rounds(r.record([(0.0, one), *WHOLE[1:]])) == []
     assert list(replica_section(r.record([(0.0, one)]))) == []
 

@@ -10,7 +10,7 @@ from planaria.report.run.event_lines import Narrator
 from planaria.report.run.stage_holders import MachineStay, machine_section, machine_stays
 
 HERE: r.Facts = [
-    (10.0, r.started(columns=[[2 * n, 2 * n + 1] for n in range(4)])),
+    (10.0, r.started(nodes_by_replica=[[2 * n, 2 * n + 1] for n in range(4)])),
     *((10.1, fact) for fact in r.joined("abcdef")),
     (10.2, r.form(0, "ab")),
     (10.2, r.form(1, "cd")),

@@ -48,7 +48,9 @@ def test_device_memory_is_reported_if_there_is_a_device() -> None:
 
 
 def test_the_prediction_is_shown_with_the_peak() -> None:
-    started = r.started(replicas=1).model_copy(update={"columns": [], "predicted_bytes": [n * MB for n in (7, 800, 9)]})
+    started = r.started(replicas=1).model_copy(
+        update={"nodes_by_replica": [], "predicted_bytes": [n * MB for n in (7, 800, 9)]}
+    )
     run = r.record(r.timed([started]), works=[work(1, "a", 640)])
     assert [(one.where, one.bytes // MB, one.predicted // MB) for one in stage_peaks(run)] == [("stage 1", 640, 800)]
     (html,) = section(run)

@@ -46,7 +46,7 @@ def found(record: RunRecord) -> list[tuple[int, list[d.UnequalReplicas]]]:
 )
 def test_a_replica_that_differs_is_named_at_the_next_save(tmp_path: Path, background: bool, compress: str) -> None:
     record = train(config(tmp_path, background, compress=compress, **WRONG))
-    odd = [d.UnequalReplicas(stage=stage, replicas=[0, 1, 2], odd=[2]) for stage in (0, 1)]
+    odd = [d.UnequalReplicas(stage=stage, replicas=[0, 1, 2], differing=[2]) for stage in (0, 1)]
     assert found(record) == [(3, []), (6, odd)]
     (line,) = (line for _, line in story(record) if "weights" in line.text)
     assert "replica 2: weights of stage 0 differ from those of 2 replicas but should be equal" in line.text
@@ -61,7 +61,9 @@ def test_a_replica_that_differs_is_named_at_the_next_save(tmp_path: Path, backgr
 
 def test_the_same_is_found_in_one_process(tmp_path: Path) -> None:
     record = train(config(tmp_path, **WRONG), engine=train_inline)
-    assert found(record)[-1][1] == [d.UnequalReplicas(stage=stage, replicas=[0, 1, 2], odd=[2]) for stage in (0, 1)]
+    assert found(record)[-1][1] == [
+        d.UnequalReplicas(stage=stage, replicas=[0, 1, 2], differing=[2]) for stage in (0, 1)
+    ]
     assert found(record)[0] == (3, [])
 
 

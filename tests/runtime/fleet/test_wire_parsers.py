@@ -88,7 +88,7 @@ REPORTS: list[e.Fact] = [
     e.WorkerJoined(worker="w1", incarnation=1, pid=1, at="127.0.0.1:1", memory=1, layer_s=0.1),
     e.Linked(worker="w1", node=1, stage=1, generation=1, link_s=0.1),
     e.EdgeBroken(worker="w1", node=1, peer=2, generation=1, detail="x", waited_s=1.0),
-    e.StageReady(worker="w1", stage=1, generation=1, step=0, loss=1.0, grad_norm=1.0, heard={1: "x"}),
+    e.StageReady(worker="w1", stage=1, generation=1, step=0, loss=1.0, grad_norm=1.0, received={1: "x"}),
     e.StageSaved(worker="w1", stage=1, generation=1, step=0, bytes=1, file="stage-0001.safetensors", node=1),
     e.UpdateReceived(worker="w1", node=1, generation=1, round=0, replica=0, products={1: 1.0}),
     e.WorkerMeasurements(

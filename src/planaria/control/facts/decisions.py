@@ -10,7 +10,6 @@ from typing import Annotated, ClassVar, Literal, TypeGuard, get_args
 
 from pydantic import Field, TypeAdapter
 
-from planaria.common.documents import former_names, renamed_to
 from planaria.control.facts.events import Fact, Mode
 from planaria.control.facts.measurements import SlowLink as SlowLink
 from planaria.control.facts.members import PEER as PEER
@@ -65,7 +64,6 @@ class Save(Fact):
 class Seal(Fact):
     """All stages are written: publish the checkpoint under its name, atomically."""
 
-    _former = former_names(positions="standings")
     kind: Literal["seal"] = "seal"
     step: int
     folder: str
@@ -111,7 +109,7 @@ class Release(Fact):
 class RemoveMachine(Fact):
     """A joined machine is unusable; its workers leave with it."""
 
-    kind: Annotated[Literal["remove_machine", "turn_away"], renamed_to("remove_machine")] = "remove_machine"
+    kind: Literal["remove_machine"] = "remove_machine"
     host: str
     reason: str
 
@@ -156,7 +154,6 @@ class Form(Fact):
 class Replan(Fact):
     """Find routes for the remaining nodes."""
 
-    _former = former_names(links="ways")
     kind: Literal["replan"] = "replan"
     replica: int = 0
     nodes: list[int]
@@ -182,7 +179,6 @@ class RunStep(Fact):
 class LeaveOut(Fact):
     """Replicas equivocated in a step: drop it and repeat it without their gradients."""
 
-    _former = former_names(byzantine="liars")
     kind: Literal["leave_out"] = "leave_out"
     replica: int = 0
     generation: int
@@ -217,7 +213,7 @@ class Disband(Fact):
 class ExcludeMember(Fact):
     """A replica's updates were invalid too often: its workers leave and are replaced."""
 
-    kind: Annotated[Literal["exclude_member", "send_away"], renamed_to("exclude_member")] = "exclude_member"
+    kind: Literal["exclude_member"] = "exclude_member"
     member: int
     """its number among the members of the exchange"""
     workers: list[str]
@@ -229,7 +225,7 @@ class ExcludeMember(Fact):
 class ReplicaRestarted(Fact):
     """There are workers for a disbanded replica: it restarts as a copy of another one."""
 
-    kind: Annotated[Literal["replica_restarted", "found"], renamed_to("replica_restarted")] = "replica_restarted"
+    kind: Literal["replica_restarted"] = "replica_restarted"
     replica: int
 
 
@@ -250,7 +246,7 @@ class Donate(Fact):
 class InjectFault(Fact):
     """Inject a fault of a trace at the next matching action (:class:`planaria.faults.trace.Fault`)."""
 
-    kind: Annotated[Literal["inject_fault", "blow"], renamed_to("inject_fault")] = "inject_fault"
+    kind: Literal["inject_fault"] = "inject_fault"
     number: int
     """index of the fault in its trace"""
     signal: str
@@ -266,7 +262,7 @@ class InjectFault(Fact):
 class Unrecoverable(Fact):
     """The recovery strategy cannot rebuild the lost stages: save the others, then stop."""
 
-    kind: Annotated[Literal["unrecoverable", "cannot"], renamed_to("unrecoverable")] = "unrecoverable"
+    kind: Literal["unrecoverable"] = "unrecoverable"
     replica: int = 0
     lost: list[int]
     reason: str
@@ -285,7 +281,7 @@ class Finish(Fact):
 class UnassignWorker(Fact):
     """Exit (sent to workers at the end, and to those that wake up after they were declared dead)."""
 
-    kind: Annotated[Literal["unassign_worker", "leave"], renamed_to("unassign_worker")] = "unassign_worker"
+    kind: Literal["unassign_worker"] = "unassign_worker"
     interrupts: ClassVar[bool] = True
 
 

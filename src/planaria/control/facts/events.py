@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
-from planaria.common.documents import former_names, renamed_to
 from planaria.control.facts.measurements import WorkerMeasurements as WorkerMeasurements
 from planaria.control.facts.reports import CONTROLLER as CONTROLLER
 from planaria.control.facts.reports import REPORT as REPORT
@@ -95,10 +94,7 @@ class GraceExpired(Fact):
 class RoundWaitExpired(Fact):
     """A replica has waited ``exchange.patience_s`` for its group to arrive or, if ``in_round``, for its updates."""
 
-    _former = former_names(in_round="meeting")
-    kind: Annotated[Literal["round_wait_expired", "patience_over"], renamed_to("round_wait_expired")] = (
-        "round_wait_expired"
-    )
+    kind: Literal["round_wait_expired"] = "round_wait_expired"
     replica: int
     round: int
     in_round: bool
@@ -142,8 +138,7 @@ class RelaysGivenUp(Fact):
 class JoinTimedOut(Fact):
     """The run lacks workers, and the wait for machines to join timed out."""
 
-    _former = former_names(missing_workers="lacking")
-    kind: Annotated[Literal["join_timed_out", "nobody_joined"], renamed_to("join_timed_out")] = "join_timed_out"
+    kind: Literal["join_timed_out"] = "join_timed_out"
     missing_workers: int
     """number of workers that the run still needs"""
 
@@ -166,7 +161,6 @@ class Trouble(Fact):
 class StopRequested(Fact):
     """A stop of the run was requested (Ctrl-C, SIGTERM)."""
 
-    _former = former_names(skip_repairs="prompt")
     kind: Literal["stop_requested"] = "stop_requested"
     reason: str
     skip_repairs: bool = False
@@ -237,7 +231,6 @@ class ReplicasEvaluated(Fact):
 class ZombieIgnored(Fact):
     """A worker that counts as dead reported again; the report was dropped and the worker was ordered to leave."""
 
-    _former = former_names(report="said")
     kind: Literal["zombie_ignored"] = "zombie_ignored"
     worker: str
     incarnation: int
@@ -259,8 +252,8 @@ class LeaderStarted(Fact):
     term: int
     """counts the controllers of a part of the run; the first one's is 1"""
     pid: int
-    cause: Annotated[ControllerEnd, BeforeValidator(lambda value: "silent" if value == "machine" else value)]
-    """end of the former controller; a stopped one was killed; ``machine`` (silent) in older logs"""
+    cause: ControllerEnd
+    """end of the former controller; a stopped one was killed"""
     has_checkpoint: bool = True
     """whether this machine has the run's newest checkpoint"""
     silent_s: float

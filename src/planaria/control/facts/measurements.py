@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from planaria.common.documents import renamed_to
 from planaria.control.facts.run_started import Fact
 
 EVERY = 2
@@ -35,7 +34,7 @@ class EdgeTravelTimes(Fact):
 class WorkerMeasurements(Fact):
     """A worker's measurements of its last steps."""
 
-    kind: Annotated[Literal["worker_measurements", "gauged"], renamed_to("worker_measurements")] = "worker_measurements"
+    kind: Literal["worker_measurements"] = "worker_measurements"
     worker: str
     node: int
     stage: int

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from planaria.common.address import should_listen
-from planaria.common.documents import former_names, renamed_to
 from planaria.config.names import FileName
 from planaria.control.facts.run_started import Fact, SnapshotLabel
 
@@ -90,7 +89,6 @@ class Member(Fact):
 class MemberLink(Fact):
     """An edge between two nodes. A link that keeps its id stays open."""
 
-    _former = former_names(relay="over")
     low: int
     high: int
     id: str
@@ -121,9 +119,7 @@ class DrawGroups(Fact):
 class OpenPrefetchLinks(Fact):
     """The members of a group will meet in this round: prefetched parts are sent from now on."""
 
-    kind: Annotated[Literal["open_prefetch_links", "introduce"], renamed_to("open_prefetch_links")] = (
-        "open_prefetch_links"
-    )
+    kind: Literal["open_prefetch_links"] = "open_prefetch_links"
     round: int
     members: list[int]
     """replicas"""
@@ -136,7 +132,7 @@ class OpenPrefetchLinks(Fact):
 class BeginRound(Fact):
     """A round of the exchange: members exchange updates, stage by stage."""
 
-    kind: Annotated[Literal["begin_round", "meet"], renamed_to("begin_round")] = "begin_round"
+    kind: Literal["begin_round"] = "begin_round"
     round: int
     members: list[int]
     generations: list[int]
@@ -147,7 +143,6 @@ class BeginRound(Fact):
 class Settle(Fact):
     """The members combine the updates of a round."""
 
-    _former = former_names(byzantine="liars")
     kind: Literal["settle"] = "settle"
     round: int
     members: list[int]

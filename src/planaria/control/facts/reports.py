@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter
 
-from planaria.common.documents import former_names
 from planaria.config.names import STAGE_FILE
 from planaria.control.facts.measurements import WorkerMeasurements
 from planaria.control.facts.run_started import Fact
@@ -120,7 +119,6 @@ class Linked(Fact):
 class EdgeBroken(Fact):
     """A neighbour was unreachable or did not deliver in time; ``detail`` names peer, stage, step and generation."""
 
-    _former = former_names(wait_began_s="since_s")
     kind: Literal["edge_broken"] = "edge_broken"
     worker: str
     node: int
@@ -141,7 +139,6 @@ class EdgeBroken(Fact):
 class StageReady(Fact):
     """A stage has finished its part of a step and holds the complete gradient, not yet applied."""
 
-    _former = former_names(received="heard")
     kind: Literal["stage_ready"] = "stage_ready"
     worker: str
     stage: int

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from planaria.common.documents import former_names
 from planaria.config.fleet_config import Diagnosis
 from planaria.config.schema import ExchangeConfig, RecoveryConfig
 
@@ -61,7 +60,6 @@ class RunShape(Fact):
 class Recut(Fact):
     """A part of a run starts from a checkpoint of another shape."""
 
-    _former = former_names(notes="said")
     checkpoint: str
     was: RunShape
     now: RunShape
@@ -98,17 +96,6 @@ class SnapshotLabel(Fact):
 class RunStarted(Fact):
     """The controller is up: the settings that its decisions depend on."""
 
-    _former = former_names(
-        positions="standings",
-        snapshot_nodes="remembering",
-        stage_work="work",
-        nodes_by_replica="columns",
-        checkpoint_of_stage="load",
-        snapshot_step="recalled",
-        start_from_first_worker="copies_first",
-        local_workers="own",
-        extra_edges="pairs",
-    )
     kind: Literal["run_started"] = "run_started"
     name: str
     part: str = ""

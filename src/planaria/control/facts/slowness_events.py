@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from planaria.common.documents import former_names, renamed_to
 from planaria.control.facts.run_started import Fact
 
 SlownessKind = Literal[
@@ -15,8 +14,7 @@ SlownessKind = Literal[
 class SlowPartFound(Fact):
     """A worker, machine or link is slow, according to measurements (``control/slowness/``)."""
 
-    _former = former_names(initial_s="past", peer_median_s="usual")
-    kind: Annotated[Literal["slow_part_found", "blamed"], renamed_to("slow_part_found")] = "slow_part_found"
+    kind: Literal["slow_part_found"] = "slow_part_found"
     replica: int
     step: int
     """step after which it was found"""
@@ -49,7 +47,6 @@ class UnequalReplicas(Fact):
     A machine computes incorrect results or, like another processor model, rounds differently.
     """
 
-    _former = former_names(differing="odd")
     stage: int
     replicas: list[int]
     """compared replicas"""
@@ -60,9 +57,7 @@ class UnequalReplicas(Fact):
 class HandOverSlowStage(Fact):
     """A slow worker must hand its stage to a spare, because that pays; it becomes the last of the spares."""
 
-    kind: Annotated[Literal["hand_over_slow_stage", "relieve"], renamed_to("hand_over_slow_stage")] = (
-        "hand_over_slow_stage"
-    )
+    kind: Literal["hand_over_slow_stage"] = "hand_over_slow_stage"
     replica: int
     step: int
     node: int

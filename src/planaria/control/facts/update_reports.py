@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, FiniteFloat
 
-from planaria.common.documents import former_names, renamed_to
 from planaria.control.facts.run_started import Fact
 
 Full = Literal["beginning", "rebuilt", "replicas"]
@@ -17,7 +16,7 @@ Full = Literal["beginning", "rebuilt", "replicas"]
 class UpdateReceived(Fact):
     """A worker has received all of another replica's update for its stage in this round."""
 
-    kind: Annotated[Literal["update_received", "offer_heard"], renamed_to("update_received")] = "update_received"
+    kind: Literal["update_received"] = "update_received"
     worker: str
     node: int
     generation: int
@@ -37,7 +36,7 @@ class UpdateRejected(Fact):
     Replicas that exchange gradients have a round in every step and may also reject their own.
     """
 
-    kind: Annotated[Literal["update_rejected", "offer_refused"], renamed_to("update_rejected")] = "update_rejected"
+    kind: Literal["update_rejected"] = "update_rejected"
     worker: str
     node: int
     stage: int = -1
@@ -55,7 +54,7 @@ class UpdatesWeighted(Fact):
     One node reports for all nodes of its stage, which received the same unless a member equivocated.
     """
 
-    kind: Annotated[Literal["updates_weighted", "offers_counted"], renamed_to("updates_weighted")] = "updates_weighted"
+    kind: Literal["updates_weighted"] = "updates_weighted"
     worker: str
     node: int
     stage: int
@@ -74,7 +73,6 @@ class MessageCompressed(Fact):
     One node reports for all nodes of its stage when the step commits or the round is settled. Norms have three digits.
     """
 
-    _former = former_names(residual="owed", relative_error="lost", estimate_error="off")
     kind: Literal["message_compressed"] = "message_compressed"
     worker: str
     node: int
@@ -100,8 +98,7 @@ class MessageCompressed(Fact):
 class RoundApplied(Fact):
     """A worker has settled a round: its stage continues with the result."""
 
-    _former = former_names(spread="apart")
-    kind: Annotated[Literal["round_applied", "round_made"], renamed_to("round_applied")] = "round_applied"
+    kind: Literal["round_applied"] = "round_applied"
     worker: str
     node: int
     stage: int

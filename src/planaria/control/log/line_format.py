@@ -6,10 +6,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+
+from pydantic import ValidationError
 
 from planaria.control.facts.decisions import Decision
 from planaria.control.facts.events import Event, Fact
+from planaria.control.log.former_lines import KINDS, with_present_names
 
 _HEAD = re.compile(rb'\{"t": (\d+\.\d+), "(?:event|decision)": \{"kind":"(\w+)"')
 _REPORT_HEAD = re.compile(rb'\{"kind":"(\w+)"')
@@ -36,6 +40,20 @@ class HistoryLine(Fact):
             raise ValueError("a line holds either an event or a decision")
 
 
+def parse_line(text: bytes) -> HistoryLine:
+    """Parse a line of this or an older version.
+
+    :raises ValidationError: if it is neither.
+    """
+    try:
+        return HistoryLine.model_validate_json(text)
+    except ValidationError as error:
+        try:
+            return HistoryLine.model_validate_json(json.dumps(with_present_names(json.loads(text))))
+        except (ValueError, AttributeError):  # a ValidationError is a ValueError
+            raise error from None
+
+
 def event_line(t: float, event: Event, notice: int = 0) -> str:
     """Return the line of an event at time ``t``; ``notice``: number of the supervisor's notice that reported it."""
     numbered = f', "notice": {notice}' if notice else ""
@@ -50,7 +68,10 @@ def decision_line(t: float, decision: Decision) -> str:
 def head_of(line: bytes) -> tuple[float, str] | None:
     """Return time and kind of a line; None if it must be parsed, such as one written by another program."""
     head = _HEAD.match(line)
-    return None if head is None else (float(head[1]), head[2].decode())
+    if head is None:
+        return None
+    kind = head[2].decode()
+    return float(head[1]), KINDS.get(kind, kind)
 
 
 def kind_of(line: bytes) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
@@ -20,7 +21,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Commit, Decision, Form
 from planaria.control.facts.events import Event, Fact, FaultInjected, RunStarted, WorkReport
 from planaria.control.facts.run_started import SnapshotLabel
-from planaria.control.log.line_format import HistoryLine, head_of, notice_of
+from planaria.control.log.line_format import HistoryLine, head_of, notice_of, parse_line
 from planaria.control.log.log_segments import FULL, START, LogLine, end_of_log, read, read_on
 from planaria.control.log.run_record import Metric, RunRecord, StreamedSequence, Timed
 
@@ -117,14 +118,14 @@ class _Entry(NamedTuple):
     fact: Event | Decision | None = None
 
     def timed(self) -> Timed:
-        return self.t, self.fact or _parse(self.line, HistoryLine).fact
+        return self.t, self.fact or _parse_history(self.line).fact
 
 
 def _entry(line: LogLine) -> _Entry:
     head = head_of(line.text)
     if head is not None:
         return _Entry(*head, line)
-    parsed = _parse(line, HistoryLine)
+    parsed = _parse_history(line)
     return _Entry(parsed.t, parsed.fact.kind, line, parsed.fact)
 
 
@@ -266,9 +267,21 @@ def _config(folder: Path) -> RunConfig:
         raise UserError(f"{path}: {_reason(error)}; restore the file that the run wrote") from error
 
 
+def _parse_history(line: LogLine) -> HistoryLine:
+    with _naming(line):
+        return parse_line(line.text)
+
+
 def _parse(line: LogLine, kind: type[Parsed]) -> Parsed:
-    try:
+    with _naming(line):
         return kind.model_validate_json(line.text)
+
+
+@contextmanager
+def _naming(line: LogLine) -> Iterator[None]:
+    """Name file and line in the error of a line that cannot be parsed."""
+    try:
+        yield
     except ValidationError as error:
         reason = _reason(error)
         raise UserError(f"{line.file}:{line.number}: broken line ({reason}); fix or remove it") from error
