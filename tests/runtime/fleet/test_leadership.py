@@ -14,7 +14,7 @@ import pytest
 from planaria.common.errors import RunStopped
 from planaria.control.log.shared_log import LeadershipLost, LogAppender, SharedLog
 from planaria.runtime.shared_log.client import open_shared_log
-from planaria.runtime.standby.leadership import Leadership
+from planaria.runtime.shared_log.leadership import Leadership
 
 LEASE_S = 0.3
 
@@ -72,8 +72,8 @@ def test_a_leader_that_was_stopped_does_not_renew_a_lease_that_has_ended(
 ) -> None:
     """Its workers may have left it meanwhile, even if no other machine leads."""
     stopped_s = 0.0
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + stopped_s)
-    monkeypatch.setattr("planaria.runtime.standby.leadership.time", clock)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + stopped_s, time=time.time)
+    monkeypatch.setattr("planaria.runtime.shared_log.leadership.time", clock)
     with closing(Leadership(elected(log), LEASE_S)) as leadership:
         stopped_s = 10 * LEASE_S
         time.sleep(2 * LEASE_S)

@@ -21,7 +21,7 @@ _RETRIES = 40
 
 
 class SharedHistory(Protocol):
-    """The history of a run on other machines (``runtime/standby/leadership.py``)."""
+    """The history of a run on other machines (``runtime/shared_log/leadership.py``)."""
 
     def add(self, line: str) -> None:
         """Add a line of the log."""

@@ -43,8 +43,9 @@ from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.prepare import PreparedRun
 from planaria.runtime.preparation.run_start import Origin
 from planaria.runtime.resolved_run import ResolvedRun
+from planaria.runtime.shared_log.election import lead_run
+from planaria.runtime.shared_log.leadership import Leadership
 from planaria.runtime.standby.followed_run import FollowedRun
-from planaria.runtime.standby.leadership import Leadership, lead_run
 from planaria.runtime.worker.log_file import last_error
 
 _OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
@@ -135,7 +136,7 @@ class RunExecution:
             display, elected = display_of(self.callbacks), None
         else:
             display, elected = self.takeover.run.account.progress, self.takeover.leadership
-        with lead_run(config, folder, elected) as leadership:
+        with lead_run(config, folder, run_folders.SHARED_FILES, elected) as leadership:
             ending, watch = self._train(display, leadership)
         trained = self.takeover is not None or run_folders.has_trained(folder, size_before)
         _report_end(self.prepared, folder, ending, watch, trained, self.callbacks)

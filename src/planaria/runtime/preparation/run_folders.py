@@ -34,6 +34,8 @@ MODEL_METADATA = "usage.json"
 """usage metadata of the model that the run started from, for exports"""
 RUN_FILES = (CONFIG, TOKENIZER, TRACE, DATA, SCHEDULE, MODEL_METADATA)
 """files that define a run, besides its checkpoints; covered by its list of digests"""
+SHARED_FILES = (*RUN_FILES, digests.FILE)
+"""files that another machine needs to lead the run"""
 
 
 class RootSection(Protocol):

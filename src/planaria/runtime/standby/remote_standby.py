@@ -34,8 +34,9 @@ from planaria.runtime.preparation.prepare import prepare
 from planaria.runtime.preparation.resumption import require_same_data
 from planaria.runtime.preparation.run_start import START
 from planaria.runtime.shared_log.client import open_shared_log
+from planaria.runtime.shared_log.election import KEY_PROOF, proof_of, require_usable
+from planaria.runtime.shared_log.leadership import Leadership
 from planaria.runtime.standby.followed_run import FollowedRun
-from planaria.runtime.standby.leadership import KEY_PROOF, SHARED_FILES, Leadership, proof_of, require_usable
 from planaria.runtime.transport.listener import require_free
 
 FOLLOW_S = 10.0
@@ -225,6 +226,6 @@ def _new_folder(log: SharedLog, notify: Notify) -> Path:
 
 def _copy_files(log: SharedLog, folder: Path) -> None:
     """Copy the run's identity and files into its folder, whose lock the caller holds."""
-    for file in (ID, *SHARED_FILES):
+    for file in (ID, *run_folders.SHARED_FILES):
         if (content := log.file(file)) is not None:
             (folder / file).write_bytes(content)
