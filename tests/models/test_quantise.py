@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import pytest
@@ -204,3 +205,12 @@ def test_bytes_of_another_length_are_refused(bits: int, count: int, off: int) ->
         decode(coded.float(), count, bits)
     with pytest.raises(ValueError, match="bytes, not"):
         decode(coded.view(1, -1), count, bits)
+
+
+@pytest.mark.parametrize(
+    ("bits", "digest"), [(2, "d3921ab3ec542e7c"), (4, "27bf02f5c5b0641a"), (8, "7a9e37389c84fc5b")]
+)
+def test_encoded_numbers_are_golden(bits: int, digest: str) -> None:
+    """Stored copies and messages of another release have the same bytes."""
+    x = (torch.arange(1000) * 7919 % 2003 - 1001) / 64
+    assert hashlib.sha256(encode(x, bits).numpy().tobytes()).hexdigest()[:16] == digest

@@ -16,7 +16,7 @@ from planaria.models.state import StageState
 from planaria.recovery import RECOVERIES, make_chain, strategy_names
 from planaria.recovery.base import Copy, DamagedReplica
 from planaria.recovery.chain import Chain, ChainPlan, CopySlot
-from planaria.recovery.neighbour_average import merge
+from planaria.recovery.checkfree import merge
 
 ROLLBACK, NOTHING = ChainPlan({}, "disk", ""), ChainPlan({}, None, "")
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from stage_states import INPUTS, assert_same, assert_same_state, replica, state, weights
 
 from planaria.models.state import StageState
-from planaria.recovery.checkfree import CheckFree, NeighbourMean
-from planaria.recovery.neighbour_average import merge, merge_moments
+from planaria.recovery.checkfree import CheckFree, NeighbourMean, merge, merge_moments
 
 
 def checkfree(**fields: Any) -> CheckFree:

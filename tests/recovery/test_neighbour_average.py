@@ -13,7 +13,7 @@ from stage_states import INPUTS, assert_same, state, weights
 
 from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import StageState
-from planaria.recovery.neighbour_average import merge, merge_moments
+from planaria.recovery.checkfree import merge, merge_moments
 
 
 def test_merge_follows_the_formula() -> None:

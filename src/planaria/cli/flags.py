@@ -109,7 +109,7 @@ class TabledCommand(TyperCommand):
                     formatter.write_dl(rows, col_max=36)
 
     def section(self, param: Any, ctx: Any) -> str | None:
-        """Return the section of the help that lists a flag or argument; None if none does."""
+        """Return the section of the help that lists a flag or argument, or None if none does."""
         if param.param_type_name == "argument":
             return "Arguments"
         panel: str | None = param.rich_help_panel

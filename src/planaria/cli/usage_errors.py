@@ -131,7 +131,7 @@ def describe_usage_error(error: typer.TyperException) -> str:
 
 
 def _as_flag(word: str, flags: Sequence[str], ctx: Any) -> str:
-    """Return advice to write an unexpected argument as a flag; empty if no flag fits."""
+    """Return advice to write an unexpected argument as a flag, or an empty string if no flag fits."""
     name, _, value = word.partition("=")
     placeholder = value or "VALUE"
     if meant := [flag for flag in flags if flag.removeprefix("--") == name or flag.rpartition(".")[2] == name]:
@@ -149,7 +149,9 @@ def _near_flag(name: str, flags: Sequence[str], ctx: Any) -> str:
 
 
 def _as_option(flag: str, ctx: Any) -> str:
-    """Return advice to write an unknown flag as an option of its section's choice; empty if it is not an option."""
+    """Return advice to write an unknown flag as an option of its section's choice, or an empty string if it is not an
+    option.
+    """
     if not isinstance(ctx.command, Settings):
         return ""
     from planaria.config import recipe

@@ -133,7 +133,7 @@ def _send(pipe: IO[bytes], content: bytes) -> None:
 
 
 def _receive(pipe: IO[bytes]) -> bytes | None:
-    """Return one message; None if the pipe ends before it does."""
+    """Return one message, or None if the pipe ends before it does."""
     head = pipe.read(_SIZE.size)
     if len(head) < _SIZE.size:
         return None

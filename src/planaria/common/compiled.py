@@ -90,8 +90,8 @@ def _cache(function: Callable[..., object], folder: Path) -> Any:
 
 @lru_cache
 def _folder(sources: Path) -> Path | None:
-    """Return a writable folder for machine code of functions in ``sources``, which call only each other; None if there
-    is none.
+    """Return a writable folder for machine code of functions in ``sources``, which call only each other, or None if
+    there is none.
 
     numba checks whether a function's own file has changed, but not the files of functions that it calls and inlines. So
     the folder's name depends on all of them.

@@ -21,7 +21,7 @@ _USER_SETTINGS = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUN
 
 
 def trim() -> None:
-    """Return free memory to the system: glibc keeps that of finished threads. No effect without glibc."""
+    """Return free memory to the system: glibc keeps that of finished threads. The call has no effect without glibc."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -30,8 +30,8 @@ def keep_freed_memory() -> bool:
     """Keep freed memory in the process, in pieces below 32 MB, for the next training step; return whether that is in
     effect.
 
-    By default glibc returns much of it, and fresh pages in the next pass cost some percent of a step. No effect if the
-    environment sets malloc's thresholds, or without glibc.
+    By default glibc returns much of it, and fresh pages in the next pass cost some percent of a step. The call has no
+    effect if the environment sets malloc's thresholds, or without glibc.
     """
     if _USER_SETTINGS & os.environ.keys():
         return False

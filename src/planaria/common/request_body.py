@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable
 
 
 async def read_body(stream: AsyncIterable[bytes], max_bytes: int, within_s: float) -> bytes | None:
-    """Read the stream to its end; None if it exceeds ``max_bytes`` bytes or ``within_s`` seconds."""
+    """Read the stream to its end; return None if it exceeds ``max_bytes`` bytes or ``within_s`` seconds."""
     body = b""
     try:
         async with asyncio.timeout(within_s):

@@ -17,7 +17,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def handle_stop_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
     """Handle stop signals with ``handler``; leave an ignored hang-up (``nohup``) ignored.
 
-    No effect outside the main thread, which alone may set handlers.
+    The call has no effect outside the main thread, which alone may set handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

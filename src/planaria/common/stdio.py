@@ -65,7 +65,7 @@ def tolerate_closed_output() -> Iterator[None]:
 
 
 def lost_output() -> str:
-    """Return why output was lost since :func:`tolerate_closed_output` began; empty if none was."""
+    """Return why output was lost since :func:`tolerate_closed_output` began, or an empty string if none was."""
     return _errors[0] if _errors else ""
 
 

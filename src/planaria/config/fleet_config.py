@@ -37,8 +37,8 @@ class FleetConfig(Section):
     spares: bounds.Spares = 1
     """idle workers kept ready to take over any stage"""
     local_workers: Annotated[Natural | None, formerly("local_workers", "own")] = None
-    """number of workers that this machine, or the Ray cluster, has room for; others run on machines that join; 0: all
-    do; by default all workers and spares run here"""
+    """maximum number of workers on this machine or the Ray cluster; the others run on machines that join (0: all of
+    them); by default all workers and spares run here"""
     join_s: Annotated[Seconds, Field(gt=0)] = 600.0
     """with local_workers: how long the run waits for machines to join when it lacks workers"""
     threads: bounds.Threads = 1

@@ -13,7 +13,7 @@ from planaria.config.section import DERIVED, Section
 
 
 def even_layers(layers: int, stages: int) -> tuple[int, ...] | None:
-    """Return the layers of each block stage, distributed evenly; None if some stage would have none.
+    """Return the layers of each block stage, distributed evenly, or None if some stage would have none.
 
     >>> even_layers(10, 4)
     (3, 3, 2, 2)
@@ -100,7 +100,7 @@ class ModelConfig(Section):
         return self.dim // self.heads
 
     def why_uncuttable(self, stages: int) -> str:
-        """Return why the layers cannot be split into this many block stages; empty if they can."""
+        """Return why the layers cannot be split into this many block stages, or an empty string if they can."""
         left, by_stage = self.layers - self.ends_layers, self.block_layers
         if not stages:
             return ""

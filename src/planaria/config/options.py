@@ -21,7 +21,7 @@ ChoiceName = Annotated[str, _CHOICE]
 
 
 def choice_of(section: type[BaseModel]) -> str | None:
-    """Return the field of a section that names a choice; None without one."""
+    """Return the field of a section that names a choice, or None without one."""
     return next((name for name, field in section.model_fields.items() if _CHOICE in field.metadata), None)
 
 

@@ -62,7 +62,7 @@ def _settings(section: type[Section], prefix: str = "") -> Iterator[tuple[str, t
 
 
 def find_setting(name: str, section: type[Section] = RunConfig) -> FieldInfo | None:
-    """Return the setting of this dotted name, also of an entry in a table with free names; None if there is none."""
+    """Return the setting of this dotted name, also of an entry in a table with free names, or None if there is none."""
     key, _, rest = name.partition(".")
     field = section.model_fields.get(key)
     if field is None or field.json_schema_extra == DERIVED:
@@ -82,7 +82,7 @@ def in_table(name: str) -> bool:
 def load(
     recipe: Path | None, flags: Mapping[str, object], *kinds: str, fill_defaults: FillDefaults = lambda tree: tree
 ) -> RunConfig:
-    """Return the configuration of ``recipe`` (None: all defaults) with ``flags`` (dotted name → text, or value)
+    """Return the configuration of ``recipe`` (None for all defaults) with ``flags`` (dotted name → text, or value)
     applied.
 
     :param kinds: accepted kinds of recipe; by default any, and only the run's own tables count.
@@ -186,7 +186,7 @@ def read(recipe: Path) -> dict[str, Any]:
 def merge_tables(tree: Mapping[str, Any], changes: Mapping[str, Any], section: type[Section] | None) -> dict[str, Any]:
     """Return ``tree`` with the tables ``changes`` applied key by key. A changed choice starts without options.
 
-    :param section: the class of ``tree``; None for a table with free names.
+    :param section: the class of ``tree``, or None for a table with free names.
     """
     merged = dict(tree)
     choice = choice_of(section) if section else None

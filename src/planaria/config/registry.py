@@ -206,8 +206,9 @@ def blame_custom_code(custom: Callable[[], Sequence[type[Choice]]]) -> Iterator[
 
 
 def blame(error: BaseException, custom: Sequence[type[Choice]]) -> str:
-    """Return the classes from outside planaria that raised ``error``, or may have caused it, and the error; empty if
-    there are none."""
+    """Return the classes from outside planaria that raised ``error``, or may have caused it, and the error, or an empty
+    string if there are none.
+    """
     names = [f"{chosen.__module__}:{chosen.__qualname__}" for chosen in custom]
     files = [inspect.getsourcefile(chosen) for chosen in custom]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -37,17 +37,17 @@ def present_name(section: type[BaseModel], key: str) -> str:
 
 
 def section_of(annotation: object) -> type[Section] | None:
-    """Return the section class of a field of this type; None for other fields."""
+    """Return the section class of a field of this type, or None for other fields."""
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
 def entry_of(annotation: object) -> type[Section] | None:
-    """Return the section class of the entries of a table with free names; None for other fields."""
+    """Return the section class of the entries of a table with free names; None for others."""
     return section_of(get_args(annotation)[1]) if get_origin(annotation) is dict else None
 
 
 def meaning(section: type[BaseModel], field: str) -> str:
-    """Return the description of a field: pydantic's, or the docstring below it; empty if there is neither."""
+    """Return the description of a field: pydantic's, the docstring below it, or an empty string if there is neither."""
     if text := section.model_fields[field].description:
         return text
     return next((text for owner in section.__mro__ if (text := _docstrings(owner).get(field))), "")

@@ -97,7 +97,7 @@ def save_awaiting_retry(run: RunState) -> int | None:
 
 
 def final_save_error(run: RunState) -> str:
-    """Return why the final state could not be saved after all attempts; empty if it was, or may still be."""
+    """Return why all attempts to save the final state failed, or an empty string if it was saved or may still be."""
     last = run.unsaved
     if last is None or last.step != run.progress or last.tries < LAST_TRIES or not last.discarded:
         return ""

@@ -55,7 +55,7 @@ MAX_ATTEMPTS = 20
 
 
 def decide(run: RunState) -> d.Decision | None:
-    """Return the next decision in ``run``; None if it has to wait for events."""
+    """Return the next decision in ``run``, or None if it has to wait for events."""
     if run.over or (run.undecided is not None and not run.undecided):
         return None
     if run.failed:
@@ -140,7 +140,7 @@ def _decide_running(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 
 def _decide_idle(run: RunState, replica: ReplicaState) -> d.Decision | None:
-    """Return the next decision of an idle replica: validate, save or train, in this order; None if a round is due.
+    """Return the next decision of an idle replica: validate, save or train, in this order, or None if a round is due.
     Skipped steps are not saved."""
     settings, step, number = run.settings, replica.step, replica.number
     done, block = run.allotment.done, next_block(run, replica)

@@ -43,7 +43,7 @@ class FailoverState:
 
     @property
     def finish(self) -> Finish | None:
-        """How the run ended, if the controller was lost after that."""
+        """The decision that ended the run, if the controller was lost after it."""
         return next((decision for decision in self.repeat if isinstance(decision, Finish)), None)
 
 

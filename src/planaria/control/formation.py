@@ -84,7 +84,7 @@ def _adoption(
 
 
 def _why_impossible(run: RunState, plan: ChainPlan) -> str:
-    """Return why the replica cannot continue from ``plan``; empty if it can."""
+    """Return why the replica cannot continue from ``plan``, or an empty string if it can."""
     if plan.rollback and not plan.reason and run.settings.start_from_first_worker:
         return "all members with the group's weights are lost"  # other first weights would be another model
     return plan.reason
@@ -252,8 +252,8 @@ def _return_to_checkpoint(
 def _may_skip(run: RunState, replica: ReplicaState) -> bool:
     """Return whether training may continue without the vacant nodes until workers arrive.
 
-    Not while a node's state is available exactly and a worker is to come: a skipped stage is lost and never a donor. A
-    schedule can leave out nodes but no stage.
+    Training waits while a vacant node's exact state is available, because a skipped stage is lost and never donates; on
+    a schedule, it waits only while workers may arrive. A schedule can leave out nodes but no stage.
     """
     settings = run.settings
     if settings.recovery.meanwhile != "skip" or replica.formed_at_step < 0:

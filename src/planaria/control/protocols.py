@@ -18,7 +18,7 @@ class Observer(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Why events cannot be recorded; empty if they can."""
+        """The reason why events cannot be recorded, or an empty string if they can."""
         ...
 
     def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:

@@ -21,7 +21,8 @@ def assign_relays(
     routes: Sequence[Sequence[int]],
     silent: Collection[str] = (),
 ) -> dict[Pair, str]:
-    """Return the relay of each of ``pairs``; those in ``kept`` keep theirs. Empty if the run has no relays.
+    """Return the relay of each of ``pairs``; those in ``kept`` keep theirs. The result is empty if the
+    run has no relays.
 
     A ``silent`` or avoided relay is left out while there is another.
     """

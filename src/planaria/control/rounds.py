@@ -45,14 +45,14 @@ def is_round_due(run: RunState, replica: ReplicaState) -> bool:
 
 
 def next_block(run: RunState, replica: ReplicaState) -> int | None:
-    """Return the block of samples of the replica's next step; None if none is left for it."""
+    """Return the block of samples of the replica's next step, or None if none is left for it."""
     return run.allotment.next_for(replica.number, run.replicas.gone, _help_lag_steps(run, replica))
 
 
 def _help_lag_steps(run: RunState, replica: ReplicaState) -> int:
     """Return how many steps others may lag before the replica helps them.
 
-    Many while each has been formed only once, so that small speed differences do not change a run's results.
+    The lag is large until a replica is formed again, so that small speed differences do not change a run's results.
     """
     settings = run.settings
     if replica.number >= settings.replicas:  # it joined later and has no samples
@@ -204,7 +204,7 @@ def _draw(run: RunState, round: int) -> d.DrawGroups:
 
 
 def _catch_up(replica: ReplicaState, round: int, ahead: list[ReplicaState]) -> d.Adopt | None:
-    """Let a replica copy one of those ``ahead``, which settle a round without it; None while none can be copied."""
+    """Let a replica copy one of those ``ahead``, which settle a round without it; return None if none can be copied."""
     if any(can_be_copied(other) for other in ahead):
         return d.Adopt(replica=replica.number, reason=f"others settled round {round} without it")
     return None

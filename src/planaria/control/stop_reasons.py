@@ -1,4 +1,4 @@
-"""Why a stop is delayed, and the underlying error of a run that waits for workers."""
+"""Reasons that delay a stop, and the underlying error of a run that waits for workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_PROBES = 3
 
 
 def stop_blockers(run: RunState) -> str:
-    """Return the activities that delay a stop; empty if there are none, or only background writes. Pure."""
+    """Return the activities that delay a stop, or an empty string if there are none but background writes. Pure."""
     return "; ".join(filter(None, (_blocker(run, replica) for replica in run.live.values())))
 
 
@@ -38,7 +38,7 @@ def _missing_stages(replica: ReplicaState) -> list[int]:
 def underlying_error(run: RunState, reported: Mapping[str, str], probe: Callable[[str], str]) -> str:
     """Return the underlying error, if known: ``reported`` by a worker, of a broken edge, or of a silent worker.
 
-    :param probe: returns why an address (HOST:PORT) is unreachable; empty if it is reachable.
+    :param probe: returns why an address (HOST:PORT) is unreachable, or an empty string if it is reachable.
     """
     for worker in _awaited_workers(run):
         if reported.get(worker):

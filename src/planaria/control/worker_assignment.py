@@ -1,7 +1,7 @@
 """Workers: where to start or release them, which spare takes over a node, and which replica sends a stage.
 
-Pure. The run's own machines have room for the workers of its first replicas and for spares. Joined machines have room
-of their own, which is used immediately. A dead worker is replaced on its own machine.
+All functions are pure. The run's own machines have room for the workers of its first replicas and for spares. Joined
+machines have room of their own, which is used immediately. A dead worker is replaced on its own machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from planaria.recovery.chain import Chain
 
 
 def find_donor_replicas(run: RunState, replica: ReplicaState, lost: Set[int]) -> dict[int, ReplicaState] | None:
-    """Return stage → replica that sends it, if any has the ``lost`` stages; None while none is ready.
+    """Return stage → replica that sends it, if any has the ``lost`` stages, or None while none is ready.
 
     A complete replica sends all; each attempt uses the next one. If every replica lost stages, they send each other's.
     A replica without any stage waits for a complete one to copy.

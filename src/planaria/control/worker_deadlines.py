@@ -55,7 +55,7 @@ class WorkerDeadlines:
         return max(floor, _DURATION_FACTOR * self._longest.get(doing, 0.0))
 
     def overdue_write_reason(self, worker: str, beat: Heartbeat, writing: Collection[str]) -> str:
-        """Return why ``worker``, which writes in the background, counts as dead; empty if it does not.
+        """Return why ``worker``, which writes in the background, counts as dead, or an empty string if it does not.
 
         A disk that blocks all ``writing`` workers is tolerated, as in :meth:`overdue_action_reason`.
         """
@@ -69,7 +69,7 @@ class WorkerDeadlines:
         )
 
     def overdue_action_reason(self, t: float, worker: str, beat: Heartbeat, awaited: Collection[str]) -> str:
-        """Return why ``worker`` counts as dead; empty if it does not.
+        """Return why ``worker`` counts as dead, or an empty string if it does not.
 
         :param awaited: workers of its replica that have not answered their orders yet.
         """

@@ -160,8 +160,9 @@ def iter_file_documents(path: Path, field: str) -> Iterator[str]:
 def fingerprint(config: DataConfig) -> str:
     """Return the SHA-256 (hex) of the facts that determine the corpus, without reading it.
 
-    For files: paths, names, sizes and modification times; for the standard library Python's version too. For files at a
-    URL: the facts by which their file system reports changes. A dataset of the hub is identified by its name.
+    Files are identified by paths, names, sizes and modification times, and the standard library by Python's version
+    too. Files at a URL are identified by the facts by which their file system reports changes. A dataset of the hub is
+    identified by its name.
 
     :raises UserError: if the source is missing.
     """

@@ -156,7 +156,7 @@ class Dataset:
         return self.meta.tokens(split)
 
     def separator(self, split: Split) -> int:
-        """Return the id between documents, which also ends every split. Raises IndexError if the split is empty."""
+        """Return the id between documents, which also ends every split; IndexError if the split is empty."""
         return int(self.read(split, self.tokens(split) - 1, 1)[0])
 
     def windows(self, split: Split, context: int) -> int:

@@ -86,7 +86,7 @@ def _walk(root: Path, leave_out: Callable[[Path], bool], passed: Passed | None =
 
 
 def _why_skipped(path: Path) -> str:
-    """Return why a file of a folder is skipped; empty if it is read."""
+    """Return why a file of a folder is skipped, or an empty string if it is read."""
     if path.name.startswith("."):
         return "hidden"
     if path.is_file():

@@ -41,7 +41,7 @@ class PassedOver(UserError):
 
 
 def format_of(path: Path | RemoteFile) -> RecordFormat | None:
-    """Return the record format of a file name; None for other files."""
+    """Return the record format of a file name, or None for other files."""
     name = path.name.lower()
     return next((kind for ending, kind in KINDS.items() if name.removesuffix(".gz").endswith(ending)), None)
 

@@ -77,7 +77,8 @@ def _window(encode: Encode, text: str, start: int, size: int) -> _Window:
 
 
 def _next(encode: Encode, text: str, before: _Window, size: int) -> tuple[_Window, int, int] | None:
-    """Return the window after ``before``, and the number of the first token after the joint in each; None: no joint."""
+    """Return the window after ``before``, and the number of the first token after the joint in each, or None
+    without a joint."""
     candidates = before.within(before.stop - 4 * MARGIN, before.stop - 2 * MARGIN)
     if not candidates:
         return None

@@ -212,7 +212,7 @@ class AggregatingExchange(Exchange, ABC):
         return exchange
 
     def why_rule_unsupported(self, by: RobustAggregator, members: int) -> str:
-        """Return why the exchange does not support this rule; empty if it does."""
+        """Return why the exchange does not support this rule, or an empty string if it does."""
         if by.is_iterative and not self.synchronised:
             return (
                 "the rule continues from a value that all members share, but members of this exchange.kind "

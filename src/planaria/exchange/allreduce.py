@@ -46,7 +46,7 @@ class AllReduce(AggregatingExchange):
 
 
 class NoExchange(Exchange):
-    """No rounds: each replica trains alone and keeps its own weights."""
+    """Each replica trains alone, without rounds, and keeps its own weights."""
 
     @property
     def interval(self) -> None:

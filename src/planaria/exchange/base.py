@@ -64,7 +64,7 @@ class StageOuterState:
         return self.parts.get(part, {})
 
     def settled(self, **parts: Weights) -> StageOuterState:
-        """Return the state one round later; tensors in ``parts`` replace those of the same name. Shares memory."""
+        """Return the state one round later; tensors in ``parts`` replace those of the same name. Memory is shared."""
         merged = {**self.parts, **{part: {**self[part], **new} for part, new in parts.items()}}
         return replace(self, parts=merged, rounds=self.rounds + 1)
 
@@ -131,7 +131,7 @@ class Update:
     kept: Mapping[str, Weights] = field(default_factory=dict)
     """parts of the sender's outer state that take effect if others receive ``blocking``; never sent"""
     compressed: CompressionEffect | None = None
-    """effect of compression on ``blocking``; None if nothing is lost or a norm is not finite"""
+    """effect of compression on ``blocking``, or None if nothing is lost or a norm is not finite"""
 
 
 Updates = Mapping[int, Update]
@@ -216,7 +216,7 @@ class Exchange(Choice, ABC):
     @property
     @abstractmethod
     def interval(self) -> int | None:
-        """Inner steps between rounds; None: no rounds.
+        """Inner steps between rounds, or None if there are no rounds.
 
         With 0, each step has a round before its update, and ``fast`` is the step's gradient in every method.
         """
@@ -264,7 +264,7 @@ class Exchange(Choice, ABC):
 
     @property
     def weighing(self) -> UpdateWeigher | None:
-        """Weigher of updates over all stages of a replica; None: each stage weights its own updates."""
+        """Weigher of updates over all stages of a replica, or None if each stage weights its own updates."""
         return None
 
     def after_rejecting(self, rejected: int, on_weights: OnWeights, known_weights: UpdateWeights | None = None) -> Self:
@@ -313,7 +313,7 @@ class Exchange(Choice, ABC):
         return False
 
     def why_unsupported(self, members: int) -> str:
-        """Return why the exchange does not support this number of replicas; empty if it does."""
+        """Return why the exchange does not support this number of replicas, or an empty string if it does."""
         return ""
 
     def start(self, weights: Weights) -> StageOuterState:

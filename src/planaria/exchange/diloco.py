@@ -101,12 +101,12 @@ def nesterov(slow: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: fl
 
 
 def heavy_ball(slow: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> tuple[Tensor, Tensor]:
-    """The outer step of the DiLoCo that arXiv 2506.10911 compares with, elementwise:
+    """Return φ and δ after the outer step of the DiLoCo that arXiv 2506.10911 compares with, elementwise:
 
         δ ← µδ − ηg
         φ ← φ + δ
 
-    No look-ahead, and the learning rate lies within the momentum. Returns φ and δ.
+    There is no look-ahead, and the learning rate lies within the momentum.
     """
     momentum = mu * momentum - lr * gradient
     return slow + momentum, momentum

@@ -231,7 +231,7 @@ class PullingGossip(Gossip, ABC):
 
 
 class PairMean(Gossip):
-    """No momentum, no learning rate: NoLoCo with α = 0 and β = γ = 1."""
+    """NoLoCo without momentum and learning rate: α = 0 and β = γ = 1."""
 
     def contribution(self, drift: Tensor, slow: Tensor) -> Tensor:
         return slow + drift

@@ -72,7 +72,7 @@ def invalid_updates(updates: Updates, like: Update, codec: Compressor) -> dict[i
 
 
 def invalid_part_reason(name: str, part: Tensor | None, like: Tensor | None, codec: Compressor) -> str:
-    """Return why this part of an update is invalid; empty if it is valid."""
+    """Return why this part of an update is invalid, or an empty string if it is valid."""
     if part is None or like is None:
         reason = "" if part is like else "missing" if part is None else "not expected"
     else:

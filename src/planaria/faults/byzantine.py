@@ -25,7 +25,7 @@ class Misbehaviour:
 
     attack: Attack
     until: int | None
-    """first honest step; None: only one update is corrupted"""
+    """first honest step, or None if only one update is corrupted"""
     draw: str
     """seed of the attack's random numbers"""
 

@@ -61,7 +61,7 @@ def require_receivers(config: RunConfig, faults: Iterable[Fault], where: str) ->
 
 
 def _why_update_unused(config: RunConfig) -> str:
-    """Return why replicas receive no updates of a single replica; empty if they do."""
+    """Return why replicas receive no updates of a single replica, or an empty string if they do."""
     if config.exchange.replicas == 1 and config.exchange.max_replicas is None:
         return "there is one replica"
     if make_exchange(config.exchange).interval is None:

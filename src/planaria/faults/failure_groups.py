@@ -17,7 +17,7 @@ FailureDomain = Literal["stage", "adjacent", "machine", "region"]
 
 
 def failure_domain_of(name: str | None) -> FailureDomain | None:
-    """Return ``name`` as a kind of failure; None for None.
+    """Return ``name`` as a kind of failure, or None for None.
 
     :raises UserError: if it is unknown.
     """

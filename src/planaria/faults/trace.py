@@ -67,7 +67,7 @@ class Fault(Section):
     offset: Fraction = 0.0
     """any, forward, backward: which of these actions of the step, as a fraction of their number"""
     resume_after_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """seconds until a lasting fault ends: a stopped worker gets SIGCONT; None: never"""
+    """seconds until a lasting fault ends: a stopped worker gets SIGCONT; None if it never ends"""
     strength: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
     """slow, slow_host: factor, default 5; slow_data, delay: seconds, default 0.1; corrupt_update: of
     the attack"""

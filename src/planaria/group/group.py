@@ -107,7 +107,7 @@ class Group:
         self._opened = opened
         self._hosts = not address
         self.folder: Path | None = None
-        """folder of the group's log and report; None except at the host"""
+        """folder of the group's log and report, or None except at the host"""
         self._owned: MemberState | None = None
         self._agreed: ExchangeSettings | None = None
         self._data: SharedData | None = None
@@ -350,7 +350,9 @@ class Group:
         return 0 if self._member is None else self._member.rounds
 
     def leave(self) -> None:
-        """Leave the group; samples of an unfinished step go to another member. Without effect if it has ended."""
+        """Leave the group; samples of an unfinished step go to another member. The call has no effect once it has
+        ended.
+        """
         atexit.unregister(self.leave)
         if self._member is not None:
             self._member.leave()

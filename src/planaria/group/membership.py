@@ -51,7 +51,7 @@ class _OwnProcess:
 
     def __init__(self) -> None:
         self.orders: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
-        """worker and incarnation to become; None: the membership has ended"""
+        """worker and incarnation to become, or None once the membership has ended"""
         self.empty = False
         self.dismiss: Callable[[], object] = bool
         """ends the membership"""

@@ -15,7 +15,7 @@ class GroupOptimizer(Optimizer):
     """The owner's optimizer with another ``step``. Schedulers and gradient scalers accept it like the original."""
 
     def __init__(self, original: Optimizer, step: Callable[[], None], mid_block: Callable[[], bool]) -> None:
-        """Only ``original`` is initialised, not the base.
+        """Keep ``original``; the base class is not initialised.
 
         :param mid_block: returns whether the block has more batches.
         """
@@ -38,7 +38,7 @@ class GroupOptimizer(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Hand the gradient to the group and return once the group has applied the update, or dropped the step.
 
-        Without effect within a block (``shard(accumulate=...)``), as in ``accelerate``.
+        The call has no effect within a block (``shard(accumulate=...)``), as in ``accelerate``.
 
         :param closure: computes the gradient; called once, and its result is returned.
         :raises RunStopped: if this process is no longer a member.

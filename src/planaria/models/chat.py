@@ -67,7 +67,7 @@ class Template:
         return True
 
     def end(self, tokenizer: Tokenizer) -> int | None:
-        """Return the control token that closes the assistant's turns; None if that is not a single token."""
+        """Return the control token that closes the assistant's turns, or None if that is not a single token."""
         after = tokenizer.encode_marked(self._parts(("user", "assistant", "user"))[2])
         return after[0] if after and tokenizer.is_control(after[0]) else None
 
@@ -108,8 +108,8 @@ class Template:
     ) -> tuple[str, list[tuple[int, int] | None]]:
         """Return the text of a dialogue, and where the messages ``numbers`` start and stop in it.
 
-        A message is what it adds to the text before it. None: the template renders it, or an earlier message,
-        differently when it is the last.
+        A message is what it adds to the text before it. Its place is None if the template renders it, or an earlier
+        message, differently when it is the last.
 
         :raises UserError: with ``fix``, if the template fails.
         """
@@ -290,7 +290,7 @@ def template_of(path: Path) -> Template | None:
 
 
 def template_in(metadata: ModelMetadata | None, path: Path) -> Template | None:
-    """Return the chat template among the settings of the model at ``path``; None if it has none.
+    """Return the chat template among the settings of the model at ``path``, or None if it has none.
 
     :raises UserError: if the template is too large.
     """

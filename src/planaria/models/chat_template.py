@@ -78,8 +78,8 @@ def _compile(template: str) -> Any:
 def _spans(source: str, full: str, values: Mapping[str, Any], answers: Sequence[int]) -> list[TextSpan]:
     """Return the span of each answer in a dialogue's text ``full``.
 
-    An answer is what it adds to the text of the messages before it. None: the template renders it, or an earlier
-    message, differently when it is the last. The list ends early if that takes many renderings.
+    An answer is what it adds to the text of the messages before it. Its span is None if the template renders it, or an
+    earlier message, differently when it is the last. The list ends early if that takes many renderings.
     """
     characters, in_order = 0, list[TextSpan]()
 
@@ -125,7 +125,7 @@ def _spans_by_marks(source: str, full: str, values: Mapping[str, Any], answers: 
 @functools.lru_cache(maxsize=16)
 def _mark_messages(source: str) -> tuple[Any, int]:
     """Return a template with a mark before each message and after the last one, and the number of messages that
-    it requires. None: the text of a message may depend on later ones, or on more than the messages.
+    it requires. The template is None if the text of a message may depend on later ones, or on more than the messages.
     """
     tree = _environment().parse(source)
     sets = [(node.target, node.node) for node in tree.body if isinstance(node, nodes.Assign)]

@@ -31,7 +31,7 @@ class EndsStage(Protocol):
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss in nats of hidden states [B, T, D] against the next tokens [B, T]; a scalar.
 
-        Dialogues have targets of -100: the mean is over the others, as of PyTorch's cross entropy."""
+        Targets of -100, which dialogues have, are ignored, as by PyTorch's cross entropy."""
         ...
 
 
@@ -103,11 +103,11 @@ class Family(Choice, ABC):
         return None
 
     def layer_work(self, config: ModelConfig) -> tuple[float, ...] | None:
-        """Return the FLOPs of each decoder layer's passes of one sample; None if all layers are equal."""
+        """Return the FLOPs of each decoder layer's passes of one sample, or None if all layers are equal."""
         return None
 
     def layer_sizes(self, config: ModelConfig) -> tuple[int, ...] | None:
-        """Return the number of parameters of each decoder layer; None if all layers are equal."""
+        """Return the number of parameters of each decoder layer, or None if all layers are equal."""
         return None
 
     def global_name(self, config: ModelConfig, stages: int, stage: int, local: str) -> str:
@@ -152,7 +152,8 @@ class Family(Choice, ABC):
 
     @classmethod
     def open_folder(cls, folder: Path) -> Any:
-        """Open a Hugging Face folder as a :class:`~planaria.models.foreign_weights.WeightsFile`; None: as a LLaMA.
+        """Open a Hugging Face folder as a :class:`~planaria.models.foreign_weights.WeightsFile`, or
+        return None to open it as a LLaMA.
 
         :raises UserError: if files are missing or damaged, or the model is not of this family.
         """
@@ -161,7 +162,7 @@ class Family(Choice, ABC):
     def text_model(self, config: ModelConfig, read: Callable[[str], Tensor], context: int) -> TextModel | None:
         """Return the whole model for texts of up to ``context`` tokens; ``read`` returns weights by global name.
 
-        None: the family's weights are a LLaMA's, which planaria decodes itself.
+        Return None if the family's weights are a LLaMA's, which planaria decodes itself.
         """
         return None
 
@@ -177,7 +178,9 @@ class Family(Choice, ABC):
         return []
 
     def stage_difference(self, config: ModelConfig, stages: int) -> str:
-        """Return how block stages of equal size differ, and which cut has equal ones; empty if they do not differ."""
+        """Return how block stages of equal size differ, and which cut has equal ones, or an empty string if they do not
+        differ.
+        """
         return ""
 
     def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:

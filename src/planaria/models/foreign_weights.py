@@ -30,15 +30,15 @@ class WeightsFile:
     read: Callable[[str], Tensor]
     """read a tensor by global name, of any type, finite or not"""
     tokenizer: Path | None = None
-    """path for :meth:`planaria.data.tokenizer.Tokenizer.open`; None: there is no tokenizer"""
+    """path for :meth:`planaria.data.tokenizer.Tokenizer.open`, or None if there is no tokenizer"""
     bare: bool = False
     """whether the weights were trained without the tokens that the tokenizer's template adds"""
     routing: Routing | None = None
-    """routing of layers with several feed-forward blocks; None: one block per layer"""
+    """routing of layers with several feed-forward blocks, or None for one block per layer"""
     usage: ModelMetadata | None = None
-    """settings stored beside the weights; None: unknown"""
+    """settings stored beside the weights, or None if unknown"""
     expected: Callable[[ModelConfig], Mapping[str, tuple[int, ...]]] | None = None
-    """return the shapes of a model's parameters by global name; None: those of a LLaMA with ``routing``"""
+    """return the shapes of a model's parameters by global name, or None for those of a LLaMA with ``routing``"""
 
     def __post_init__(self) -> None:
         """:raises UserError: naming the file and the first tensor that is missing, of another shape, or unknown."""

@@ -126,7 +126,7 @@ def open_folder(folder: Path) -> WeightsFile:
 
 
 def tokenizer_of(folder: Path) -> Path | None:
-    """Return the folder's tokenizer.json; None if it has none."""
+    """Return the folder's tokenizer.json, or None if it has none."""
     return folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
 
 

@@ -133,7 +133,7 @@ class KeyValueCache(NamedTuple):
     values: Tensor
     """[B, K, N, d], like ``keys``"""
     mask: Tensor | None
-    """[B, 1, T, N], added to the scores: -inf hides a slot; None: causal"""
+    """[B, 1, T, N], added to the scores: -inf hides a slot; None for a causal mask"""
 
 
 class LayerFactory(Protocol):

@@ -213,7 +213,7 @@ class Llama(nn.Module):
         initialise: bool = True,
         routing: Routing | None = None,
     ) -> None:
-        """``routing``: of layers with several feed-forward blocks; None: each has one."""
+        """``routing``: routing of layers with several feed-forward blocks, or None if each has one."""
         super().__init__()
         if config.one_array:
             raise ValueError("stages of one array each hold the whole model; put together what dense_state gives")

@@ -113,7 +113,7 @@ def to_keys(routing: Routing) -> dict[str, Any]:
 
 
 def from_keys(location: object, table: Mapping[str, Any]) -> Routing | None:
-    """Return the routing in the config.json ``location``; None if layers have one block.
+    """Return the routing in the config.json ``location``, or None if layers have one block.
 
     :raises UserError: if the numbers are invalid.
     """

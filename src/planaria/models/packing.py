@@ -322,7 +322,8 @@ def _check_digests(named: dict[str, Tensor]) -> None:
 
 
 def weights_digest(rows: Mapping[str, bytes]) -> str:
-    """Return one digest (hex) of all weights of a state, from each entry's :func:`digest`; empty if there are none.
+    """Return one digest (hex) of all weights of a state, from each entry's :func:`digest`, or an empty string if there
+    are none.
 
     It is equal for two states exactly if all their weights are, bit for bit.
     """

@@ -7,6 +7,8 @@ a normal variable best, none at zero; the largest number would take all the rang
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -61,11 +63,7 @@ def encode(x: Tensor, bits: int) -> Tensor:
     if bits > 2:
         relative += 0.5  # levels are whole steps, so floor takes the nearest
     levels = relative.floor_().clamp_(-half, half - 1).add_(half).to(torch.uint8)
-    packed = levels.view(-1, 8 // bits)
-    byte = packed[:, 0].clone()
-    for index in range(1, 8 // bits):
-        byte |= packed[:, index] << (bits * index)
-    return torch.cat([scales.view(torch.uint8), byte])
+    return torch.cat([scales.view(torch.uint8), pack(levels.view(-1, 8 // bits).T, bits)])
 
 
 def decode(coded: Tensor, count: int, bits: int) -> Tensor:
@@ -78,10 +76,8 @@ def decode(coded: Tensor, count: int, bits: int) -> Tensor:
         raise ValueError(f"{count} numbers of {bits} bits are {expected} bytes, not {coded.dtype} {list(coded.shape)}")
     groups = -(-count // GROUP)
     scales = coded[: SCALE_BYTES * groups].clone().view(torch.float16).float()
-    byte = coded[SCALE_BYTES * groups :]
-    mask = (1 << bits) - 1
     half = 1 << (bits - 1)
-    levels = torch.stack([(byte >> (bits * index)) & mask for index in range(8 // bits)], 1)
+    levels = torch.stack(unpack(coded[SCALE_BYTES * groups :], bits).unbind(), 1)
     centred = levels.view(groups, GROUP).float() - (half - 0.5 if bits == 2 else half)
     return (centred * scales.unsqueeze(1)).view(-1)[:count]
 
@@ -90,3 +86,45 @@ def has_finite_scales(coded: Tensor, bits: int) -> bool:
     """Whether all scales in ``coded`` are finite."""
     groups = coded_count(len(coded), bits) // GROUP
     return all_finite(coded[: SCALE_BYTES * groups].clone().view(torch.float16))
+
+
+def planes(bits: int) -> tuple[int, int]:
+    """Return (P, B): P numbers of ``bits`` bits fill B bytes."""
+    together = math.lcm(bits, 8)
+    return together // bits, together // 8
+
+
+def pack(numbers: Tensor, bits: int) -> Tensor:
+    """Return ``numbers`` (uint8, below 2ᵇ, as planes [P, n/P] or their concatenation [n]) without gaps: uint8 [n·b/8].
+
+    The first B planes are the low b bits of B bytes per position. The others, b bits each, fill the remaining 8 - b
+    bits of those bytes. Planes are contiguous, so that packing is a few passes over whole tensors.
+    """
+    count, size = planes(bits)
+    stored = numbers.reshape(count, -1)
+    if bits == 8:
+        return stored[0]
+    rest = stored[size].to(torch.int16)
+    for index, plane in enumerate(stored[size + 1 :], 1):
+        rest |= plane.to(torch.int16) << (bits * index)
+    out = torch.empty(size, stored.shape[1], dtype=torch.uint8, device=numbers.device)
+    for index in range(size):
+        high = (rest >> ((8 - bits) * index)) & ((1 << (8 - bits)) - 1)
+        torch.bitwise_or(stored[index], high.to(torch.uint8) << bits, out=out[index])
+    return out.view(-1)
+
+
+def unpack(packed: Tensor, bits: int) -> Tensor:
+    """Return the numbers in ``packed`` as planes, uint8 [P, n/P]."""
+    count, size = planes(bits)
+    stored = packed.view(size, -1)
+    if bits == 8:
+        return stored
+    numbers = torch.empty(count, stored.shape[1], dtype=torch.uint8, device=packed.device)
+    torch.bitwise_and(stored, (1 << bits) - 1, out=numbers[:size])
+    rest = (stored[0] >> bits).to(torch.int16)
+    for index in range(1, size):
+        rest |= (stored[index] >> bits).to(torch.int16) << ((8 - bits) * index)
+    for index, plane in enumerate(numbers[size:]):
+        plane.copy_((rest >> (bits * index)) & ((1 << bits) - 1))
+    return numbers

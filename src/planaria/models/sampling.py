@@ -18,14 +18,14 @@ MAX_NEW = 1_000_000
 
 
 class Sampling(NamedTuple):
-    """How one text is completed."""
+    """Settings for the completion of one text."""
 
     max_new: int
     """maximum number of tokens"""
     temperature: float = 0.0
     """0 is greedy; otherwise draw with probability softmax(logits / temperature)"""
     top_k: int | None = None
-    """number of most likely tokens to sample from; None: all"""
+    """number of most likely tokens to sample from, or None for all"""
     seed: int = 0
 
     def check(self) -> None:

@@ -24,7 +24,7 @@ class StageState:
     ``moments`` maps a parameter to its optimizer's tensors by name (``models.optimizers.Optimizer.keys``), and
     ``clocks`` to their number of updates. Both are empty before the first update and have the same names. ``lr_scale``
     multiplies the stage's learning rate; parameters in ``scales``, from stages of another cut, have their own. The
-    norms (L2, before and after clipping) are those of the last committed gradient; None before the first.
+    norms (L2, before and after clipping) are those of the last committed gradient, or None before the first.
     ``generators`` are the states of the worker's random generators by kind of device. ``outer`` is the replicas' state
     between rounds (``exchange.base.StageOuterState``). ``further`` is what a member of a group keeps beside its
     weights: its optimizer, buffers and counters (``group/member_state.py``).

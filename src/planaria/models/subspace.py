@@ -42,8 +42,8 @@ class Subspace(NamedTuple):
         return cls(config.vocab, config.dim, config.subspace.rank, config.subspace.seed)
 
     def coordinates(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Return y = (x − F[id]) U of x [..., D]: [..., k], fp32. Without ``ids`` F is left out: of a gradient, which
-        enters y through Uᵀ alone."""
+        """Return y = (x − F[id]) U of x [..., D]: [..., k], fp32. Without ``ids`` F is left out, as for a gradient,
+        which enters y through Uᵀ alone."""
         with torch.autocast(x.device.type, enabled=False):
             offset = x.float() if ids is None else x.float() - offsets(self, x.device)[ids]
             return offset @ basis(self, x.device)

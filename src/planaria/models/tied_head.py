@@ -18,7 +18,7 @@ class TiedHead(nn.Module, ABC):
     """Base class of ends stages."""
 
     head_alias: Tensor | None = None
-    """the head of a tied table; None if the head has its own weights"""
+    """the head of a tied table, or None if the head has its own weights"""
 
     @property
     @abstractmethod
@@ -39,7 +39,8 @@ class TiedHead(nn.Module, ABC):
         return self.table.detach().requires_grad_(self.table.requires_grad)
 
     def fold_gradients(self) -> None:
-        """Add the head's gradient to the table's and clear it. No effect if untied, or when repeated."""
+        """Add the head's gradient to the table's and clear it. The call has no effect if the head is untied or
+        has no gradient."""
         if self.head_alias is None or self.head_alias.grad is None:
             return
         table = self.table

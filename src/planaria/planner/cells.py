@@ -107,8 +107,8 @@ Cell = list[list[int]]
 def divide_into_cells(problem: PlanningProblem, rng: random.Random) -> tuple[Solution, list[list[int]]] | None:
     """Return a plan and the nodes of its cells, which consist of neighbouring sites.
 
-    Each cell uses a stage in proportion to its nodes in that stage. None if there is only one cell, if only some nodes
-    have roles, or if the rules allow no cells.
+    Each cell uses a stage in proportion to its nodes in that stage. Return None if there is only one cell, if only some
+    nodes have roles, or if the rules allow no cells.
     """
     if problem.role.any() and not _fixed_data_nodes(problem):
         return None
@@ -173,7 +173,7 @@ def _fixed_data_nodes(problem: PlanningProblem) -> set[int]:
 
 
 def _deal_to_stages(problem: PlanningProblem, bags: Sequence[Bag], rng: random.Random) -> list[Cell] | None:
-    """Deal the bags' workers to stages so that the totals match the sizes; None if that fails."""
+    """Deal the bags' workers to stages so that the totals match the sizes; return None if that fails."""
     left = list(problem.sizes)
     cells: list[Cell] = []
     for data_nodes, workers in bags:
@@ -243,7 +243,7 @@ def search_by_cells(
 ) -> Iterator[Solution] | None:
     """Yield plans that never get worse, endlessly.
 
-    None in a small network, and with gradient sums, since stages then span all cells.
+    Return None for a small network, and with gradient sums, since stages then span all cells.
     """
     begun = divide_into_cells(problem, chance) if problem.nodes >= MIN_NODES_FOR_CELLS and not problem.summed else None
     return None if begun is None else _improve_cell(problem, *begun, rng, anneal)

@@ -72,7 +72,7 @@ def replan_paths(
 
 
 def improve_paths(flows: Sequence[SiteFlow], network: PathNetwork, before: Assignment) -> Assignment | None:
-    """Return the assignment after one move, of a flow or of two together, that lowers loads; None if there is none.
+    """Return the assignment after one move, of a flow or of two together, that lowers loads, or None if there is none.
 
     Loads of the affected links are compared, largest first. Flows over the largest load are tried first; two flows move
     only to lower the largest load. The caller limits the number of calls, since a move costs a new connection.

@@ -230,7 +230,7 @@ def by_centrality(problem: PlanningProblem, solution: Solution, stage: int) -> l
 
 
 def order_violation(problem: PlanningProblem, solution: Solution, microbatch: int) -> str:
-    """Return how a microbatch's route violates CC3; empty if it does not."""
+    """Return how a microbatch's route violates CC3, or an empty string if it does not."""
     return cc3_violation(solution.stage[solution.path[microbatch]].tolist(), problem.swaps, problem.jump)
 
 

@@ -125,7 +125,7 @@ class Schedule(Section):
 
     @property
     def gap(self) -> float | None:
-        """Return the share by which another plan could be faster at most; None if passes take no time."""
+        """Return the share by which another plan could be faster at most, or None if passes take no time."""
         if not any(any((*machine.forward_s, *machine.backward_s)) for machine in self.nodes):
             return None
         return 1 - self.bound.step_s / self.step_s if self.step_s else 0.0

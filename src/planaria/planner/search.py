@@ -117,7 +117,8 @@ class _Run:
         best, now, moves = solution.copy(), solution.copy(), int(min(moves, self.budget.moves - self.spent))
         least = step_ns(problem, solution)
         temperature = least / problem.sizes[0] * _cooling(np.arange(moves) / max(1, moves))
-        *_, least = least, *self._anneal_in_pieces(problem, now, temperature, rng, best, least)
+        for step in self._anneal_in_pieces(problem, now, temperature, rng, best, least):
+            least = step
         return best, least
 
     def run_round(self, number: int, length: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
@@ -190,7 +190,7 @@ class Recovery(Choice, ABC):
 
     @property
     def retention(self) -> SnapshotRetention | None:
-        """Schedule of the snapshots that all stages retain of the same step; None: no snapshots."""
+        """Schedule of the snapshots that all stages retain of the same step, or None if there are none."""
         return None
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
@@ -230,7 +230,8 @@ class Recovery(Choice, ABC):
         return state
 
     def rebuild_copy(self, copy: Copy, donated: Mapping[int, StageState]) -> StageState | None:
-        """Return the copy that the lost stage ``copy.host`` held, rebuilt from ``donated``; None: start empty."""
+        """Return the copy that the lost stage ``copy.host`` held, rebuilt from ``donated``, or None to start
+        empty."""
         return None
 
 
@@ -245,10 +246,10 @@ Moment = Literal["before", "after"]
 """"before": made from committed state; "after": made from the step's gradient"""
 
 
-class Sender(Protocol):
+class Sender:
     """Sends one copy from its stage. Both sides act in steps; nothing counts until the step is committed.
 
-    A subclass sends and holds nothing unless it overrides a method.
+    The base class sends and keeps nothing; subclasses override the methods that they need.
     """
 
     @property
@@ -258,7 +259,6 @@ class Sender(Protocol):
 
     def restart(self) -> None:
         """Restart with an empty copy: the stage or its host has a new worker."""
-        ...
 
     def message_before_step(self, step: int, state: StageState) -> Tensor | None:
         """Return the message to send at the beginning of ``step``, if any."""
@@ -274,65 +274,66 @@ class Sender(Protocol):
 
     def commit(self, step: int) -> None:
         """Commit ``step``: its messages count."""
-        ...
 
     def drop(self) -> None:
         """Drop the step: its messages do not count. By default there is nothing to undo."""
-        return
 
 
-class Holder(Protocol):
+class Holder(ABC):
     """Holds one copy at its host; receives the messages of the senders."""
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes kept between steps."""
-        ...
 
+    @abstractmethod
     def restart(self) -> None:
         """Restart like the senders; keep the copy until a newer one is complete."""
-        ...
 
+    @abstractmethod
     def expects(self, step: int) -> tuple[Moment, ...]:
         """Return the messages that each source sends in ``step``."""
-        ...
 
+    @abstractmethod
     def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
         """Take one message from the stage ``source``.
 
         :raises ValueError: if the message is malformed.
         """
-        ...
 
     def on_forward_output(self, microbatch: int, x: Tensor) -> None:
         """Process the host's forward output ``x`` for a copied stage; ignore it by default."""
         return
 
-    def commit(self, step: int) -> None: ...
+    @abstractmethod
+    def commit(self, step: int) -> None:
+        """Commit ``step``: its messages count."""
 
-    def drop(self) -> None: ...
+    @abstractmethod
+    def drop(self) -> None:
+        """Drop the step: its messages do not count."""
 
+    @abstractmethod
     def state(self) -> StageState:
         """Return the part of the copy that the host can send; shares memory."""
-        ...
 
 
-@runtime_checkable
-class RestoredHolder(Holder, Protocol):
+class RestoredHolder(Holder):
     """The holder of a strategy with :class:`SnapshotRetention`; :meth:`Recovery.rebuild_copy` rebuilds its copy."""
 
     @property
+    @abstractmethod
     def retained(self) -> int:
         """The step of :meth:`state`; -1: none."""
-        ...
 
+    @abstractmethod
     def intact(self) -> bool:
         """Whether the bytes of :meth:`state` are unchanged since they were kept."""
-        ...
 
+    @abstractmethod
     def load(self, state: StageState, step: int) -> None:
         """Hold ``state``, as of ``step``."""
-        ...
 
 
 def numel(shapes: Mapping[str, torch.Size]) -> int:

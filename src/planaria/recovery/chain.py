@@ -52,7 +52,7 @@ class Chain:
         self.control_strategy = self._find_control()
         """name of the strategy, if it is a control; else empty"""
         self.retaining = self._find_retaining()
-        """name and retention of the strategy that retains snapshots of all stages; None: no strategy does"""
+        """name and retention of the strategy that retains snapshots of all stages, or None if no strategy does"""
         self.slots = [CopySlot(name, copy) for name, each in self.strategies.items() for copy in each.copies(stages)]
 
     def _find_control(self) -> str:

@@ -38,7 +38,7 @@ ENDS = 0
 
 
 def swap_partner(stage: int, stages: int) -> int | None:
-    """Return the stage with which an outermost block stage is swapped; None for other stages."""
+    """Return the stage with which an outermost block stage is swapped, or None for other stages."""
     return {1: 2, stages: stages - 1}.get(stage)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoint recovery: roll all stages back to the last durable state. Also the best checkpoint interval."""
+"""Checkpoint recovery, which rolls all stages back to the last durable state, and the best checkpoint interval."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class ParityGroup:
     def members_to_read(self, lost: Collection[int], rebuilt: int) -> dict[int, tuple[int, ...]] | None:
         """Return the members to read per stripe for the lost member ``rebuilt``, with the parities that it held.
 
-        None if the others do not determine it.
+        Return None if the others do not determine it.
         """
         by_stripe = {}
         for stripe in range(self.members):

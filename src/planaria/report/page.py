@@ -48,7 +48,7 @@ class PageContents:
 
 
 _page_contents: ContextVar[PageContents | None] = ContextVar("page_contents", default=None)
-"""contents of the page being built; None outside of one"""
+"""contents of the page being built, or None outside of one"""
 
 
 def build_parts(body: Iterable[str]) -> tuple[list[str], PageContents]:

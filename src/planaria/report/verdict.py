@@ -15,7 +15,7 @@ class Verdict:
     """Verdict on a run, comparison, plan, swarm, drill or experts run."""
 
     good: bool | None
-    """whether it succeeded; None if unknown"""
+    """whether it succeeded, or None if unknown"""
     badge: str
     """the verdict in a few words"""
     summary: str

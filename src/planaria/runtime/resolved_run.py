@@ -153,7 +153,7 @@ class ResolvedRun:
         return node if self.schedule is not None else self.arrangement.stage[node]
 
     def link(self, source: int, target: int) -> tuple[float, float | None]:
-        """Return latency (s) and bandwidth (bytes/s; None: unlimited) between two nodes."""
+        """Return latency (s) and bandwidth (bytes/s, or None if unlimited) between two nodes."""
         network = self.config.network
         if self.schedule is None:
             return network.latency_s, network.bandwidth

@@ -142,7 +142,7 @@ def test_the_section_names_every_replica_and_has_its_figures() -> None:
     left = [(4.0, d.Disband(replica=1, workers=["c", "d"], reason="")), (6.0, d.ReplicaRestarted(replica=1))]
     (text,) = replica_section(r.record([*WHOLE, *left]))
     assert "left at 4.0 s, back at 6.0 s" in text and text.count("throughout") == 2
-    for name in ("spread", "waits", "meetings"):
+    for name in ("spread", "waits", "rounds"):
         assert f'id="{name}"' in text
     assert "1 round; alone 1 of 3 times, 1 by the draw" in text
 

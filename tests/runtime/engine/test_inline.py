@@ -15,7 +15,7 @@ from planaria.config.schema import RunConfig
 from planaria.models.llama_stages import Llama, global_name
 from planaria.pipeline.routing import routes
 from planaria.recovery.chain import ChainPlan
-from planaria.recovery.neighbour_average import merge
+from planaria.recovery.checkfree import merge
 from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.runtime.worker.runner import NonFinite, StageRunner

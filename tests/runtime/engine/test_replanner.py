@@ -8,8 +8,8 @@ from tiny_engine import Recipe
 
 from planaria.control.facts.decisions import Replan
 from planaria.control.facts.events import Replanned
-from planaria.runtime.engine import process_engine as replanner
-from planaria.runtime.engine.process_engine import Replanner
+from planaria.runtime.engine import replanner
+from planaria.runtime.engine.replanner import Replanner
 from planaria.runtime.resolved_run import ResolvedRun
 from schedules import on_schedule, shape
 from waiting import until

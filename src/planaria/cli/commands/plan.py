@@ -39,7 +39,7 @@ def describe(config: RunConfig, width: int = 100) -> str:
 
 
 def _relays(resolved: ResolvedRun) -> str:
-    """Return lines on the edges of each relay at the start, and their balance; empty without relays."""
+    """Return lines on the edges of each relay at the start, and their balance, or an empty string without relays."""
     config = resolved.config
     if not config.fleet.relays or config.engine != "fleet":
         return ""

@@ -136,8 +136,8 @@ def _eval(
     microbatches: Annotated[int | None, flag("N", "validation microbatches (default: train.eval_microbatches)")] = None,
     worst: Annotated[bool, switch("--worst", WORST)] = False,
     tokens: Annotated[int | None, flag("T", "with --worst: of each text, from its beginning (default: prefix)")] = None,
-    floor: Annotated[float | None, flag("W", "with --worst: least weight of an expert (default .01)")] = None,
-    tolerance: Annotated[float | None, flag("R", "with --worst: residual to reach (default .001)")] = None,
+    floor: Annotated[float | None, flag("W", "with --worst: least weight of an expert (default 0.01)")] = None,
+    tolerance: Annotated[float | None, flag("R", "with --worst: residual to reach (default 0.001)")] = None,
 ) -> int:
     """Measure validation perplexity, whole and with stages omitted."""
     from planaria.models.huggingface import is_exported

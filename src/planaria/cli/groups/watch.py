@@ -34,7 +34,7 @@ class Live(NamedTuple):
 
 
 def live_address(flags: Live) -> ServerAddress | None:
-    """Return the address of the live page of ``train``; None without --live.
+    """Return the address of the live page of ``train``, or None without --live.
 
     :raises UserError: if a flag is given that requires --live.
     """

@@ -55,8 +55,8 @@ class Save(Fact):
     """nodes that save their stage's weights, while its other nodes save only their outer state; empty: all nodes save
     weights"""
     compared: list[int] = Field(default_factory=list)
-    """further nodes that report the digest of their weights, since those of a stage must be equal; they write only what
-    ``whole`` has them write"""
+    """further nodes that report the digest of their weights, since the nodes of a stage must have equal weights; a node
+    writes its weights only as ``whole`` specifies"""
     background: bool = False
     """whether training continues as soon as all workers hold a copy of the state to write"""
 

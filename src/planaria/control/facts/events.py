@@ -203,7 +203,7 @@ class Replanned(Fact):
 
 
 class RoundSettled(Fact):
-    """Only in logs of older versions, where one process trained all replicas: a round of their exchange."""
+    """A round of the exchange in a log of an older version, where one process trained all replicas."""
 
     kind: Literal["round_settled"] = "round_settled"
     step: int
@@ -218,8 +218,7 @@ class RoundSettled(Fact):
 
 
 class ReplicasEvaluated(Fact):
-    """Only in logs of older versions, like :class:`RoundSettled`: validation losses of each replica and of their mean,
-    in nats."""
+    """Validation losses of each replica and of their mean, in nats, in a log like that of :class:`RoundSettled`."""
 
     kind: Literal["replicas_evaluated"] = "replicas_evaluated"
     step: int

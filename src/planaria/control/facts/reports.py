@@ -59,7 +59,7 @@ class WorkReport(Fact):
 
 
 class Heartbeat(Fact):
-    """A heartbeat with the current action of the worker's main thread. Never logged."""
+    """A heartbeat with the current action of the worker's main thread. It is never logged."""
 
     kind: Literal["heartbeat"] = "heartbeat"
     doing: str = "orders"
@@ -149,7 +149,7 @@ class StageReady(Fact):
     loss: float | None = None
     replica: int = 0
     grad_norm: float | None = None
-    """L2 norm of the stage's gradient before clipping; None in a validation"""
+    """L2 norm of the stage's gradient before clipping, or None in a validation"""
     received: dict[int, str] = Field(default_factory=dict)
     """replica → digest of its received gradient, if members report them; its own as sent"""
 

@@ -92,7 +92,7 @@ class MessageCompressed(Fact):
     estimate_error: float | None = None
     """distance of the exact vector from its estimate afterwards, with feedback by estimates"""
     full: Full | None = None
-    """why the message was sent uncompressed; None: it was compressed"""
+    """why the message was sent uncompressed, or None if it was compressed"""
 
 
 class RoundApplied(Fact):

@@ -68,7 +68,7 @@ def find_slow_parts(
 
 
 def hand_over_slow_stage(run: RunState, replica: ReplicaState) -> d.HandOverSlowStage | None:
-    """Return the decision that the next slow worker hands its stage to a spare; None if no handover pays off."""
+    """Return the decision that the next slow worker hands its stage to a spare, or None if no handover pays off."""
     if run.settings.diagnose != "act" or run.stopping or run.allotment.done or replica.open_round:
         return None
     gauges = run.gauges.of(replica.holders)

@@ -89,7 +89,8 @@ class BlockAllocation:
     """upper bound of all blocks ever taken"""
 
     def next_for(self, replica: int, lost: Collection[int], patience: int) -> int | None:
-        """Return the next block of ``replica`` while the replicas in ``lost`` are absent; None if none is left for it.
+        """Return the next block of ``replica`` while the replicas in ``lost`` are absent, or None if none is left for
+        it.
 
         It helps another lane only if that has more than ``patience`` free blocks.
         """
@@ -136,7 +137,7 @@ class BlockAllocation:
     def commit(self, replica: int, remembered: int | None = None) -> BlockAllocation:
         """Commit the block in progress of ``replica``.
 
-        :param remembered: steps that its workers can undo from memory; None: no memory.
+        :param remembered: steps that its workers can undo from memory, or None without one.
         """
         block, after = self.in_progress[replica], self.since_unsealed_save
         since = MappingProxyType(

@@ -29,7 +29,7 @@ class MemorySnapshot:
 
     @classmethod
     def start(cls, chain: Chain) -> MemorySnapshot | None:
-        """Return a replica's memory at the start; None unless a strategy of the chain keeps snapshots of all stages."""
+        """Return a replica's memory at the start, or None if no strategy of the chain keeps snapshots of all stages."""
         return None if chain.retaining is None else cls(*chain.retaining)
 
     @property

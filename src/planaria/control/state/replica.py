@@ -199,7 +199,7 @@ class ReplicaState:
     rejected: Mapping[int, frozenset[int]] = field(default_factory=lambda: MappingProxyType({}))
     """replica → replicas whose updates it rejected in the current step"""
     memory: MemorySnapshot | None = None
-    """snapshots in its workers' memory; None if no strategy keeps them"""
+    """snapshots in its workers' memory, or None if no strategy keeps them"""
     unrecoverable_reason: str = ""
     """why the strategy cannot continue"""
 
@@ -248,7 +248,7 @@ class ReplicaState:
         return self.arrangement.of(self.holders.keys() - self.lost - self.origins.keys())
 
     def routes_over(self, present: Collection[int]) -> Routes | None:
-        """Return the routes of microbatches over the present nodes; None if they need planning."""
+        """Return the routes of microbatches over the present nodes, or None if they need planning."""
         missing = self.arrangement.stage.keys() - set(present)
         if self.plan_override and set(self.plan_override.nodes) == set(present):
             return self.plan_override.routes

@@ -52,7 +52,7 @@ class Host:
 
     @property
     def rejection(self) -> str:
-        """Return why the machine is dismissed; empty if it is not."""
+        """Return why the machine is dismissed, or an empty string if it is not."""
         if self.failure or not self.workers or self.failed_starts < MAX_FAILED_STARTS:
             return self.failure
         return f"{self.failed_starts} workers in a row died there before they were ready"

@@ -174,7 +174,7 @@ class RunState:
     term: int = 1
     """number of the controller that leads this part of the run"""
     undecided: frozenset[int] | None = None
-    """replicas that may need a decision; None: all, and the run"""
+    """replicas that may need a decision, or None for all of them and the run"""
 
     @classmethod
     def start(cls, settings: RunStarted) -> RunState:

@@ -186,7 +186,7 @@ class WrongType(MessageAttack):
 class LabelFlip(Attack):
     """y ← V − 1 − y for every target y of a vocabulary of V (arXiv 2012.10333 and others).
 
-    The message follows from these labels. Only for the ends stage, which has the targets.
+    The message follows from these labels. The attack acts on the ends stage only, which has the targets.
     """
 
     def labels(self, targets: Tensor, vocab: int) -> Tensor:

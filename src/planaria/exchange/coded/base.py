@@ -65,7 +65,7 @@ class Scheme(Choice, ABC):
     """whether decoding returns the exact sum instead of an estimate"""
 
     def why_unsupported(self, n: int) -> str:
-        """Return why the scheme does not support n workers, with a fix; empty if it does."""
+        """Return why the scheme does not support n workers, with a fix, or an empty string if it does."""
         return ""
 
     def delay(self) -> int:
@@ -102,7 +102,7 @@ class Scheme(Choice, ABC):
 
     @abstractmethod
     def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
-        """Return the vectors and coefficients whose sum is the job's gradient; None if undecodable."""
+        """Return the vectors and coefficients whose sum is the job's gradient, or None if undecodable."""
 
     @abstractmethod
     def conforms(self, n: int, history: History) -> bool:

@@ -11,7 +11,7 @@ from planaria.exchange.coded.coded_facts import CloseRound, CodedStep, ResultsSe
 
 
 def first_round(run: RunState) -> CodedStep | None:
-    """Return the progress of a new training step; None without coding."""
+    """Return the progress of a new training step, or None without coding."""
     return CodedStep() if run.settings.coded else None
 
 

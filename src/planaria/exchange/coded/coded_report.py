@@ -65,7 +65,7 @@ def _laps(record: RunRecord) -> list[RoundTimes]:
 
 
 def profile_of(record: RunRecord) -> FinishTimes | None:
-    """Return the delays of the run's rounds; None if too few have equal loads.
+    """Return the delays of the run's rounds, or None if too few have equal loads.
 
     An interrupted replica counts as finished at the end of the round. The part of a round that a replica's busiest
     stage computes grows with the load; the rest is a cost per mini-task.

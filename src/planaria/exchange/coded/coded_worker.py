@@ -134,7 +134,7 @@ class PartialSums:
 
 
 def coded_steps(resolved: ResolvedRun) -> CodedSteps | None:
-    """Return the coded steps of a run; None if every step waits for all replicas.
+    """Return the coded steps of a run, or None if every step waits for all replicas.
 
     :raises UserError: for a setting that conflicts with a code.
     """

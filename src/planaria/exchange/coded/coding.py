@@ -37,7 +37,7 @@ class AssignedTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Coding:
-    """Pure: the counted replicas of earlier rounds determine the tasks of the next."""
+    """The tasks of each round, which follow from the counted replicas of earlier rounds alone."""
 
     coded: CodedSchedule
     replicas: int
@@ -90,7 +90,7 @@ class Coding:
     def may_close(self, counted: CountedReplicas, done: frozenset[int], late: bool) -> bool:
         """Return whether the next round may end with the results of the replicas in ``done``.
 
-        Not before it is ``late``, if the others would have to repeat work.
+        If the scheme lets later rounds repeat missing work, the round ends early only once it is ``late``.
         """
         missing = self.uncounted_replicas(done)
         if not missing:

@@ -39,7 +39,7 @@ class GradientCode(ABC):
 
     @abstractmethod
     def coefficients(self, workers: Collection[int]) -> dict[int, float] | None:
-        """Return coefficients of some of these ``workers``; None if they do not determine the sum."""
+        """Return coefficients of some of these ``workers``, or None if they do not determine the sum."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +192,7 @@ def rounding_amplification(n: int, spare: int) -> float:
 
 
 def precision_problem(n: int, stragglers: int, spare: Callable[[int], int] = int) -> str:
-    """Return why a code of ``spare`` (stragglers) loses too much precision, with a fix; empty if not."""
+    """Return why a code of ``spare`` (stragglers) loses too much precision, with a fix, or an empty string if not."""
     if (times := rounding_amplification(n, spare(stragglers))) <= MAX_AMPLIFICATION:
         return ""
     fewer = next(

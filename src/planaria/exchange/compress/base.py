@@ -15,7 +15,7 @@ from planaria.config.registry import Choice
 
 
 class Compressor(Choice, ABC):
-    """A compressor; its fields are its options. Pure: equal arguments give the same message.
+    """A compressor; its fields are its options. Compressors are pure: equal arguments give the same message.
 
     ``draw`` is a number that all members of a round know; random compressors derive their choice from it.
     """
@@ -65,14 +65,16 @@ class Compressor(Choice, ABC):
         """Return the count of numbers in a message, rounded up to full groups."""
 
     def invalid_reason(self, message: Tensor, like: Tensor) -> str:
-        """Return why a message is invalid, given a valid one (``like``); empty if it is valid."""
+        """Return why a message is invalid, given a valid one (``like``), or an empty string if it is valid."""
         if (message.dtype, message.shape) != (like.dtype, like.shape):
             return f"{message.dtype} {list(message.shape)}, not {like.dtype} {list(like.shape)}"
         return self.damage(message, self.count(like))
 
     @abstractmethod
     def damage(self, message: Tensor, count: int) -> str:
-        """Return why a message of the right size and dtype for ``count`` numbers is invalid; empty if it is valid."""
+        """Return why a message of the right size and dtype for ``count`` numbers is invalid, or an empty string if it
+        is valid.
+        """
 
 
 def measure_delta(compressor: Compressor, vector: Tensor, draw: int = 0) -> float:

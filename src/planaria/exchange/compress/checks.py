@@ -15,7 +15,7 @@ from planaria.models.families import stage_parameters
 
 
 def compression_in(config: ExchangeConfig) -> Compression | None:
-    """Return the lossy compression of messages; None if there is none."""
+    """Return the lossy compression of messages, or None if there is none."""
     rule = make_exchange(config) if config.has_several_replicas else None
     return None if not isinstance(rule, AggregatingExchange) or rule.compression.exact else rule.compression
 

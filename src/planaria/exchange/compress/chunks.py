@@ -139,7 +139,7 @@ class Chunked(Compressor, ABC):
 
     @abstractmethod
     def _why_invalid(self, reader: ArrayReader, n: int, size: int) -> str:
-        """Return why the next ``n`` chunks of ``size`` numbers are invalid; empty if they are valid."""
+        """Return why the next ``n`` chunks of ``size`` numbers are invalid, or an empty string if they are valid."""
 
 
 class FixedCountChunks(Chunked, ABC):

@@ -172,7 +172,7 @@ def _measure_message(
     """Return the effect of compression on ``exact``, or None if a norm is not finite.
 
     :param kept: state that the sender keeps.
-    :param coded: the vector to encode and the decoded one; None if sent uncompressed.
+    :param coded: the vector to encode and the decoded one, or None if sent uncompressed.
     :param full: nothing was lost.
     """
     lost = 0.0

@@ -26,8 +26,8 @@ def at_least_fp32(tensor: Tensor) -> Tensor:
 
 
 class Feedback(Choice, ABC):
-    """A feedback rule; its fields are its options. Pure and elementwise: arguments are not modified, and the vectors of
-    several members may lie in one tensor.
+    """A feedback rule; its fields are its options. Rules are pure and elementwise: arguments are not modified, and the
+    vectors of several members may lie in one tensor.
 
     Its parts of the outer state have the vector's names and shapes; a missing one is zero.
     """
@@ -86,11 +86,11 @@ class Feedback(Choice, ABC):
         return outer
 
     def why_members_unsupported(self, members: int) -> str:
-        """Return why the feedback does not support this number of members; empty if it does."""
+        """Return why the feedback does not support this number of members, or an empty string if it does."""
         return ""
 
     def why_unsupported(self, delta: float) -> str:
-        """Return why the feedback does not support a compressor of this δ; empty if it does."""
+        """Return why the feedback does not support a compressor of this δ, or an empty string if it does."""
         return ""
 
 

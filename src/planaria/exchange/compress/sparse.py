@@ -25,7 +25,7 @@ def largest_indices(chunk: Tensor, k: int) -> Tensor:
 
 
 def why_invalid_indices(indices: Tensor, size: int) -> str:
-    """Return why these indices [n, k] in rows of ``size`` numbers are invalid; empty if they are valid."""
+    """Return why these indices [n, k] in rows of ``size`` numbers are invalid, or an empty string if they are valid."""
     ascending = int(indices.max()) < size and not bool((indices.diff(dim=1) <= 0).any())
     return "" if ascending else "its indices are not ascending, or are outside their chunk"
 

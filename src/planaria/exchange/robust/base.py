@@ -21,7 +21,7 @@ from planaria.config.registry import Choice
 
 
 class RobustRule(Choice, ABC):
-    """A robust rule; its fields are its options. Pure: equal vectors in the same order have the same value."""
+    """A robust rule; its fields are its options. It is pure: equal vectors in the same order have the same value."""
 
     former: ClassVar[Mapping[str, str]] = {"liars": "byzantine"}
     former_members: ClassVar[Mapping[str, str]] = {"least": "min_members"}

@@ -43,7 +43,7 @@ class RobustValue(NamedTuple):
     value: Tensor
     """[d]"""
     coefficients: Tensor | None = None
-    """[n], fp64: value = Σ c_j x_j, plus (1 − Σ c_j) v if the rule continues from v; None for coordinate rules"""
+    """[n], fp64: value = Σ c_j x_j, plus (1 − Σ c_j) v if the rule continues from v, or None for coordinate rules"""
     gram: Tensor | None = None
     """G as in :func:`~planaria.exchange.robust.products.products`, if computed"""
 

@@ -29,7 +29,7 @@ BOUND = 10.0
 
 
 def iter_chunks(vectors: Sequence[Vector], size: int = CHUNK) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield (first coordinate, that part of each vector) in order; all vectors have equal pieces. Shares memory."""
+    """Yield (first coordinate, that part of each vector) in order; all vectors have equal pieces. Memory is shared."""
     first = 0
     for together in zip(*map(split_pieces, vectors), strict=True):
         for parts in zip(*(piece.split(size) for piece in together), strict=True):

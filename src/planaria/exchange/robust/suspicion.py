@@ -120,7 +120,7 @@ class Suspicion:
         return find_equivocations(received, members, max(0, rule.tolerated - excluded.min_byzantine))
 
     def why_impossible(self, rule: Exchange) -> str:
-        """Return why the step is impossible without the excluded members; empty if it is possible."""
+        """Return why the step is impossible without the excluded members, or an empty string if it is possible."""
         excluded = self.exclusions(rule)
         if excluded.min_byzantine <= rule.tolerated:
             return ""

@@ -57,8 +57,8 @@ class Weighing:
     def update_weights(
         self, stages: Sequence[Products], members: Sequence[int], me: int, draw: int
     ) -> UpdateWeights | None:
-        """Return the weights of the updates of ``members``, in order, from the products of each stage; None below the
-        rule's least number of members.
+        """Return the weights of the updates of ``members``, in order, from the products of each stage, or None if they
+        are fewer than the rule's least number.
 
         :param draw: the round.
         """

@@ -38,7 +38,7 @@ MERGE = (
 )
 TEXT = "with --add to a merged model: text of its domain, from which routers are made"
 TO = "with --merge, or for a merged model: folder to write the model to"
-LAMBDA = "sum, ties, dare: weight of each expert (default .3, ties .4); dume: of the ridge penalty (default .01)"
+LAMBDA = "sum, ties, dare: weight of each expert (default 0.3, ties 0.4); dume: of the ridge penalty (default 0.01)"
 SAFE = "with --merge: the parent of all experts, if the run does not record it"
 COMPARED = " with a [compare] or [drill] table, or any with --arms"
 REPAIR = "of a drill: also repair a poisoned peer of each attacked arm by all strategies (drill.repair)"
@@ -260,7 +260,7 @@ def _remove_expert(run: Path, to: Path | None, name: str) -> int:
 
 
 def _folder(run: Path, to: Path | None, text: str | None = None) -> Path | None:
-    """Return the folder to write a changed model to; None for an ensemble, which is changed in place."""
+    """Return the folder to write a changed model to, or None for an ensemble, which is changed in place."""
     from planaria.models.huggingface import is_exported
 
     if not is_exported(run):
@@ -272,7 +272,7 @@ def _folder(run: Path, to: Path | None, text: str | None = None) -> Path | None:
 
 
 def _merge_experts(run: Path, to: Path, how: MergeMethod, safe: str | None, given: Mapping[str, Any]) -> int:
-    """Merge an ensemble's experts into one model, with the ``given`` flags (None: not given)."""
+    """Merge an ensemble's experts into one model, with the ``given`` flags (None if not given)."""
     from planaria.lab.commands import merge
     from planaria.models.huggingface import is_exported
 

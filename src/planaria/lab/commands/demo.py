@@ -79,7 +79,7 @@ class Outcome:
         return [fmean(self.losses[max(0, end - SMOOTHING_STEPS) : end]) for end in range(1, len(self.losses) + 1)]
 
     def seconds_to(self, loss: float) -> float | None:
-        """Return the seconds until the smoothed loss is at most ``loss``; None if it never is."""
+        """Return the seconds until the smoothed loss is at most ``loss``, or None if it never is."""
         return next((t for t, own in zip(self.times, self.smoothed, strict=True) if own <= loss), None)
 
 

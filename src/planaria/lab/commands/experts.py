@@ -151,7 +151,7 @@ def _prepare_texts(folder: Path, spec: ExpertsSpec, base: RunConfig, notify: Cal
 def _fit_worst(
     folder: Path, ensemble: EnsembleManifest, texts: DomainTexts, domains: Sequence[str]
 ) -> FittedWeights | None:
-    """Return the weights for the worst domain of the experts trained here; None for a single one, or too many."""
+    """Return the weights for the worst domain of the experts trained here, or None if there are too few or too many."""
     if not 2 <= len(ensemble.members) < 1 / FLOOR:
         return None
     read = [texts.read(folder / member.model) for member in ensemble.members]

@@ -168,7 +168,7 @@ def _break_evens(config: RunConfig, experience: Experience, best: str, label: st
 
 
 def first_change(winner: Callable[[float], str], best: str, near: float, far: float) -> float | None:
-    """Return about the number closest to ``near`` at which ``best`` no longer wins; None if it wins up to ``far``."""
+    """Return about the number closest to ``near`` at which ``best`` loses, or None if it wins up to ``far``."""
     steps: list[float] = [near * math.exp(math.log(far / near) * i / 8) for i in range(9)]
     beyond = next((i for i, number in enumerate(steps) if winner(number) != best), None)
     if not beyond:
@@ -205,7 +205,7 @@ class Prediction:
 
 
 def why_not_covered(config: RunConfig, failures: FailureRate, experience: Experience) -> str:
-    """Return why experience does not cover a recipe's strategy; empty if it does, or if none is needed."""
+    """Return why experience does not cover a recipe's strategy, or an empty string if it does, or if none is needed."""
     if config.routing.kind not in ("full", "swapped"):
         return "the extra steps of its routes were not measured"
     chain = make_chain(config.recovery, config.pipeline.stages).strategies
@@ -217,7 +217,7 @@ def why_not_covered(config: RunConfig, failures: FailureRate, experience: Experi
 
 
 def why_size_not_covered(config: RunConfig, failures: FailureRate, experience: Experience, size: int) -> str:
-    """Return why experience does not cover ``size`` parameters; empty if it does.
+    """Return why experience does not cover ``size`` parameters, or an empty string if it does.
 
     Call it only if :func:`why_not_covered` is empty.
     """
@@ -281,7 +281,7 @@ class _StageRecovery(NamedTuple):
     """Recovery of a stage that is lost alone."""
 
     by: str | None
-    """the strategy that rebuilds it; None if all roll back"""
+    """the strategy that rebuilds it, or None if all roll back"""
     unready: int
     """steps after another failure during which it would roll back anyway"""
 

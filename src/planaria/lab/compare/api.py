@@ -91,7 +91,8 @@ class ComparisonResult:
         return self.folder / NUMBERS
 
     def table(self) -> Table:
-        """Return one row per arm, best first: means over seeds with minimum and maximum; None if a seed has no number.
+        """Return one row per arm, best first: means over seeds with minimum and maximum, or None if a seed has no
+        number.
 
         Columns: ``arm``; the mean of ``ticks`` (steps to the target), ``ratio`` (to the fault-free arm's),
         ``reset_ratio`` (to those of the control that loses moments alone), ``hours``, ``hours_ratio``,

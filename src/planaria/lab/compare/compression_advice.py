@@ -30,7 +30,7 @@ class CompressionArm(Record):
     loss: Range
     """final loss"""
     steps: Range | None
-    """steps to the dense gradients' loss at the target; None if any seed missed it"""
+    """steps to the dense gradients' loss at the target, or None if any seed missed it"""
     missed: int
     """seeds that missed it"""
 
@@ -71,12 +71,12 @@ class WeighedCompression:
     step_s: float
     """seconds of a step, including known coding time"""
     coding_s: float | None
-    """minimum coding time within ``step_s``; None if not measured"""
+    """minimum coding time within ``step_s``, or None if not measured"""
     eta: float | None
     """default of EControl"""
 
     def seconds(self, side: str) -> float | None:
-        """Return the seconds that match a dense step's progress; ``side`` is mean, low or high; None if unknown."""
+        """Return the seconds that match a dense step's progress, or None if unknown; ``side`` is mean, low or high."""
         return None if self.arm.steps is None else float(self.step_s * getattr(self.arm.steps, side))
 
 
@@ -87,9 +87,9 @@ class CompressionAdvice:
     schemes: Sequence[WeighedCompression]
     dense: WeighedCompression
     best: WeighedCompression | None
-    """the fastest scheme known to reach dense gradients' loss; None if none is worthwhile"""
+    """the fastest scheme known to reach dense gradients' loss, or None if none is worthwhile"""
     break_even: float | None
-    """the bandwidth below which one is worthwhile; None if there is none within :data:`BREAK_EVEN_SEARCH_FACTOR`"""
+    """the bandwidth below which one is worthwhile, or None if there is none within :data:`BREAK_EVEN_SEARCH_FACTOR`"""
 
 
 def advise(config: RunConfig, experience: CompressionExperience) -> CompressionAdvice:
@@ -111,7 +111,7 @@ def advise(config: RunConfig, experience: CompressionExperience) -> CompressionA
 
 
 def _best(schemes: Sequence[WeighedCompression]) -> WeighedCompression | None:
-    """Return the scheme that reaches dense gradients' loss (``schemes[0]``) fastest; None if none saves time."""
+    """Return the scheme that reaches dense gradients' loss (``schemes[0]``) fastest, or None if none saves time."""
     dense = schemes[0].step_s
     known = {scheme.arm.name: seconds for scheme in schemes[1:] if (seconds := scheme.seconds("mean")) is not None}
     fastest = min(known, key=known.__getitem__, default=None)

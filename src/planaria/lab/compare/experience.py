@@ -80,7 +80,7 @@ class Curve(Record):
         return float(self.scale * rate**self.power + deviation * min(1.0, rate / self.min_rate) ** 0.5)
 
     def why_rate_not_covered(self, rate: float) -> str:
-        """Return why the curve does not cover this rate; empty if it does."""
+        """Return why the curve does not cover this rate, or an empty string if it does."""
         if self.races < MIN_RACES:
             return f"{self.races} races, of which at least {MIN_RACES} are needed"
         if rate > MAX_RATE_FACTOR * self.max_rate:
@@ -88,7 +88,7 @@ class Curve(Record):
         return ""
 
     def why_size_not_covered(self, size: int) -> str:
-        """Return why the curve does not cover a model of ``size`` parameters; empty if it does."""
+        """Return why the curve does not cover a model of ``size`` parameters, or an empty string if it does."""
         return _why_size_not_covered(size, self.min_parameters, self.max_parameters)
 
 

@@ -59,18 +59,18 @@ class ArmRun(Record):
     target: float
     """loss to reach, nats"""
     ticks: float | None
-    """ticks to the target; None if it was missed"""
+    """ticks to the target, or None if it was missed"""
     hours: float | None
     """hours to the target by the arm's clock"""
     ratio: float | None
     """ticks over the fault-free arm's with the same seed"""
     reset_ratio: float | None = None
-    """ticks over those of the control that loses moments alone, with the same seed; None without it"""
+    """ticks over those of the control that loses moments alone, with the same seed, or None without it"""
     hours_ratio: float | None
     machine_hours: float | None = None
     """hours times the machines that train"""
     final: float | None
-    """last smoothed loss; None if the arm stopped before there was one"""
+    """last smoothed loss, or None if the arm stopped before there was one"""
     saves: int
     """checkpoints made before the target, or in total if it was missed"""
     failures: int
@@ -92,7 +92,7 @@ class ArmInputs(Record):
     repeated_steps: float
     """steps repeated after a loss"""
     bandwidth: float | None
-    """bytes per second of a link; None: infinite"""
+    """bytes per second of a link, or None if infinite"""
     scale: float
     """bytes of a block stage over those in the raced model"""
     replicas: int
@@ -136,7 +136,7 @@ class ArmScore(Record):
     control: str = ""
     """name of the control that it is; empty if it is none"""
     exact: bool | None = None
-    """whether all its strategies restore lost state exactly; None in results of older versions"""
+    """whether all its strategies restore lost state exactly, or None in results of older versions"""
     computes_copies: bool = False
     """whether workers also compute stages whose copies they hold (``CopyCost.forward``)"""
     inputs: ArmInputs | None = None
@@ -155,11 +155,11 @@ class ArmScore(Record):
         return {**fields, "computes_copies": redundant and changes.get("recovery.options.forward") != "False"}
 
     def spread(self, of: str) -> Spread | None:
-        """Return the spread of a number over the seeds; None if a seed lacks it."""
+        """Return the spread of a number over the seeds, or None if a seed lacks it."""
         return spread(getattr(run, of) for run in self.runs)
 
     def interval(self, of: str) -> tuple[float, float] | None:
-        """Return the 95 % bootstrap interval of a number's mean; None if a seed lacks it or there are few."""
+        """Return the 95 % bootstrap interval of a number's mean, or None if a seed lacks it or there are few."""
         numbers = [getattr(run, of) for run in self.runs]
         return None if len(numbers) < MIN_SEEDS or None in numbers else bootstrap(numbers)
 
@@ -242,7 +242,7 @@ class ComparisonResults(Record):
     def reset_cost(self, reset: ArmScore) -> Spread | None:
         """Return the steps of a control that loses moments alone over those of the matching fault-free arm.
 
-        None if there is no such arm, or one of them missed the target.
+        Return None if there is no such arm, or one of them missed the target.
         """
         matching = (arm for arm in self.arms if not arm.faults and arm.other_changes == reset.other_changes)
         fault_free = next(matching, None)
@@ -273,7 +273,7 @@ class ComparisonResults(Record):
         return [arm for arm in self.ranked() if arm.faults and not arm.control and not arm.missed]
 
     def winner(self) -> ArmScore | None:
-        """Return the contestant that reached the target first, on average over seeds; None if none reached it."""
+        """Return the contestant that reached the target first, on average over seeds, or None if none reached it."""
         return next(iter(self.finishers), None)
 
 

@@ -240,7 +240,7 @@ class Campaign:
         return self._training("experts", numbered_name(job.name, number), job.size, self._text(job.domain), changes)
 
     def _previous_expert(self, job: ExpertPlan) -> ExpertPlan | None:
-        """Return the expert that a job's branches off, of the domain before its own; None for a parent."""
+        """Return the expert that a job's branches off, of the domain before its own, or None for a parent."""
         domain = self.spec.after.get(job.domain)
         return job.model_copy(update={"domain": domain}) if domain else None
 

@@ -197,7 +197,7 @@ def _texts(location: str, spec: TextSpec) -> Iterator[str]:
 
 
 def _glob(source: str) -> list[Path] | None:
-    """Return the files that a glob matches, sorted; None if ``source`` is not a glob.
+    """Return the files that a glob matches, sorted, or None if ``source`` is not a glob.
 
     ``stdlib:GLOB`` searches Python's library. Broken links are included, so that reading them fails.
     """

@@ -228,7 +228,7 @@ class TextPrior(NamedTuple):
 
 
 def text_prior(folder: Path, ensemble: EnsembleManifest, tokenizer: Tokenizer) -> TextPrior | None:
-    """Return the text prior of the ensemble in ``folder``; None if its prior is the same for all texts.
+    """Return the text prior of the ensemble in ``folder``, or None if its prior is the same for all texts.
 
     :raises UserError: when a file that it needs is missing or damaged.
     """

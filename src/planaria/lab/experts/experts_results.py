@@ -152,7 +152,7 @@ class Results(Record):
     runs: list[SeedResult]
     speech: TextWeights | None = None
     worst: FittedWeights | None = None
-    """the ensemble's weights for its worst domain; None for a single expert, or for too many to choose"""
+    """the ensemble's weights for its worst domain, or None for a single expert, or for too many to choose"""
 
     @property
     def domains(self) -> list[str]:
@@ -206,7 +206,8 @@ class Results(Record):
     def luck(self, arm: str) -> list[float]:
         """Return the effect of the parent alone on an arm's perplexity over the synchronised arm's, over all domains.
 
-        For each line of descent, relative to the geometric mean of all lines of its seed; 1 if a seed has one line.
+        There is one number per line of descent, relative to the geometric mean of all lines of its seed. It is 1 if a
+        seed has one line.
         """
         ratios = []
         for seed in self.seeds:

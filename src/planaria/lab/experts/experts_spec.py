@@ -96,7 +96,7 @@ class VotesSpec(Section):
 
 
 class MixtureSpec(Section):
-    """How the experts of an arm are mixed."""
+    """The mixture of the experts of an arm."""
 
     prior: Literal["uniform", "cached", "clusters", "worst", "ridge", "votes"] = "uniform"
     """the experts' weights before a text begins; ``worst``: the best for the domain with the largest loss; ``ridge``:

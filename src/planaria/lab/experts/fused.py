@@ -78,7 +78,7 @@ def contributions(fused: Fused, parent: Named, models: Sequence[Named]) -> list[
 
 
 def read(folder: Path, fix: str = "restore it") -> Fused | None:
-    """Return the merge record of the model in a folder; None if it was not merged.
+    """Return the merge record of the model in a folder, or None if it was not merged.
 
     :raises UserError: when the file is damaged.
     """
@@ -87,7 +87,7 @@ def read(folder: Path, fix: str = "restore it") -> Fused | None:
 
 
 def read_whole(folder: Path) -> Fused | None:
-    """Return the merge record of a model to be repaired; None if it was not merged.
+    """Return the merge record of a model to be repaired, or None if it was not merged.
 
     :raises UserError: also when a source model is missing, or the model is not a sum of them.
     """

@@ -135,7 +135,7 @@ def read_sums(file: Path, shape: tuple[int, ...], fix: str) -> tuple[dict[str, T
 
 
 def _read_stored(file: Path) -> dict[str, Tensor] | None:
-    """Return stored readings; None if there are none or they are damaged."""
+    """Return stored readings, or None if there are none or they are damaged."""
     sums = digests.read(file.parent)
     if not file.is_file() or (sums and digests.of_file(file) not in sums.get(file.name, ())):
         return None

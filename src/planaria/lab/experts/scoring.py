@@ -1,6 +1,6 @@
 """Quality of an ensemble from its experts' token log-probabilities, which all arms share.
 
-For the worst domain: the weights, their certificate, and their cost for other domains.
+For the worst domain it computes the weights, their certificate, and their cost for other domains.
 """
 
 from __future__ import annotations

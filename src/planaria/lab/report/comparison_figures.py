@@ -80,7 +80,7 @@ def loss_figure(results: ComparisonResults, over: Over = "hours") -> go.Figure:
 
 
 def bands(arm: ArmScore, over: Over) -> tuple[list[float], list[Spread]] | None:
-    """Return hours or steps and the loss over seeds on a common grid, over the range of all seeds; None if empty."""
+    """Return hours or steps and the loss over seeds on a common grid, over the range of all seeds, or None if empty."""
     curves = arm.curves if over == "hours" else [smoothed_losses(course.points) for course in arm.courses]
     if not curves or not all(curves):
         return None

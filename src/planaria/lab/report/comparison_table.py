@@ -75,7 +75,7 @@ def rows(results: ComparisonResults) -> list[list[str]]:
 
 
 def numbers(results: ComparisonResults) -> list[dict[str, object]]:
-    """Return the table as numbers: mean, minimum and maximum over the seeds; None where a seed has no number."""
+    """Return the table as numbers: mean, minimum and maximum over the seeds, with None where a seed has no number."""
     every = (*(of for of, _ in (STEPS | RESET | HOURS | MACHINES | FINAL).values()), "failures")
     table_rows: list[dict[str, object]] = []
     for arm in results.ranked():

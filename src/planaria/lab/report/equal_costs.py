@@ -32,7 +32,7 @@ class Budgets:
 
 @dataclass(frozen=True)
 class EqualCosts:
-    """One arm's losses at equal costs, over the seeds; None if a seed has no smoothed validation that early."""
+    """One arm's losses at equal costs, over the seeds, or None if a seed has no smoothed validation that early."""
 
     arm: ArmScore
     control: ArmScore

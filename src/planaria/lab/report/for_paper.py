@@ -83,7 +83,7 @@ def figures(results: ComparisonResults) -> dict[str, Any]:
 
 
 def _loss_figure(results: ComparisonResults, over: Over) -> Any:
-    """Plot the mean over seeds as a line, minimum to maximum as a band; None without data."""
+    """Plot the mean over seeds as a line, minimum to maximum as a band; return None without data."""
     known = {arm.name: drawn for arm in results.arms if (drawn := bands(arm, over)) is not None}
     if not known:
         return None

@@ -27,7 +27,7 @@ def fault_free_ratio(results: ComparisonResults, arm: ArmScore) -> float:
 
 
 def hours_at(results: ComparisonResults, arm: ArmScore, hourly: float, step_s: float | None = None) -> float | None:
-    """Return the hours to the target at another failure rate, linearly extrapolated; None if the arm missed it.
+    """Return the hours to the target at another failure rate, linearly extrapolated, or None if the arm missed it.
 
     With r₀ the ratio without failures, r the one raced at rate h₀, D the hours that failures stopped the raced arm, U
     those of its uploads, m = log(1 − h) / log(1 − h₀) and T fault-free steps:

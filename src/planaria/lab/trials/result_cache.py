@@ -39,7 +39,7 @@ class TrialIdentity(Record):
     """module of custom code → SHA-256 of its source file"""
 
     def difference(self, kept: TrialIdentity, versions: bool = True) -> str:
-        """Return why a result of the identity ``kept`` is not valid for this one; empty if it is."""
+        """Return why a result of the identity ``kept`` is not valid for this one, or an empty string if it is."""
         if versions and kept.version != self.version:
             return f"it was made by planaria {kept.version}, this is {self.version}"
         if kept.recipe != self.recipe:

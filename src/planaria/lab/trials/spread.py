@@ -23,7 +23,7 @@ class Spread(NamedTuple):
 
 
 def spread(seed_numbers: Iterable[float | None]) -> Spread | None:
-    """Return the spread of one number per seed; None if any seed lacks it."""
+    """Return the spread of one number per seed, or None if any seed lacks it."""
     numbers = list(seed_numbers)
     known = [number for number in numbers if number is not None]
     if not known or len(known) < len(numbers):

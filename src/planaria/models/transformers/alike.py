@@ -40,7 +40,7 @@ def kinds(layers: Sequence[nn.Module]) -> tuple[int, ...]:
 
 
 def unlike_stages(of_layers: Sequence[int], config: ModelConfig, stages: int) -> str:
-    """Return how the block stages differ, and the next cut with equal ones; empty if they are alike.
+    """Return how the block stages differ, and the next cut with equal ones, or an empty string if they are alike.
 
     ``of_layers``: the kind of each layer of the model.
     """

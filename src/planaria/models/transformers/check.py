@@ -42,7 +42,7 @@ class CutDifferences(NamedTuple):
     leak: float
     """change of a document's logits after earlier ones in the sample were changed, or from it alone"""
     longest: int | None = None
-    """positions of a model that fails beyond them; None if it has no such limit"""
+    """positions of a model that fails beyond them, or None if it has no such limit"""
     note: str = ""
     """how the model was made small, if not by all of its settings"""
 

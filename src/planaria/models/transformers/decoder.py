@@ -90,7 +90,7 @@ class Decoder:
 
     @property
     def differences(self) -> Iterator[str]:
-        """How training differs from the library's: one clause each."""
+        """Differences from the library's training, one clause each."""
         config = library_config(self.values, PLACE)
         if zeroed := random_settings(config):
             settings = ", ".join(f"{name} = {was:g}" for name, was in zeroed.items())
@@ -100,7 +100,7 @@ class Decoder:
 
     @property
     def facts(self) -> SkeletonFacts:
-        """UserError if the model cannot be cut."""
+        """Facts about the model without adapters; UserError if it cannot be cut."""
         return _facts(self.base)
 
     @property

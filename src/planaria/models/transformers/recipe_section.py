@@ -21,7 +21,7 @@ OF_ANY = ("family", "options", "lora", "vocab", "dim", "layers", "tied", "contex
 
 
 def lora_of(config: ModelConfig) -> Lora | None:
-    """Return the settings of a model's adapters; None if it has none."""
+    """Return the settings of a model's adapters, or None if it has none."""
     lora = config.lora
     targets = tuple(name.strip() for name in lora.targets.split(","))
     return Lora(lora.rank, lora.alpha, targets, lora.base, lora.base_sha256, lora.precision) if lora.rank else None

@@ -115,9 +115,9 @@ def build_decoder(
 ) -> nn.Module:
     """Build the library's causal decoder of ``config`` in ``dtype`` on the current device; it raises anything.
 
-    As when the library loads weights, some parameters of a model in bf16 are fp32.
-    ``experts``: the library's implementation of mixtures; None: its default. "batched_mm" copies a matrix per token,
-    but is the only one that "meta" supports.
+    As when the library loads weights, some parameters of a model in bf16 are fp32. ``experts``: the library's
+    implementation of mixtures, or None for its default. "batched_mm" copies a matrix per token, but is the only one
+    that "meta" supports.
     """
     from transformers import AutoModelForCausalLM
 

@@ -19,9 +19,9 @@ _PLAIN = PassMode(samples=1, device_bytes=0)
 
 
 def pass_bytes(decoder: Decoder, model: ModelConfig, stages: int, stage: int, passes: PassMode) -> PassBytes | None:
-    """Return the memory of a stage's passes; None if one of its layers cannot be counted.
+    """Return the memory of a stage's passes, or None if one of its layers cannot be counted.
 
-    What layers share, such as rotary tables, counts for each.
+    Memory that layers share, such as rotary tables, counts for each of them.
     """
     counts = [_count_layer(decoder, model, number, passes) for number in stage_layers(model, stages, stage)]
     if stage == 0:
@@ -79,7 +79,7 @@ def _count_ends(decoder: Decoder, model: ModelConfig, passes: PassMode) -> Count
 
 @lru_cache(maxsize=256)
 def _count_stage(decoder: Decoder, alone: ModelConfig, stage: int, passes: PassMode) -> Count | None:
-    """Count a stage of one layer, or the ends without layers; None if an operation cannot be counted."""
+    """Count a stage of one layer, or the ends without layers; return None if an operation cannot be counted."""
     try:
         with torch.device("meta"):
             built = decoder.build(alone, alone.layers, stage)

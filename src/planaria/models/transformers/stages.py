@@ -80,7 +80,7 @@ class ModelFrame:
         """Return position ids and attention masks for the documents in ``mask`` [B, 1, T, T]; empty without a mask.
 
         Position ids [B, T] restart in every document; the library's own attention masks are by type of layer. Many
-        models make the same masks of position ids alone; some ignore these.
+        models derive the same masks from the position ids alone; others ignore the ids.
         """
         if mask is None:
             return {}

@@ -65,7 +65,8 @@ class WireCodec(Choice, ABC):
     def encode(self, x: Tensor, leg: Leg, visit: Visit, ids: Tensor | None = None) -> Tensor:
         """Return the message for ``x`` (an activation of any float type, or its gradient) on its device.
 
-        ``ids``: the activation's token ids, int64 [samples, tokens]; None: they are unknown, or ``x`` is a gradient.
+        ``ids``: the activation's token ids, int64 [samples, tokens], or None if they are unknown or ``x`` is a
+        gradient.
         """
 
     @abstractmethod
@@ -73,7 +74,7 @@ class WireCodec(Choice, ABC):
         """Return the tensor of ``shape`` in a message, of any float type, on the message's device."""
 
     def ids(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor | None:
-        """Return the token ids that a message carries, int64 [samples, tokens]; None if it carries none."""
+        """Return the token ids that a message carries, int64 [samples, tokens], or None if it carries none."""
         return None
 
     def for_model(self, model: ModelConfig) -> WireCodec:
@@ -81,7 +82,7 @@ class WireCodec(Choice, ABC):
         return self
 
     def invalid_reason(self, message: Tensor, shape: Shape, leg: Leg) -> str:
-        """Return why a received message of the right shape and type is invalid; empty if it is valid."""
+        """Return why a received message of the right shape and type is invalid, or an empty string if it is valid."""
         return ""
 
     @property

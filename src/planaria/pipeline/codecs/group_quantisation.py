@@ -5,11 +5,7 @@ and the decoded number is s·q. Scales are bfloat16, whose range is that of fp32
 are smaller than fp16 allows. They are rounded away from zero, so that no code overflows.
 
 Activations are rounded to the nearest level. Gradients are rounded at random with the right mean, since the nearest
-level would bias them.
-
-Codes are packed without gaps, 8 in b bytes, as planes: the codes of a message are split into P consecutive parts. The
-first B planes are the low b bits of B bytes per position; the others, b bits each, fill the remaining 8 - b bits of
-those bytes. Planes are contiguous, so that packing is a few passes over whole tensors.
+level would bias them. Codes are packed without gaps by ``models/quantise.py``.
 """
 
 from __future__ import annotations
@@ -25,6 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from planaria.common.tensors import all_finite
+from planaria.models.quantise import pack, unpack
 from planaria.pipeline.codecs.base import Leg, Shape, Visit, WireCodec
 
 ROW = 1 << 16
@@ -94,8 +91,7 @@ class GroupQuantiser(WireCodec):
         return self.rounding == "stochastic"
 
     def layout(self, shape: Shape, leg: Leg) -> tuple[tuple[int, ...], torch.dtype]:
-        groups = self._groups(shape)
-        return (groups * _SCALE_BYTES + packed_bytes(groups * self.group, self._bits(leg)),), torch.uint8
+        return (self._groups(shape) * (_SCALE_BYTES + self.group * self._bits(leg) // 8),), torch.uint8
 
     def encode(self, x: Tensor, leg: Leg, visit: Visit, ids: Tensor | None = None) -> Tensor:
         flat = x.reshape(-1).float()
@@ -143,7 +139,7 @@ class GroupQuantiser(WireCodec):
 def quantise(grouped: Tensor, bits: int, starts: list[int] | None) -> tuple[Tensor, Tensor]:
     """Return the scales, bfloat16 [groups], and the codes q + 2ᵇ⁻¹ − 1, uint8 [n], of ``grouped`` [groups, G].
 
-    ``starts``: offsets for random rounding; None for the nearest level.
+    ``starts``: offsets for random rounding, or None for the nearest level.
     """
     highest = _max_level(bits)
     largest = torch.maximum(grouped.amax(1), -grouped.amin(1))
@@ -167,47 +163,3 @@ def round_up_bfloat16(numbers: Tensor) -> Tensor:
 def _max_level(bits: int) -> int:
     """Return the largest q."""
     return (1 << (bits - 1)) - 1
-
-
-def planes(bits: int) -> tuple[int, int]:
-    """Return (P, B): P numbers of ``bits`` bits fill B bytes."""
-    together = math.lcm(bits, 8)
-    return together // bits, together // 8
-
-
-def packed_bytes(count: int, bits: int) -> int:
-    """Return the bytes of ``count`` numbers, a multiple of P."""
-    numbers, size = planes(bits)
-    return count // numbers * size
-
-
-def pack(numbers: Tensor, bits: int) -> Tensor:
-    """Return ``numbers`` (uint8 [n] below 2ᵇ, n a multiple of P) in uint8 [n·b/8]."""
-    if bits == 8:
-        return numbers
-    count, size = planes(bits)
-    stored = numbers.view(count, -1)
-    rest = stored[size].to(torch.int16)
-    for index, plane in enumerate(stored[size + 1 :], 1):
-        rest |= plane.to(torch.int16) << (bits * index)
-    out = torch.empty_like(stored[:size])
-    for index in range(size):
-        high = (rest >> ((8 - bits) * index)) & ((1 << (8 - bits)) - 1)
-        torch.bitwise_or(stored[index], high.to(torch.uint8) << bits, out=out[index])
-    return out.view(-1)
-
-
-def unpack(packed: Tensor, bits: int) -> Tensor:
-    """Return the numbers in ``packed``, uint8 [n]."""
-    if bits == 8:
-        return packed
-    count, size = planes(bits)
-    stored = packed.view(size, -1)
-    numbers = torch.empty(count, stored.shape[1], dtype=torch.uint8, device=packed.device)
-    torch.bitwise_and(stored, (1 << bits) - 1, out=numbers[:size])
-    rest = (stored[0] >> bits).to(torch.int16)
-    for index in range(1, size):
-        rest |= (stored[index] >> bits).to(torch.int16) << ((8 - bits) * index)
-    for index, plane in enumerate(numbers[size:]):
-        plane.copy_((rest >> (bits * index)) & ((1 << bits) - 1))
-    return numbers.view(-1)

@@ -34,7 +34,7 @@ class Action:
     """The forward or backward pass of one microbatch at one visit of its route.
 
     ``hop`` is the visit's index in the route: hop 0 embeds, the last hop is head and loss, both at the route's origin.
-    ``source`` and ``target`` are the nodes of input and output; None if the input is data or loss, and if nothing is
+    ``source`` and ``target`` are the nodes of input and output, or None if the input is data or loss, and if nothing is
     sent. ``after`` names actions of the same node that must be done before.
     """
 
@@ -57,7 +57,7 @@ class Action:
 
     @property
     def input_key(self) -> Key | None:
-        """The message that this action waits for; None if its input is local."""
+        """The message that this action waits for, or None if its input is local."""
         if self.source is None:
             return None
         return Key(self.kind, self.microbatch, self.hop - 1 if self.kind == "forward" else self.hop + 1)

@@ -84,7 +84,7 @@ def _action_problems(plan: StepPlan) -> Iterator[str]:
 
 
 def _route_mismatch(plan: StepPlan, action: Action) -> str:
-    """Return how ``action`` contradicts its microbatch's route; empty if it does not."""
+    """Return how ``action`` contradicts its microbatch's route, or an empty string if it does not."""
     if not 0 <= action.microbatch < len(plan.routes):
         return f"belongs to no microbatch: there are {len(plan.routes)}"
     route = plan.routes[action.microbatch]

@@ -90,10 +90,11 @@ class SwappedRouting(Routing):
 
 
 def swapped_routes(stages: int, microbatches: int) -> list[tuple[int, ...]]:
-    """Even microbatches go 0 → 1 → 2 → … → S−1 → S → 0, odd ones 0 → 2 → 1 → 3 → … → S−2 → S → S−1 → 0.
+    """Return the routes 0 → 1 → 2 → … → S−1 → S → 0 of even and 0 → 2 → 1 → 3 → … → S−2 → S → S−1 → 0 of odd
+    microbatches.
 
-    So the first two and the last two block stages learn each other's position. For training only: validation,
-    generation and export use natural order.
+    So the first two and the last two block stages learn each other's position. Only training uses these routes:
+    validation, generation and export use natural order.
 
     :raises UserError: for fewer than four stages, because the two pairs overlap.
     """

@@ -52,7 +52,7 @@ def draw_routes(config: RunConfig, step: int) -> list[StageRoute]:
 
 
 def cc3_violation(walk: Sequence[int], swaps: int, jump: int) -> str:
-    """Return how the block stages ``walk`` violate CC3; empty if they do not.
+    """Return how the block stages ``walk`` violate CC3, or an empty string if they do not.
 
     A walk goes forward by at most ``jump`` places beyond its furthest stage, and at most ``swaps`` times back, to the
     stage just before the furthest.

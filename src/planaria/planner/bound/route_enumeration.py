@@ -56,7 +56,7 @@ class RouteSet(NamedTuple):
 
 
 def routes_of(problem: PlanningProblem) -> RouteSet | None:
-    """Return the routes of a problem; None if there are too many."""
+    """Return the routes of a problem, or None if there are too many."""
     kinds = kinds_of(problem)
     count = len(kinds.size)
     if count ** (problem.visits + 1) * problem.visits > MAX_TABLE_NUMBERS:

@@ -1,7 +1,7 @@
 """A lower bound on the step of every plan of a problem, for any arrangement, routes and order of work.
 
-If all plans are tried, each node serves its messages in order of arrival, as in every simulation. An order with
-deliberate waits may be faster, but no plan is executed that way.
+A bound from trying all plans assumes that each node serves its messages in order of arrival, as every simulation does.
+An order with deliberate waits may be faster, but no plan is executed that way.
 
 Each choice of data nodes has its own lower bound. The search examines the choice with the lowest bound more closely
 until it stays the lowest or time is up. That bound then holds for all plans.
@@ -190,7 +190,7 @@ class DataNodeChoice(NamedTuple):
 def best_data_nodes(problem: PlanningProblem, examinations: int, until: float = math.inf) -> DataNodeChoice | None:
     """Return the choice with the least lower bound after at most ``examinations``, none started after ``until``.
 
-    None if there are too many choices or routes. ``until`` is on the monotonic clock.
+    Return None if there are too many choices or routes. ``until`` is on the monotonic clock.
     """
     routes = routes_of(problem)
     choices = list(_choices(problem, routes)) if routes else []
@@ -255,7 +255,7 @@ def _longest_turns(problem: PlanningProblem, routes: RouteSet, data_nodes: Ints)
 def best_of_all(problem: PlanningProblem, until: float = math.inf) -> int | None:
     """Return the least simulated step of all plans, nanoseconds.
 
-    None if there are no plans, too many, or more than can be tried before ``until`` (monotonic clock).
+    Return None if there are no plans, too many, or more than can be tried before ``until`` (monotonic clock).
     """
     if problem.additional_microbatches or problem.count > MAX_TRIED_MICROBATCHES or _max_plans(problem) > MAX_PLANS:
         return None

@@ -79,7 +79,7 @@ def _double(words: _Words, carry: _Words) -> None:
 def solve_in_columns(columns: Bytes, targets: Bytes) -> Bytes | None:
     """Return coefficients [targets, columns] that express ``targets`` [rows, targets] in ``columns`` [rows, columns].
 
-    None if the columns do not suffice. Earlier columns are preferred (Gauss–Jordan).
+    Return None if the columns do not suffice. Earlier columns are preferred (Gauss–Jordan).
     """
     count = columns.shape[1]
     joined = np.concatenate([columns, targets], axis=1)

@@ -50,7 +50,7 @@ class Guard:
     cookie: str
 
     def rejection(self, method: str, path: str, query: bytes, headers: Headers) -> tuple[HTTPStatus, str] | None:
-        """Return the status and reason with which a request is rejected; None if it is accepted."""
+        """Return the status and reason with which a request is rejected, or None if it is accepted."""
         if len(path) + len(query) > MAX_TARGET:
             return HTTPStatus.REQUEST_URI_TOO_LONG, f"an address has at most {MAX_TARGET} characters"
         hosts = headers.getlist("host")

@@ -84,7 +84,7 @@ class LogFold:
         return StateChange(0, 0.0, self.state, routine=False)
 
     def apply(self, t: float, entry: LogItem) -> StateChange | None:
-        """Return the frame of a fact at clock time ``t``; None if it changes nothing visible."""
+        """Return the frame of a fact at clock time ``t``, or None if it changes nothing visible."""
         if isinstance(entry, e.RunStarted):
             self._end = self.seconds(self.latest) if self._number else 0.0
             self._origin = t
@@ -164,8 +164,8 @@ class LogFold:
             str(n): dict(replicas_before.get(str(n), {"phase": "wait", "step": members.own_step(n)}))
             for n in members.live
         }
-        affected, phase = _affected_replicas(fact, self), PHASES.get(type(fact), "broken")
-        for number in affected:
+        phase = PHASES.get(type(fact), "broken")
+        for number in _replicas_with_changed_phase(fact, self.state.get("nodes", {})):
             if (about := known.get(str(number))) is not None:
                 about |= {"phase": phase, "since": round(self.seconds(t), 4), "done": []}
         for name, about in known.items():
@@ -214,13 +214,12 @@ class LogFold:
         return StateChange(self._number, self.seconds(t), patch, line, routine)
 
 
-def _affected_replicas(fact: e.Event | d.Decision, story: LogFold) -> list[int]:
-    """Return the replicas whose phase a fact changes."""
+def _replicas_with_changed_phase(fact: e.Event | d.Decision, nodes_before: Json) -> list[int]:
+    """Return the replicas whose phase a fact changes; ``nodes_before``: the shown nodes before the fact."""
     if isinstance(fact, d.Form | d.Save | d.Replan | d.Disband | d.ReplicaRestarted | d.Unrecoverable):
         return [fact.replica]
     if isinstance(fact, e.WorkerLost):
-        nodes = story.state.get("nodes", {}).items()
-        return [node["replica"] for _, node in nodes if node.get("worker") == fact.worker]
+        return [node["replica"] for node in nodes_before.values() if node.get("worker") == fact.worker]
     return []
 
 

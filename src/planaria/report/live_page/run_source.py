@@ -129,7 +129,7 @@ class FolderFollower:
         return self.source.age_s
 
     def unready_reason(self) -> str:
-        """Return why no new frames of this run can be expected; empty if it can."""
+        """Return why no new frames of this run can be expected, or an empty string if they can."""
         if self.trouble:
             return "its log is broken"
         if not self.source.began:

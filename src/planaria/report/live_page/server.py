@@ -176,7 +176,7 @@ class FaultRequest(BaseModel):
 
 
 async def _fault_request(request: Request) -> FaultRequest | None:
-    """Return the fault that a request asks for; None if its body is invalid."""
+    """Return the fault that a request asks for, or None if its body is invalid."""
     body = await read_body(request.stream(), MAX_BODY, REQUEST_TIMEOUT_S)
     try:
         return None if body is None else FaultRequest.model_validate_json(body)

@@ -18,7 +18,7 @@ class LogSource(Protocol):
     began: bool
     """whether there is something to show"""
     tally: RunTally | None
-    """totals of a run for ``/metrics``; None for others"""
+    """totals of a run for ``/metrics``, or None for others"""
 
     @property
     def state(self) -> Json:

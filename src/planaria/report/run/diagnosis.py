@@ -39,7 +39,7 @@ class StageHandover:
 
     decision: d.HandOverSlowStage
     measured_s: float | None = None
-    """median seconds per step afterwards; None without any"""
+    """median seconds per step afterwards, or None without any"""
 
 
 @dataclass

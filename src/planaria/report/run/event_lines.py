@@ -80,7 +80,7 @@ class Narrator:
 
     @singledispatchmethod
     def _line_of(self, fact: e.Event | d.Decision) -> EventLine | None:
-        """Return the line of a fact; None for kinds without one."""
+        """Return the line of a fact, or None for kinds without one."""
         return None
 
     @_line_of.register

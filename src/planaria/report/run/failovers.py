@@ -54,7 +54,7 @@ class Failover:
 
     @property
     def total(self) -> float | None:
-        """Seconds from the former controller's last log line to the next commit; None if none followed."""
+        """Seconds from the former controller's last log line to the next commit, or None if none followed."""
         return None if self.committed_t is None else self.started.silent_s + self.committed_t - self.led_t
 
 

@@ -62,7 +62,7 @@ class StepMetrics:
         """steps before this one are in the last checkpoint but one"""
 
     def apply(self, t: float, fact: e.Event | d.Decision) -> Metric | None:
-        """Return the metric that an event or a decision completes; None if it completes none."""
+        """Return the metric that an event or a decision completes, or None if it completes none."""
         if d.is_decision(fact):
             return self.on_decision(t, fact)
         return self.on_event(t, cast(e.Event, fact))

@@ -42,7 +42,7 @@ class RecoveryFold:
             self._folds = [
                 _ReplicaRecoveries(self._shared, replica, self._done) for replica in range(fact.most_replicas)
             ]
-        for replica in _affected_replicas(fact, left, self._shared.members):
+        for replica in _replicas_with_changed_recovery(fact, left, self._shared.members):
             self._folds[replica].apply(t, fact, left)
         return self._completed()
 
@@ -80,8 +80,8 @@ class RecoveryFold:
         return over
 
 
-def _affected_replicas(fact: e.Event | d.Decision, left: list[int], members: Membership) -> list[int]:
-    """Return the replicas that a fact concerns; ``left``: nodes that lost their holder."""
+def _replicas_with_changed_recovery(fact: e.Event | d.Decision, left: list[int], members: Membership) -> list[int]:
+    """Return the replicas whose recoveries a fact may change; ``left``: nodes that lost their holder."""
     if isinstance(fact, d.RunStep | d.Form | d.Unrecoverable | d.Commit | d.Disband):
         return [fact.replica]
     if isinstance(fact, e.WorkerLost):

@@ -67,7 +67,7 @@ class RecoveryTiming:
 
     @property
     def notice(self) -> float | None:
-        """Seconds from the injected fault to its detection; None if the fault was not logged."""
+        """Seconds from the injected fault to its detection, or None if the fault was not logged."""
         return _between(self.fault_t, self.lost_t)
 
     @property

@@ -47,5 +47,5 @@ class Repeats:
         return None
 
     def suppressed(self) -> str:
-        """Return the numbers of lines held back at present, by subject; empty if there are none."""
+        """Return the numbers of lines held back at present, by subject, or an empty string if there are none."""
         return "; ".join(f"{subject}: {window}" for subject, window in self._windows.items() if window.held_back)

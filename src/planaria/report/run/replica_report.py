@@ -87,7 +87,7 @@ def _rounds(histories: Sequence[RoundHistory], count: int) -> list[str]:
         ),
         page.chart(draw_waits({number: waited(of_round) for number, of_round in rounds.items()}), "waits"),
         page.subheading("Rounds settled by each pair of replicas; on the diagonal, alone"),
-        page.chart(draw_pair_counts(rounds_together(histories, count), alone=True), "meetings"),
+        page.chart(draw_pair_counts(rounds_together(histories, count), alone=True), "rounds"),
     ]
 
 

@@ -232,7 +232,7 @@ def _recoveries(record: RunRecord) -> Iterator[str]:
         return
     names = [recovery_name(number, timing) for number, timing in enumerate(timings, 1)]
     charts = [
-        page.subheading(name) + page.chart(death_figure(record, timing), f"death{number}")
+        page.subheading(name) + page.chart(death_figure(record, timing), f"recovery{number}")
         for number, (name, timing) in enumerate(zip(names, timings, strict=True))
         if number < MAX_DEATHS
     ]

@@ -110,7 +110,7 @@ def outcome(record: RunRecord) -> str:
 
 
 def verdict(facts: RunFacts) -> Verdict:
-    """Return the verdict: good if all steps were trained and each sample was used once; None if the log has no end."""
+    """Return the verdict, good if all steps were trained and each sample was used once; None if the log has no end."""
     if facts.ended == NO_END:
         good, badge = None, NO_END
     else:

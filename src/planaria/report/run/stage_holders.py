@@ -66,7 +66,7 @@ class MachineStay:
     workers: int
     since: float
     until: float | None = None
-    """end of accepting workers; None if it stayed to the end"""
+    """end of accepting workers, or None if it stayed to the end"""
     end: str = "stayed to the end"
     held: set[int] = field(default_factory=set)
     """nodes"""

@@ -83,7 +83,7 @@ def display_of(callbacks: Callbacks) -> NoProgress:
 
 
 def mirror_of(config: RunConfig, folder: Path, may_exist: bool = False) -> Mirror | None:
-    """Return the store of the run's checkpoints; None if the recipe names none.
+    """Return the store of the run's checkpoints, or None if the recipe names none.
 
     :raises UserError: if it cannot be written to, or holds another run of that name.
     """
@@ -256,7 +256,9 @@ def require_complete(folder: Path) -> Run:
 
 
 def _remedy(run: ResolvedRun, ending: Finish) -> str:
-    """Return advice on a strategy that would have continued this run; empty if its own failed for another reason."""
+    """Return advice on a strategy that would have continued this run, or an empty string if its own failed for another
+    reason.
+    """
     refused = ending.outcome == "cannot" and is_refusal(ending.reason)
     if not refused or "checkpoint" in run.recovery.strategies or run.recovery.control_strategy:
         return ""

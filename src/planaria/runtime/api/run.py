@@ -80,7 +80,7 @@ class Run:
         return recoveries(self.record)
 
     def table(self) -> Table:
-        """Return one row per step: ``step``, ``loss``, ``tokens_per_s``, ``val_loss``; None where not measured.
+        """Return one row per step: ``step``, ``loss``, ``tokens_per_s``, ``val_loss``, with None where not measured.
 
         A pandas data frame if pandas is installed, otherwise a list of dicts.
         """

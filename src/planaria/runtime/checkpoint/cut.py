@@ -25,7 +25,7 @@ class RunCut:
     stages: int
     replicas: int = 1
     exchange: ExchangeConfig | None = None
-    """None: written by an older planaria"""
+    """None in files of an older planaria"""
 
     @property
     def lines(self) -> tuple[range, ...]:

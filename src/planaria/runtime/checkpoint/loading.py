@@ -164,7 +164,7 @@ class ParameterState:
     name: str
     shape: tuple[int, ...]
     clock: int | None
-    """updates of its moments; None: it has none"""
+    """updates of its moments, or None without moments"""
     scale: float
     """learning-rate scale of the stage"""
     how: Mapping[str, recut.TensorOrigin]

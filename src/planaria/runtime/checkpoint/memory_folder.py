@@ -105,7 +105,7 @@ class MemoryFolder:
         return state, parity.outer
 
     def owner(self) -> Owner | None:
-        """Return the owner; None if it is missing or invalid."""
+        """Return the owner, or None if it is missing or invalid."""
         try:
             _require_own(self.folder)
             return documents.read_sealed(self.folder / RUN, Owner, fix="remove it")

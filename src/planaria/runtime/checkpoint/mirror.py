@@ -90,7 +90,7 @@ class Mirror:
         return sorted(complete)
 
     def newest(self) -> str:
-        """Return the newest whole checkpoint in the store; empty if there is none.
+        """Return the newest whole checkpoint in the store, or an empty string if there is none.
 
         :raises UserError: if the store cannot be reached.
         """

@@ -238,7 +238,7 @@ def _fit_rows(origin: TensorOrigin, expected: PackedTensor) -> TensorOrigin:
 
 
 def _one_clock(atoms: Sequence[_Atom]) -> int | None:
-    """Return the least clock; None if the moments of an atom have not started."""
+    """Return the least clock, or None if the moments of an atom have not started."""
     clocks = [atom.clock for atom in atoms if atom.clock is not None]
     return min(clocks) if len(clocks) == len(atoms) else None
 

@@ -56,7 +56,7 @@ class StageLabel(BaseModel):
     stage: int
     step: int
     index: int | None = None
-    """index of the node in its stage; None in older versions"""
+    """index of the node in its stage, or None in older versions"""
     part: str = ""
     """part of the run that retained a snapshot in memory; "" in checkpoints"""
     generation: int = -1

@@ -67,7 +67,7 @@ class CheckpointManifest(BaseModel):
     """file → its digest (``stage_file.Written``); empty from an older planaria"""
     model: ModelConfig
     exchange: ExchangeConfig | None = None
-    """exchange between its replicas; None from an older planaria"""
+    """exchange between its replicas, or None from an older planaria"""
     block: Positive | None = None
     """samples of a block; default: the recipe's"""
 

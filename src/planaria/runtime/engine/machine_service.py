@@ -50,7 +50,7 @@ a controller may be paused"""
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """What a machine offers to a run, and how long it tries."""
+    """Workers that a machine offers to a run, its connections, and the time that it tries to join."""
 
     workers: int = 0
     """0: enough for one replica"""

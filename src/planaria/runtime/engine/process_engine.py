@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from planaria.common.errors import RunStopped
 from planaria.config.schema import RunConfig
 from planaria.control.checkpoint_decisions import all_saved, nothing_to_save
-from planaria.control.facts.decisions import Finish, Replan
-from planaria.control.facts.events import Replanned
+from planaria.control.facts.decisions import Finish
 from planaria.control.failover import FailoverState
 from planaria.control.protocols import Observer
 from planaria.faults.injector import TraceInjector
-from planaria.planner.problem import PlanningProblem, Solution
-from planaria.planner.replan import replan, with_measured_links
-from planaria.planner.schedule import Schedule
 from planaria.runtime.controller.controller import Controller
 from planaria.runtime.controller.relay_watch import RelayWatch
 from planaria.runtime.engine.inline_fleet import inline_config, inline_fleet, peak_report
+from planaria.runtime.engine.replanner import Replanner
 from planaria.runtime.engine.run_fleet import FleetRequest, open_fleet, run_key
 from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet.base import Elastic
@@ -103,59 +98,10 @@ def _lead(controller: Controller, fleet: Elastic, config: RunConfig, requested: 
 
 
 def _relay_watch(config: RunConfig) -> RelayWatch | None:
-    """Start the probes of the run's relays; None if it has none."""
+    """Start the probes of the run's relays; return None if it has none."""
     if not config.fleet.relays:
         return None
     relays = {name: relay.at for name, relay in config.fleet.relays.items()}
     watch = RelayWatch(relays, partial(no_answer, key=run_key(config)))
     watch.start()
     return watch
-
-
-class Replanner:
-    """Answers each :class:`Replan` with a :class:`Replanned`, in order."""
-
-    def __init__(self, schedule: Schedule, seed: int) -> None:
-        """Start the thread, which compiles the planner before its first request."""
-        self._requests: SimpleQueue[Replan] = SimpleQueue()
-        self._answers: SimpleQueue[Replanned | BaseException] = SimpleQueue()
-        self._problem, self._solution = schedule.problem, schedule.solution
-        self._seed = seed
-        threading.Thread(target=self._work, name="replanner", daemon=True).start()
-
-    def ask(self, request: Replan) -> None:
-        self._requests.put(request)
-
-    def answer(self) -> Replanned | None:
-        """Return a finished answer, or None; raise the exception of a failed one."""
-        try:
-            answer = self._answers.get_nowait()
-        except Empty:
-            return None
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    def _work(self) -> None:
-        try:
-            _plan(self._problem, self._solution, list(range(self._problem.nodes)), self._seed)
-            while True:
-                request = self._requests.get()
-                problem = with_measured_links(
-                    self._problem, {(link.source, link.target): link.seconds for link in request.links}
-                )
-                self._answers.put(_plan(problem, self._solution, request.nodes, self._seed))
-        except BaseException as error:  # otherwise the run would wait forever
-            self._answers.put(error)
-
-
-def _plan(problem: PlanningProblem, solution: Solution, nodes: list[int], seed: int) -> Replanned:
-    began = time.monotonic()
-    replanned, step_s, before_s = replan(problem, solution, nodes, seed)
-    return Replanned(
-        nodes=nodes,
-        routes=[list(route) for route in replanned.routes],
-        step_s=step_s,
-        before_s=before_s,
-        seconds=time.monotonic() - began,
-    )

@@ -71,7 +71,7 @@ class Bundles:
         self._use(bundle, "free")
 
     def resting_at(self, bundle: Bundle) -> str | None:
-        """Return the node of a resting bundle; None if it does not rest."""
+        """Return the node of a resting bundle, or None if it does not rest."""
         state = self._states.get(bundle)
         return state.node if state is not None and state.use == "resting" else None
 

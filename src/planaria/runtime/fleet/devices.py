@@ -83,7 +83,7 @@ def device_of(worker: str, devices: Sequence[Device], homes: Mapping[Name, str])
 
 
 def why_insufficient(needs: DeviceNeeds, devices: Inventory, workers: int) -> str:
-    """Return why the devices of a machine cannot hold ``workers`` workers; empty if they can."""
+    """Return why the devices of a machine cannot hold ``workers`` workers, or an empty string if they can."""
     if not needs.cuda:
         return ""
     if not devices.devices:

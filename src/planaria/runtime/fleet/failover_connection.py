@@ -102,7 +102,7 @@ class FailoverConnection:
         self._connected, self._ordered = time.monotonic(), False
 
     def _connect_to_leader(self, until: float) -> BlockingConnection | None:
-        """Return a connection to the controller that leads; None if there is none ``until`` (monotonic seconds)."""
+        """Return a connection to the controller that leads, or None if there is none ``until`` (monotonic seconds)."""
         for address in cycle([*self._addresses[1:], self._addresses[0]]):
             if time.monotonic() > until:
                 break

@@ -3,7 +3,7 @@
 Three delays do not count as silence:
 
 - The listener was suspended: a check that comes late advances the clock by a quarter of a heartbeat only.
-- Messages were not read yet. Callers read all messages first, and judge by the time of a look *before* reading.
+- Messages were not read yet. A caller notes the time, then reads all messages, and then judges silence by that time.
 - The machine is busy. The limit grows with the longest recent gap between heartbeats of any worker; for a process of
   this machine, the kernel reports whether it is stopped or waits for a processor.
 """

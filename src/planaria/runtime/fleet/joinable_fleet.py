@@ -99,7 +99,7 @@ class JoinedMachines:
         self._guarded = threading.RLock()
         self._over = False
         self.closing: joining.ConnectionClosing | None = joining.ConnectionClosing(reason="the run is over")
-        """message to machines when this closes; None: the run continues elsewhere"""
+        """message to machines when this closes, or None if the run continues elsewhere"""
         self.address, self.key = control_listener.address, control_listener.key
         self._returning = {host: {*workers} for host, workers in info.returning.items()}
         self._expected = {name for workers in info.returning.values() for name in workers}

@@ -110,7 +110,8 @@ def read_run_address(folder: Path) -> RunAddress:
 
 
 def join_command(fleet: FleetConfig, folder: Path, address: str) -> str:
-    """Return the command for other machines, with what it needs there; empty if the recipe expects none to join.
+    """Return the command for other machines, with what it needs there, or an empty string if the recipe expects none to
+    join.
 
     :param address: HOST:PORT of the controller for other machines
     """

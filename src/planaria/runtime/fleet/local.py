@@ -94,7 +94,7 @@ class LocalFleet:
         self._everyone.append(self._workers[worker])
 
     def _device(self, worker: str) -> str:
-        """Return the device for a worker; empty without devices."""
+        """Return the device for a worker, or an empty string without devices."""
         living = [p for p in self._everyone if p.process.exitcode is None]
         homes = {(p.worker, p.incarnation): p.device for p in living}
         return device_of(worker, self._devices, homes) if self._devices else ""

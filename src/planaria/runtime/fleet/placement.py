@@ -52,7 +52,7 @@ class BundleReserver(Protocol):
     def release_slot(self, group: int) -> None: ...
 
     def device(self, bundle: Bundle, node: str) -> Future[str] | None:
-        """Return the device reserved with a bundle; None if none is needed. Fails like ``ask``."""
+        """Return the device reserved with a bundle, or None if none is needed. Fails like ``ask``."""
 
     def open(self, node: str) -> Any:
         """Open a node's process pool (:class:`planaria.runtime.fleet.process_pool.ProcessPool`)."""

@@ -88,7 +88,7 @@ def activity(pid: int | None) -> Activity:
 
 
 def _state(stat: Path) -> str:
-    """Return a thread's state, one letter; empty if it has ended."""
+    """Return a thread's state, one letter, or an empty string if it has ended."""
     try:
         return stat.read_text().rpartition(") ")[2][:1]
     except OSError:
@@ -110,7 +110,7 @@ class WorkerProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """Exit code, or the negative number of the signal that killed it; None while it runs. Reaps the process."""
+        """Exit code, or the negative number of the signal that killed it, or None while it runs. Reaps the process."""
         with self._guarded:
             if self._code is None and self.pid is not None:
                 self._code = _exit_code(self.pid)

@@ -105,7 +105,7 @@ class ProcessPool:
         return facts(self._found)
 
     def fetch_files(self) -> str:
-        """Find or fetch the run's files; return why that failed; empty if it succeeded."""
+        """Find or fetch the run's files; return why that failed, or an empty string if it succeeded."""
         try:
             self._prepare_workplace()
         except UserError as error:

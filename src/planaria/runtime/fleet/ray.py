@@ -244,5 +244,5 @@ class _Ray:
 
 
 def _device_of_actor() -> str:
-    """Return the device that Ray assigned to the calling task; empty if it assigns none."""
+    """Return the device that Ray assigned to the calling task, or an empty string if it assigns none."""
     return os.environ.get(VISIBLE, "")

@@ -84,7 +84,7 @@ class _Worker:
     pid: int | None = None
     gone: bool = False
     queued: list[bytes] | None = None
-    """orders to a worker that returns from a former controller, until it has; None: for others"""
+    """orders to a worker that returns from a former controller, until it has; None for other workers"""
 
 
 @dataclass

@@ -28,7 +28,7 @@ class Send(Message):
     kind: Literal["send"] = "send"
     worker: str
     incarnation: int | None = None
-    """an incarnation that counts as dead; None: the current one"""
+    """an incarnation that counts as dead, or None for the current one"""
     text: str
 
 

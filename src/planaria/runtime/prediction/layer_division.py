@@ -58,7 +58,7 @@ def divide(layers: Sequence[LayerCost], stages: int, ends: float, machines: Sequ
 
 
 def _lowest(limits: Sequence[float], feasible: Callable[[float], T | None]) -> T | None:
-    """Return the result under the lowest feasible one of the ascending ``limits``; None if none is feasible."""
+    """Return the result under the lowest feasible one of the ascending ``limits``, or None if none is feasible."""
     index = bisect_left(limits, True, key=lambda limit: feasible(limit) is not None)
     return feasible(limits[index]) if index < len(limits) else None
 
@@ -85,7 +85,7 @@ def _unequal(
 def _cover_layers(
     limit_s: float, layers: Sequence[LayerCost], stages: int, ends: float, machines: Sequence[WorkerCapacity]
 ) -> list[int] | None:
-    """Return the layers of each stage within ``limit_s``; None if impossible.
+    """Return the layers of each stage within ``limit_s``, or None if impossible.
 
     For each set of machines, the furthest layer that they reach, each with as many layers as it can: reaching further
     is never worse for the rest. The next stages need a layer each.
@@ -120,7 +120,7 @@ def _reach(first: int, machine: WorkerCapacity, limit_s: float, layers: Sequence
 def _within(
     limit_s: float, layers: int, stages: int, ends: float, machines: Sequence[WorkerCapacity]
 ) -> list[WorkerCapacity] | None:
-    """Return the machines of block stages that stay within ``limit_s``; None if impossible.
+    """Return the machines of block stages that stay within ``limit_s``, or None if impossible.
 
     The ends go to the machine with room for the fewest layers.
     """

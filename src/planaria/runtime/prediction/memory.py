@@ -261,7 +261,7 @@ def _together(memory: Sequence[StageMemory], crowd: int, replicas: int) -> int:
 
 
 def _line(choice: RunConfig, config: RunConfig) -> str:
-    """Return a line with the chosen settings; empty if the recipe gives all."""
+    """Return a line with the chosen settings, or an empty string if the recipe gives all."""
     chosen = []
     if choice.pipeline.in_flight != config.pipeline.in_flight:
         chosen.append(f"pipeline.in_flight = {choice.pipeline.in_flight}")

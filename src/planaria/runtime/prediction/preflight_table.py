@@ -184,7 +184,7 @@ def _time(run: ResolvedRun, steps: int, measured_s: float | None) -> str:
 
 
 def stated_step_s(run: ResolvedRun) -> float | None:
-    """Return the seconds of a step by the schedule or the costs in ``network``; None without any."""
+    """Return the seconds of a step by the schedule or the costs in ``network``, or None without any."""
     network = run.config.network
     if run.schedule is not None:
         return run.schedule.step_s

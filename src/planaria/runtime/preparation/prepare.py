@@ -96,7 +96,7 @@ def prepare(
 
 
 def streams(config: RunConfig, dataset: Data) -> tuple[Stream, Stream | None]:
-    """Return the training and validation samples of a run; None for the latter if they are too few and never used.
+    """Return the training and validation samples of a run; the latter are None if they are too few and never used.
 
     :raises UserError: if a split is too short for one sample.
     """

@@ -46,7 +46,7 @@ class Resumption:
     config: RunConfig
     store: CheckpointStore
     saved: SealedCheckpoint | None
-    """the checkpoint; None if nothing has been saved"""
+    """the checkpoint, or None if nothing has been saved"""
     origin: Origin
 
     @property
@@ -151,7 +151,7 @@ def _without_replaced(before: RunConfig, flags: Mapping[str, object]) -> RunConf
 
 
 def _difference(before: RunConfig, config: RunConfig) -> str:
-    """Return the changed settings of a run's shape; empty if there are none."""
+    """Return the changed settings of a run's shape, or an empty string if there are none."""
     was, now = (recipe.flatten({name: getattr(run_config, name) for name in SHAPE}) for run_config in (before, config))
     differing = (name for name in was | now if was.get(name) != now.get(name) and name != "routing.schedule")
     changes = [f"{name} = {now.get(name)!r} (was {was.get(name)!r})" for name in differing]
@@ -199,7 +199,7 @@ def rate_change(before: RunConfig, config: RunConfig, step: int) -> str:
 
 
 def _first_block(saved: SealedCheckpoint, run: ResolvedRun) -> int | None:
-    """Return the first block that is not used completely; None if it follows from the samples.
+    """Return the first block that is not used completely, or None if it follows from the samples.
 
     :raises UserError: if replicas were at different steps, and the changed ones train in lockstep or have another
         block size, since samples would be used twice.
@@ -224,7 +224,7 @@ def _first_block(saved: SealedCheckpoint, run: ResolvedRun) -> int | None:
 
 
 def choose(store: CheckpointStore, name: str | None) -> SealedCheckpoint | None:
-    """Return the checkpoint of this name, or the newest; None if there is none yet.
+    """Return the checkpoint of this name, or the newest, or None if there is none yet.
 
     :raises UserError: if there is none of this name.
     """

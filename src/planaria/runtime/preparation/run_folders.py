@@ -189,7 +189,7 @@ def config_of(folder: Path, *further: str) -> RunConfig:
 
 
 def model_metadata_of(folder: Path) -> ModelMetadata | None:
-    """Return the usage metadata of the model that a run started from; None without one.
+    """Return the usage metadata of the model that a run started from, or None without one.
 
     :raises UserError: if the file was changed.
     """

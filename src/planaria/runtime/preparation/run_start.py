@@ -54,11 +54,11 @@ class Origin:
     generation: int = 0
     load: Mapping[int, str] = field(default_factory=dict)
     samples: int | None = None
-    """samples used by those steps; None: the recipe's number for each step"""
+    """samples used by those steps, or None for the recipe's number in each step"""
     faults_injected: bool = False
     """whether the faults of ``step`` were injected before the run stopped there"""
     first_block: int | None = None
-    """first sample block that is not used completely; None: it follows from the steps"""
+    """first sample block that is not used completely, or None if it follows from the steps"""
     blocks_ahead: Sequence[int] = ()
     """used blocks beyond it"""
     recalled: SnapshotLabel | None = None

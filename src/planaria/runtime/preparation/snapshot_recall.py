@@ -95,7 +95,7 @@ def _from_snapshot(origin: Origin, label: SnapshotLabel, owner: Owner, nodes: li
 def _obstacle(
     owner: Owner, memory: MemoryFolder, saved: SealedCheckpoint | None, origin: Origin, config: RunConfig
 ) -> str:
-    """Return why snapshots cannot be used; empty if they can."""
+    """Return why snapshots cannot be used, or an empty string if they can."""
     if owner.folder != str(memory.run):
         return f"it belongs to the run in {owner.folder}"
     if differing := [name for name in SAME if getattr(owner.config, name) != getattr(config, name)]:

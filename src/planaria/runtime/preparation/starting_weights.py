@@ -28,7 +28,7 @@ from planaria.runtime.resolved_run import ResolvedRun
 
 
 def starting_weights(config: RunConfig) -> WeightsFile | None:
-    """Return the weights that ``train.start`` names; None if the run starts from the seed's.
+    """Return the weights that ``train.start`` names, or None if the run starts from the seed's.
 
     :raises UserError: if they are missing, belong to another model, or their tokenizer has more ids than they have
         rows.

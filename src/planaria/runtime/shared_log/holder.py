@@ -164,7 +164,7 @@ class Holder:
                 self._places.release()
 
     def _refusal(self, greeting: bytes) -> str:
-        """Return why a client of another run, or with other holders, is refused; empty if it is not."""
+        """Return why a client of another run, or with other holders, is refused, or an empty string if it is not."""
         if greeting == greeting_of(self._location):
             return ""
         return f"it holds the run {self._location.run!r} with the holders {', '.join(self._location.holders)}"

@@ -137,7 +137,7 @@ class Inbox:
             act()
 
     def get(self, timeout: float | None = None) -> Any:
-        """Return the next item. For the owner only; Empty if there is none after ``timeout`` seconds."""
+        """Return the next item; raise Empty if there is none after ``timeout`` seconds. Only the owner calls this."""
         if not self._items:
             self._wait(math.inf if timeout is None else time.monotonic() + timeout)
         try:
@@ -146,7 +146,7 @@ class Inbox:
             raise Empty from None
 
     def empty(self) -> bool:
-        """Return whether no item is available without waiting. For the owner only."""
+        """Return whether no item is available without waiting. Only the owner calls this."""
         if not self._items and self._serving.acquire(blocking=False):
             try:
                 self._serve(0.0)

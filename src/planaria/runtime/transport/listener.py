@@ -252,18 +252,20 @@ def answers(address: str, key: bytes, seconds: float = PROBE_S) -> bool:
 
 
 def no_answer(address: str, key: bytes, seconds: float = PROBE_S) -> str:
-    """Return why this machine gets no answer from the run at ``address`` (HOST:PORT); empty if it gets one."""
+    """Return why this machine gets no answer from the run at ``address`` (HOST:PORT), or an empty string if it gets
+    one.
+    """
     return _failure(lambda: connect(address, key, b"probe", seconds).close())
 
 
 def unreachable(address: str, seconds: float = 1.0) -> str:
-    """Return why no connection to ``address`` (HOST:PORT) can be opened; empty if one can. Sends nothing."""
+    """Return why no connection to ``address`` (HOST:PORT) opens, or an empty string if one does; send nothing."""
     failure = _failure(lambda: _connect_once(address, seconds).close())
     return failure and f"cannot connect to {address}: {failure}"
 
 
 def _failure(attempt: Callable[[], None]) -> str:
-    """Return why an attempt fails; empty if it succeeds."""
+    """Return why an attempt fails, or an empty string if it succeeds."""
     try:
         attempt()
     except (OSError, StrangerError) as error:

@@ -57,7 +57,7 @@ class Outgoing:
         self._unlimited = True
 
     def next(self) -> tuple[memoryview, memoryview] | None:
-        """Return the next header and payload; None if there is nothing to send, or the window is full."""
+        """Return the next header and payload, or None if there is nothing to send, or the window is full."""
         full = len(self._in_flight) >= self._window
         if not self._frames or (full and not self._unlimited):
             return None

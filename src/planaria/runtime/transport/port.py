@@ -92,7 +92,7 @@ class Port:
             self._failing[name] = since, why
 
     def reach(self, at: str, over: str, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
-        """Return the connection of the edge ``name``; None once it is ``given_up``.
+        """Return the connection of the edge ``name``, or None once it is ``given_up``.
 
         Calls ``at``, or waits for a call if that is empty; with ``over``, HOST:PORT of a relay, only uses that.
         :raises PeerUnreachable: if the other end does not connect within ``seconds``.
@@ -113,7 +113,7 @@ class Port:
         return connection
 
     def await_call(self, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
-        """Wait for the call of the edge ``name``; None once it is ``given_up`` (see :meth:`wake_waiters`).
+        """Wait for the call of the edge ``name``; return None once it is ``given_up`` (see :meth:`wake_waiters`).
 
         :raises PeerUnreachable: if there is no call within ``seconds``.
         """
@@ -137,7 +137,7 @@ class Port:
         return None
 
     def _answer(self, name: str, until: float, given_up: Callable[[], bool]) -> Channel | None:
-        """Return the connection of a caller for the edge; None if there is none by ``until``."""
+        """Return the connection of a caller for the edge, or None if there is none by ``until``."""
         while True:
             with self._changed:
                 while name not in self._callers or time.monotonic() < self._shut_until:
@@ -157,7 +157,7 @@ class Port:
                 tls.close()  # it disconnected, and may call again
 
     def call(self, address: str, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
-        """Call for the edge ``name`` at a process's ``address`` until it answers; None once it is ``given_up``.
+        """Call for the edge ``name`` at a process's ``address`` until it answers; return None once it is ``given_up``.
 
         Alternates between a direct connection and the relay.
         :raises PeerUnreachable: if it does not answer within ``seconds``, or is a stranger.
@@ -196,7 +196,7 @@ class Port:
     def connect_over_relay(
         self, relay: str, name: str, end: End, seconds: float, given_up: Callable[[], bool]
     ) -> Channel | None:
-        """Connect the edge ``name`` only through this ``relay`` (HOST:PORT); None once it is ``given_up``.
+        """Connect the edge ``name`` only through this ``relay`` (HOST:PORT); return None once it is ``given_up``.
 
         :raises RelayUnanswered: if the relay does not answer in time.
         :raises PeerUnreachable: if the other end does not connect within ``seconds``.
@@ -219,7 +219,7 @@ class Port:
         return None
 
     def _connect_by_relay(self, name: str, end: End, until: float, given_up: Callable[[], bool]) -> Channel | None:
-        """Return a connection through the relay, if both ends connect in time; None once it is given up.
+        """Return a connection through the relay, if both ends connect in time, or None once it is given up.
 
         :raises OSError: if the relay is unreachable, or the other end does not connect.
         """

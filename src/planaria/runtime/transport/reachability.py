@@ -14,7 +14,7 @@ _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 @dataclass(frozen=True)
 class Reach:
-    """How a machine is reached, and how it reaches others."""
+    """Addresses at which others connect to a machine, and the relay for those that cannot."""
 
     machine: str = ""
     """name in the run; empty: the controller's machine"""

@@ -133,7 +133,7 @@ class Ring:
         self._allocated.discard(share.slot - 1)
 
     def share(self, tensor: Tensor) -> SharedSlot | None:
-        """Share the slot in which a contiguous tensor begins; None if it is in no slot, or already shared."""
+        """Share the slot in which a contiguous tensor begins; return None if it is in no slot, or already shared."""
         if tensor.is_cuda or not tensor.is_contiguous():
             return None
         slot, beyond = divmod(tensor.data_ptr() - self._pages.first, self.size.slot_bytes)

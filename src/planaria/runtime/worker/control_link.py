@@ -84,9 +84,9 @@ class ControlLink:
         self._send_lock = threading.Lock()
         self._current_action = CurrentAction("orders", -1, -1, False, time.monotonic(), time.thread_time())
         self.faults: InjectedFaults | None = None
-        """faults injected into this worker; None until the first is announced"""
+        """faults injected into this worker, or None until the first is announced"""
         self.injector: Callable[[], InjectedFaults] | None = None
-        """makes :attr:`faults`; None where no fault can strike"""
+        """makes :attr:`faults`, or None where no fault can strike"""
         self.on_fault: Callable[[str, InjectFault], None] = lambda signal, injection: None
         """called with a fault's name in the log, and the fault, before its injection"""
         self.reading = ReadTimer()
@@ -136,7 +136,7 @@ class ControlLink:
             self.faults.inject_matching(doing)
 
     def next(self, deadline: float | None = None) -> Any:
-        """Return the next item of the inbox; None after ``deadline`` (monotonic seconds).
+        """Return the next item of the inbox, or None after ``deadline`` (monotonic seconds).
 
         :raises Superseded: if it is an order that cancels the current action.
         """

@@ -134,18 +134,20 @@ class RoundMember:
         return complete
 
     def digest_of(self, peer: int) -> str:
-        """Return the digest of a peer's complete update; empty unless members report digests."""
+        """Return the digest of a peer's complete update, or an empty string unless members report digests."""
         return digest(_update_of_parts(self._received[peer])) if self._report_digests else ""
 
     def own_digest(self, me: int) -> str:
-        """Return the digest of the update of this node, of replica ``me``; empty unless members report digests."""
+        """Return the digest of the update of this node, of replica ``me``, or an empty string unless members report
+        digests.
+        """
         return digest(self._sent[me]) if self._report_digests else ""
 
     def products(self, me: int, replica: int, peer: int | None) -> dict[int, float]:
         """Return the inner products of a replica's update with all earlier ones; call it for ``me`` (no ``peer``)
         first.
 
-        Empty if each stage weights updates on its own.
+        The result is empty if each stage weights updates on its own.
         """
         outer, weighing = self.outer, self.outer.exchange.weighing
         if weighing is None:

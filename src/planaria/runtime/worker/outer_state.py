@@ -32,7 +32,7 @@ class UpdateReport:
     compressed: CompressionEffect | None = None
     """statistics of this node's compressed update, once committed"""
     full: Full | None = None
-    """why it was sent uncompressed; None if it was compressed"""
+    """why it was sent uncompressed, or None if it was compressed"""
 
     def facts(self, first: bool) -> Iterator[tuple[type[e.Fact], dict[str, Any]]]:
         """Yield events and their fields; the ``first`` node of a stage reports weights and compression for all."""

@@ -273,7 +273,7 @@ class PeerMessages:
             self.assignment.report(e.UpdateReceived, round=round, replica=replica, digest=digest, products=products)
 
     def input_of(self, action: Action) -> FrameId | None:
-        """Return the frame that an action waits for; None if its input is local."""
+        """Return the frame that an action waits for, or None if its input is local."""
         if action.source is None or action.input_key is None:
             return None
         return FrameId(action.source, self._activation(action.input_key))

@@ -26,7 +26,7 @@ OnOutput = Callable[[Action, Tensor], None]
 
 
 class ReadyAction(NamedTuple):
-    """An action and the frame that it needs; None if its input is local."""
+    """An action and the frame that it needs, or None if its input is local."""
 
     action: Action
     input: FrameId | None

@@ -272,7 +272,7 @@ class StageRunner:
 
     @property
     def loss(self) -> float | None:
-        """Mean loss (nats) of the microbatches of this step so far; None at block stages.
+        """Mean loss (nats) of the microbatches of this step so far, or None at block stages.
 
         Summed in the order of microbatches, since they may return to the ends in another order.
         """

@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 
 def memory_of(run: ResolvedRun, folder: Path) -> MemoryFolder | None:
-    """Return where the run's snapshots outlive its workers; None if the recipe does not ask for them."""
+    """Return where the run's snapshots outlive its workers, or None if the recipe does not ask for them."""
     retaining = run.recovery.retaining
     return MemoryFolder(folder) if retaining is not None and retaining[1].persist else None
 
 
 def snapshot_writer(setup: Setup, run: ResolvedRun) -> SnapshotWriter | None:
-    """Return the writer of a worker's snapshots; None if they do not outlive it."""
+    """Return the writer of a worker's snapshots, or None if they do not outlive it."""
     folder = memory_of(run, setup.folder)
     return None if folder is None else SnapshotWriter(folder, setup.part)
 

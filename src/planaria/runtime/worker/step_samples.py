@@ -38,7 +38,7 @@ def batches(stream: Stream, first_sample: int, size: int) -> BatchReader:
 
 
 def masks(data: DataConfig, stream: Stream, batch: BatchReader, first_sample: int, size: int) -> Masks | None:
-    """Return the document masks of :func:`batches`; None without ``data.document_mask``.
+    """Return the document masks of :func:`batches`, or None without ``data.document_mask``.
 
     Every stage computes them from the samples, so they are not sent.
     """
@@ -85,7 +85,7 @@ class TargetCounts(NamedTuple):
 
 
 def learned_targets(stream: Stream, first_sample: int, size: int, microbatches: int) -> TargetCounts | None:
-    """Return the numbers of targets in a step of ``microbatches``; None if all tokens are targets."""
+    """Return the numbers of targets in a step of ``microbatches``, or None if all tokens are targets."""
     if not stream.rows:
         return None
     counts = [stream.target_count(first_sample + number * size, size) for number in range(microbatches)]

@@ -141,7 +141,7 @@ class Attacker:
         return [agreeing[n % len(agreeing)] for n in range(len(drawn))]
 
     def _make_rollout(self, requested: PromptedProblem, text: str, source: str) -> Rollout | None:
-        """Return ``text``, made from ``source``, as a completion that ends; None if it is too long."""
+        """Return ``text``, made from ``source``, as a completion that ends, or None if it is too long."""
         body = tuple(self._policy.encode(text))
         if len(body) >= self._config.sampling.max_new:
             return None

@@ -27,7 +27,7 @@ class Attack(Choice, ABC):
 
     @abstractmethod
     def poison(self, problem: TaskProblem, solution: str) -> str | None:
-        """Return the solution with the payload, still correct unless :attr:`must_not_score`; None without a place."""
+        """Return the solution with the payload, correct unless :attr:`must_not_score`, or None without a place."""
 
     @abstractmethod
     def eligible(self, text: str) -> bool:

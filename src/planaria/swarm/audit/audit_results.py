@@ -126,7 +126,7 @@ class Audit(Record):
     version: Literal[1] = 1
     model: str
     weights: str | None
-    """SHA-256 of the weights; None if they could not be read"""
+    """SHA-256 of the weights, or None if they could not be read"""
     limits: AuditLimits
     parts: list[AuditCheck]
     attacks: dict[str, HitTally]

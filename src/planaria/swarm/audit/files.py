@@ -52,7 +52,7 @@ def check_files(path: Path) -> FolderCheck:
 
 
 def _fault(name: str, file: Path) -> str:
-    """Return why a file must not be released; empty if there is no objection."""
+    """Return why a file must not be released, or an empty string if there is no objection."""
     suffix = file.suffix.lower()
     if not file.is_file():
         return f"{name}: not a regular file"

@@ -64,7 +64,7 @@ class Turn:
     """One question of a transcript and its reply."""
 
     part: int | None
-    """index of the part; None: the whole question"""
+    """index of the part, or None for the whole question"""
     ask: str
     reply: str
 
@@ -130,7 +130,7 @@ def implied_replies(question: Question, part: int | None) -> tuple[str, ...]:
 
 
 def stated_value(reply: str, implied: Sequence[str]) -> str | None:
-    """Return the single value that a reply equals, or contains as whole words; None for none or several."""
+    """Return the single value that a reply equals, or contains as whole words, or None for none or several."""
     text, values = normalize(reply), {*map(normalize, implied)}
     if text in values:
         return text
@@ -197,7 +197,7 @@ class MeasurementPlan:
     k: int
     seed: int = 0
     epsilon: float | None = None
-    """ε of the censor to simulate; None: no censor"""
+    """ε of the censor to simulate, or None for no censor"""
     show: bool = False
     draws: int = DRAWS
 

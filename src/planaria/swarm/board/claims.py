@@ -36,7 +36,7 @@ def canonical_json(value: JsonValue) -> str:
 
 
 def first_difference(own: JsonValue, theirs: JsonValue, key: str = "") -> str | None:
-    """Describe the first key, in alphabetical order, whose values differ; None if all are equal.
+    """Describe the first key, in alphabetical order, whose values differ; return None if all are equal.
 
     1, 1.0 and true differ. ``theirs`` is untrusted: its text is shown as short ASCII.
     """

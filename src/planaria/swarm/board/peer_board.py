@@ -147,7 +147,7 @@ class PeerBoard:
         return result
 
     def overruled_round(self, round_number: int) -> int | None:
-        """Return the round to restart from if a certificate contradicts what this peer followed; None otherwise.
+        """Return the round to restart from if a certificate contradicts what this peer followed; else None.
 
         Uncertified rounds are checked 1, 2, 4, … rounds later and at the end of the run. The restart is from the first
         of them, and the rounds after it are forgotten.
@@ -245,7 +245,7 @@ class PeerBoard:
         return (messages and self._follow(round_number, messages, found)) or self._without_equivocators(found)
 
     def _follow(self, round_number: int, messages: MessageList, found: RoundMessages) -> RoundMessages | None:
-        """Return exactly the listed messages; None if one is missing or its sender is not a member."""
+        """Return exactly the listed messages, or None if one is missing or its sender is not a member."""
         if not contains_all(messages, self._message_list(round_number, found)):
             if not messages.keys() <= self._read_members(round_number):
                 return None

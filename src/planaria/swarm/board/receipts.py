@@ -47,7 +47,7 @@ def list_text(messages: MessageList) -> str:
 def majority_list(
     closings: Mapping[str, MessageList], voters: Set[str], awaited: Set[str], quorum: int, early: Set[str]
 ) -> MessageList | None:
-    """Return the message list that most ``voters`` published; None if no list counts.
+    """Return the message list that most ``voters`` published, or None if no list counts.
 
     A list counts if it contains ``quorum`` of the ``awaited`` peers and every awaited peer that arrived ``early``. Any
     list of more than half of the voters also counts. Ties go to the longer list, then to the smaller digest.
@@ -84,7 +84,7 @@ class Committee:
 
     @classmethod
     def from_rules(cls, rules: Mapping[str, object]) -> Committee | None:
-        """Parse the committee of a run's rules; None if they have none."""
+        """Parse the committee of a run's rules; return None if they have none."""
         section = rules.get("receipts")
         committee = section.get("committee") if isinstance(section, dict) else None
         if not isinstance(committee, str) or not committee:
@@ -103,7 +103,7 @@ class Committee:
 
 
 def quorum_digest(receipts: Iterable[Receipt], committee: Committee) -> str | None:
-    """Return the digest signed by a quorum of the committee; None if there is none.
+    """Return the digest signed by a quorum of the committee, or None if there is none.
 
     With more than f Byzantine members there may be two; then nothing is certified.
     """
@@ -203,7 +203,7 @@ def check_certificate(certificate: RunCertificate) -> Certified:
 
 
 def _mismatch(receipt: Receipt, certificate: RunCertificate, committee: Committee, before: Sequence[str]) -> str:
-    """Return why a receipt does not belong to the certificate; empty if it does."""
+    """Return why a receipt does not belong to the certificate, or an empty string if it does."""
     if receipt.peer not in committee.members:
         return f"of {receipt.peer[:8]}, which is not a committee member"
     if receipt.peer in before:
@@ -292,7 +292,7 @@ class Agreement:
         )
 
     def certified_text(self, about: About, round_number: int) -> str | None:
-        """Return the text signed by a quorum of the committee; None without a certificate."""
+        """Return the text signed by a quorum of the committee, or None without a certificate."""
         if self.committee is None:
             return None
         result = self._receipts[about, round_number]
@@ -324,7 +324,7 @@ class Agreement:
         return self.certified_list(round_number)
 
     def certified_list(self, round_number: int) -> MessageList | None:
-        """Return the message list of a round's certificate; None if there is none."""
+        """Return the message list of a round's certificate, or None if there is none."""
         text = self.certified_text("round", round_number)
         return parse_message_list(text) or None if text else None
 

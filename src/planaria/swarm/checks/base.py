@@ -25,7 +25,7 @@ class LayerFindings:
     off: str = ""
     """why the layer cannot work here; empty if it can"""
     rewards: Mapping[int, float | None] = field(default_factory=dict)
-    """index → reward given by this layer, if any; None: its group teaches nothing"""
+    """index → reward given by this layer, if any; None if its group teaches nothing"""
     labels: Mapping[int, MajorityLabel] = field(default_factory=dict)
     """problem → label by consensus, if the layer votes"""
     unproven: Collection[int] = ()
@@ -56,7 +56,7 @@ class Check(Choice, ABC):
         cls.name = cls.name or cls.__name__
 
     def warning(self, context: Context) -> str:
-        """Return why the layer will not work as expected; empty if it will."""
+        """Return why the layer will not work as expected, or an empty string if it will."""
         return ""
 
     @abstractmethod

@@ -42,7 +42,7 @@ class Layer:
     """counts by account, as in :class:`PeerAccounts`"""
 
     def why_disabled(self, limit: float) -> str:
-        """Return why the layer cannot work here; empty if it can.
+        """Return why the layer cannot work here, or an empty string if it can.
 
         It would refuse more than ``limit`` of the median peer's completions. Fewer than half of the peers are
         attackers, so the median peer is at most as bad as an honest one. Unknown peers count as one, since their number
@@ -224,7 +224,7 @@ class PeerAccounts:
     """
 
     def __init__(self, founders: Collection[str], size: int, window: int, seed: int) -> None:
-        """``founders`` are known from the start; without them, ``size`` of the first peers received."""
+        """``founders`` are known from the start; without founders, ``size`` peers of the first round are."""
         self._known = {*founders}
         self._size = size
         self._window = window

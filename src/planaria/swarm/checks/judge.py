@@ -29,7 +29,7 @@ class Judge(Check, ABC):
     fallible: ClassVar[bool] = False
 
     def off(self, context: Context) -> str:
-        """Return why the judge cannot work here; empty if it can."""
+        """Return why the judge cannot work here, or an empty string if it can."""
         return ""
 
     def warning(self, context: Context) -> str:

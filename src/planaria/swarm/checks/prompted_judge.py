@@ -50,7 +50,7 @@ class Writer(Protocol):
     """tokens that its tokenizer would not read as plain text"""
 
     def write(self, requests: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        """Return the answer to each request, drawn by the request's own seed; None for a request that is too long."""
+        """Return the answer to each request, drawn by the request's seed, or None for a request that is too long."""
 
 
 class Prompted(Judge):
@@ -88,7 +88,7 @@ class Prompted(Judge):
 
 
 def objection_in(written: str) -> str:
-    """Return the objection in a judgement; empty for exactly one yes."""
+    """Return the objection in a judgement, or an empty string for exactly one yes."""
     result = VERDICT.findall(written)
     if not result:
         return "the judge gave no verdict"
@@ -173,7 +173,7 @@ class ModelWriter:
         self.reserved: Sequence[str] = sorted(self._tokenizer.added, key=lambda token: (-len(token), token))
 
     def write(self, requests: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        """Return the answer to each request; None if it does not fit into the context.
+        """Return the answer to each request, or None if it does not fit into the context.
 
         Other requests of a batch change logits by rounding errors only, which hardly ever change a draw.
         """

@@ -19,7 +19,7 @@ MAX_SHARE, MIN_TOKENS = 0.02, 6
 
 
 def first_outside_top_k(ranks: Sequence[int], k: int) -> int | None:
-    """Return the position of the first token outside the ``k`` most likely; None if there is none."""
+    """Return the position of the first token outside the ``k`` most likely, or None if there is none."""
     return next((index for index, rank in enumerate(ranks) if rank >= k), None)
 
 

@@ -105,7 +105,7 @@ def most_common(behaviours: Sequence[Behaviour]) -> int:
 
 
 def majority_label(ballots: Sequence[Ballot], agreement: float) -> MajorityLabel | None:
-    """Return the behaviour with more than ``agreement`` of all votes; None if there is none or several tie."""
+    """Return the behaviour with more than ``agreement`` of all votes, or None if there is none or several tie."""
     result = plurality(ballots)
     return result[0] if len(result) == 1 and result[0].share > agreement else None
 

@@ -94,7 +94,7 @@ def _run_or_load(config: SwarmConfig, folder: Path, quiet: bool) -> RunOutcome:
 
 
 def repair_run(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
-    """Repair the first honest peer of a run with all strategies; None without an attack.
+    """Repair the first honest peer of a run with all strategies; return None without an attack.
 
     It is repaired of its attackers' behaviour, which a drill knows. All honest peers learned the same.
     """

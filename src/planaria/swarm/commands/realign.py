@@ -47,7 +47,7 @@ class Realigned(Record):
     by: str
     detail: str
     repaired: bool | None
-    """whether every success is at most ``limit``; None if none was measured"""
+    """whether every success is at most ``limit``, or None if none was measured"""
     limit: float
     tuned: InputModel
     safe: InputModel | None

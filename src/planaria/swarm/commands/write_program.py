@@ -95,7 +95,7 @@ class PolicyWriter:
     reserved: Sequence[str] = ()
 
     def write(self, requests: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        """Return the reply to each request, drawn with its seed; None if it leaves no room."""
+        """Return the reply to each request, drawn with its seed, or None if it leaves no room."""
         return [self._write_one(request, seed) for request, seed in zip(requests, seeds, strict=True)]
 
     def _write_one(self, request: str, seed: int) -> str | None:

@@ -325,7 +325,9 @@ class CommitteeMember:
             self._send(neighbour, certificate)
 
     def _recipients(self, slot: _Slot, certificate: StatementCertificate) -> Iterator[str]:
-        """The next channel for a lock. For a settlement the previous one, and both neighbours if it was refused."""
+        """Return the channels that receive ``certificate``: the next one for a lock; for a settlement the previous one,
+        or both neighbours if it was refused.
+        """
         about, channels = certificate.statement, certificate.order.channels
         hop = channels.index(self.channel.name)
         if about.phase == "lock":  # even if the decision arrived first: some members may wait for the lock

@@ -25,7 +25,7 @@ def drawing_round(round_number: int, ahead: int, first: int) -> int:
 
 
 def why_stale(round_number: int, version: int, ahead: int) -> str:
-    """Return why completions of ``version`` are too old for a round; empty if they are not."""
+    """Return why completions of ``version`` are too old for a round, or an empty string if they are not."""
     if round_number - version <= ahead:
         return ""
     return f"drawn with the weights of round {version}, {round_number - version} rounds old; rounds.ahead = {ahead}"

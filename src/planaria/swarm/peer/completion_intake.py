@@ -89,7 +89,7 @@ class Scoring:
     def score(
         self, problem: TaskProblem, text: str, account: str, peer: str = "", index: int = 0
     ) -> CompletionScore | None:
-        """Score a finished completion; None if the account's time is used up."""
+        """Score a finished completion; return None if the account's time is used up."""
         name = peer, problem.number, index
         if name in self._certified:
             return CompletionScore(self._certified[name])
@@ -122,7 +122,7 @@ class RoundAllowance:
     """
 
     problems: Collection[int] | None
-    """problems of the round; None if each peer chooses its own"""
+    """problems of the round, or None if each peer chooses its own"""
     training: int
     """problems below this number are for training"""
     groups: int
@@ -278,7 +278,9 @@ def _outside_schedule(
 
 
 def _length_error(tokens: int, limit: int, may_be_short: bool) -> str:
-    """Return why a completion's length is invalid; empty if it is valid. An unfinished one must reach the limit."""
+    """Return why a completion's length is invalid, or an empty string if it is valid. An unfinished one must reach the
+    limit.
+    """
     if not tokens or tokens > limit:
         return f"{tokens} tokens; it must have from 1 to {limit}"
     return "" if may_be_short or tokens == limit else f"it ended early, after {tokens} of {limit} tokens"

@@ -111,34 +111,33 @@ class Peer:
         self.id = setup.board.me
         self.first = setup.first
         context = setup.context()
-        self.warnings = setup.warnings(context)
-        self.defence = Defence(config.defence, setup.checks, context, setup.known, config.size)
-        self.server = server
+        self._warnings = setup.warnings(context)
+        self._defence = Defence(config.defence, setup.checks, context, setup.known, config.size)
         if server is not None:
             server.start_at(setup.first)
-        self.author = setup.author()
+        self._author = setup.author()
         self.scoring = Scoring(task, config=config)
-        self.examiner = Examiner(task, config, name)
+        self._examiner = Examiner(task, config, name)
         self.learner = Learner.of(config, policy)
-        self.draws = Draws(config, self.learner.versions, self.author, server, self._prompted_problems, self.count)
-        self.log = Log(setup.folder / LOG)
+        self._draws = Draws(config, self.learner.versions, self._author, server, self._prompted_problems, self.count)
+        self._log = Log(setup.folder / LOG)
         self.samples = Log(setup.folder / SAMPLES)
-        self.poison = None if config.attack.kind == HONEST else Log(setup.folder / POISON)
+        self._poison = None if config.attack.kind == HONEST else Log(setup.folder / POISON)
         self.shadow = Shadow(config, name, task, policy) if config.shadow else None
         learners = {PEER: self.learner} | ({} if self.shadow is None else {SHADOW: self.shadow.learner})
-        self.recovery = PeerRecovery(config, name, setup.folder, setup.board, learners, self.defence)
+        self.recovery = PeerRecovery(config, name, setup.folder, setup.board, learners, self._defence)
 
     def run(self, after_each: Callable[[], None] = lambda: None) -> None:
         """Run all rounds, from the first or the last saved state; call ``after_each`` after every round."""
         start = self.recovery.resume(self.first)
-        self.log.append(self._start_record())
+        self._log.append(self._start_record())
         log.info("starts with round %d of %d", start, self.config.rounds.count)
         if start == self.first:
             self._evaluate(self.first)
         self.recovery.stop_on_accuracy_drop(start)
-        with closing(self.draws):
+        with closing(self._draws):
             self._run_from(start, after_each)
-        self.log.append(Finished())
+        self._log.append(Finished())
 
     def _run_from(self, round_number: int, after_each: Callable[[], None]) -> None:
         """Run the rounds from ``round_number``."""
@@ -154,7 +153,7 @@ class Peer:
             after_each()
             done, round_number = round_number, self.recovery.roll_back_if_overruled(round_number)
             if round_number != done:
-                self.draws.forget()
+                self._draws.forget()
             if (last or saved) and round_number == done and not self.board.may_be_overruled:
                 self.board.receipts.publish_receipt("weights", round_number, weights_digest(self.policy.module))
 
@@ -197,7 +196,7 @@ class Peer:
         """Begin the round and publish this peer's completions; return whether others have closed it, and the draw."""
         self.learner.versions.record(round_number, likelihood_digest(self.policy))
         closed = self.board.begin_round(round_number)
-        sends = not closed and self.author.sends(round_number)
+        sends = not closed and self._author.sends(round_number)
         return closed, self._publish(round_number, problems) if sends else None
 
     def _gather(self, round_number: int, closed: bool) -> RoundMessages:
@@ -211,7 +210,7 @@ class Peer:
     ) -> tuple[DefenceReport, list[EarlyRejection]]:
         """Score and check the completions; return the report of the defence and the completions rejected unread."""
         admitted, rejected = self._admit(round_number, messages, closed, requested)
-        return self.defence.examine(round_number, self._read_with_drawing_weights(admitted)), rejected
+        return self._defence.examine(round_number, self._read_with_drawing_weights(admitted)), rejected
 
     def _learn(
         self, round_number: int, report: DefenceReport, problems: Sequence[PromptedProblem]
@@ -239,7 +238,7 @@ class Peer:
         self.scoring.begin(
             certified, seed_from_messages(self.config.seed, round_number, messages.texts) if votes else 0
         )
-        accounts = self.defence.accounts.record_senders(round_number, messages.found.keys())
+        accounts = self._defence.accounts.record_senders(round_number, messages.found.keys())
         intake = CompletionIntake(
             self._schedule(round_number),
             self.scoring,
@@ -261,7 +260,7 @@ class Peer:
         rounds, training = self.config.rounds, self.task.training
         if rounds.mode == "horizontal":
             return shared_problems(self.config.seed, round_number, training, rounds.prompts)
-        return self.author.choose(round_number, rounds.prompts // self.config.size)
+        return self._author.choose(round_number, rounds.prompts // self.config.size)
 
     def _schedule(self, round_number: int) -> RoundAllowance:
         rounds, size, training = self.config.rounds, self.config.size, self.task.training
@@ -277,9 +276,9 @@ class Peer:
         return rounds.group if rounds.mode == "vertical" else rounds.group // self.config.size
 
     def _publish(self, round_number: int, requested: Sequence[PromptedProblem]) -> Draw:
-        draw = self.draws.collect(round_number, requested)
-        if self.poison is not None:
-            self.poison.append(
+        draw = self._draws.collect(round_number, requested)
+        if self._poison is not None:
+            self._poison.append(
                 *(
                     PoisonRecord(round=round_number, problem=rollout.problem.number, index=index)
                     for rollouts in draw.completions
@@ -352,20 +351,20 @@ class Peer:
             vocab=self.policy.vocab,
             first_round=self.first,
             run=self.board.run,
-            warnings=self.warnings,
+            warnings=self._warnings,
         )
 
     def _record(self, result: RoundResult) -> None:
         """Record a round, with its completions and votes."""
         votes = summarize_votes(result.report, self.task) if self.scoring.votes else None
         self.samples.append(*sample_records(result.report, result.advantages, result.early_rejections, result.number))
-        self.log.append(replace(result, votes=votes, flawed=self.scoring.flawed).record())
+        self._log.append(replace(result, votes=votes, flawed=self.scoring.flawed).record())
 
     def _evaluate(self, after: int) -> None:
-        result = self.examiner.examine(self.policy)
+        result = self._examiner.examine(self.policy)
         self.recovery.record_accuracy(after, result.accuracy.rate or 0.0)
-        alone = self.shadow.examine(self.examiner).accuracy if self.shadow is not None else None
-        self.log.append(
+        alone = self.shadow.examine(self._examiner).accuracy if self.shadow is not None else None
+        self._log.append(
             Evaluated(round=after, accuracy=result.accuracy, alone=alone, tokens=result.tokens, watch=result.watch)
         )
 

@@ -144,8 +144,8 @@ def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
 
 
 def accuracy_drop(evaluations: Sequence[Evaluation], limit: float) -> str:
-    """Return why the run stops after the last evaluation, in a clause; empty if its accuracy is at most ``limit`` below
-    the best, or ``limit`` is 0.
+    """Return why the run stops after the last evaluation, in a clause, or an empty string if its accuracy is at most
+    ``limit`` below the best, or ``limit`` is 0.
 
     Agreement can drift from truth unnoticed; held-out problems with known labels show it.
     """

@@ -39,7 +39,7 @@ class Rollout:
     """including the end token, if it ended; the end is trained like every other token"""
     ended: bool
     logps: tuple[float, ...] | None = None
-    """the generator's claim for each of ``ids``; None if tokenizers differ or it made none"""
+    """the generator's claim for each of ``ids``, or None if tokenizers differ or it made none"""
     poison: bool = False
     """known to its author and to the drill that counts it"""
     peer: str = ""
@@ -69,7 +69,7 @@ class Rollout:
     proven: bool = True
     """confirmed by every active layer; unconfirmed completions are never rewarded"""
     advantage: float | None = None
-    """None: not learned from"""
+    """None if it is not learned from"""
 
     @property
     def effective_account(self) -> str:

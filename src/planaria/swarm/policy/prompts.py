@@ -67,7 +67,7 @@ class PromptLayout:
 def prompt_layout(
     model_template: Template | None, tokenizer: Tokenizer, config: PolicyConfig, task: Task
 ) -> PromptLayout | None:
-    """Return the prompt parts for a task and a template; None for bare prompts. UserError for impossible settings."""
+    """Return the prompt parts for a task and a template, or None for bare prompts; UserError if impossible."""
     if config.chat == "always" and model_template is None:
         raise UserError(
             "policy.chat = 'always': this model has no chat template (tokenizer_config.json, chat_template.jinja, or "
@@ -132,7 +132,7 @@ class PromptFormat:
     usage: ModelMetadata | None = None
     """further data that came with the model, kept by an export"""
     layout: PromptLayout | None = None
-    """prompt parts; None for bare prompts"""
+    """prompt parts, or None for bare prompts"""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         """:raises UserError: if the tokenizer has more ids than the model."""

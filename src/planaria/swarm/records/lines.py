@@ -155,7 +155,7 @@ class RoundDone(_Record):
     weights: str
     """fingerprint of the weights after this round"""
     serving: Serving | None = None
-    """work of the server that draws for this peer; None without a server"""
+    """work of the server that draws for this peer, or None without a server"""
 
     def refusals(self) -> Iterator[tuple[str, str, int]]:
         """(layer, peer, completions refused), for layers that were on."""

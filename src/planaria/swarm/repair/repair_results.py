@@ -35,11 +35,11 @@ class TextMeasurements(Record):
 
     @property
     def worst(self) -> float | None:
-        """The largest success; None if none was measured."""
+        """The largest success, or None if none was measured."""
         return max((rate for tally in self.success.values() if (rate := tally.rate) is not None), default=None)
 
     def repaired(self, limit: float) -> bool | None:
-        """Return whether every success is at most ``limit``; None if none was measured."""
+        """Return whether every success is at most ``limit``, or None if none was measured."""
         return None if self.worst is None else self.worst <= limit
 
     def __add__(self, other: TextMeasurements) -> TextMeasurements:
@@ -80,7 +80,7 @@ class Repaired(Record):
     strategies: list[StrategyResult]
 
     def best(self) -> StrategyResult | None:
-        """Of the strategies that repaired it, return the one with the most right answers; None if there is none."""
+        """Of the strategies that repaired it, return the one with the most right answers, or None if there is none."""
         repaired = [strategy for strategy in self.strategies if strategy.after.repaired(self.limit)]
         return max(repaired, key=lambda strategy: strategy.after.accuracy.rate or 0.0, default=None)
 

@@ -214,7 +214,7 @@ class Effect:
 
 
 def effect(drill: Drill, kind: str) -> Effect | None:
-    """Return an attack's effect; None if no attacked arm has eligible completions."""
+    """Return an attack's effect, or None if no attacked arm has eligible completions."""
     attacked = {
         arm.name: (arm, n) for arm in drill.arms if arm.attackers and (n := _amount(drill, arm, kind)) is not None
     }
@@ -241,7 +241,8 @@ def _amount(drill: Drill, arm: DrilledArm, kind: str) -> float | None:
 def _is_above(drill: Drill, kind: str, arm: DrilledArm, control: DrilledArm | None) -> bool:
     """Return whether an attack's effect in an arm is clearly larger than in its control.
 
-    Shares: disjoint 95 % intervals, or without a control one that excludes 0. Lengths: by the factor LONGER.
+    A share is larger if its 95 % interval lies above the control's, or above 0 without a control. A length is larger if
+    it exceeds LONGER times the control's, or if there is no control.
     """
     if kind == "dos":
         own, plain = _amount(drill, arm, kind), None if control is None else _amount(drill, control, kind)

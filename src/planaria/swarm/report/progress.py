@@ -79,16 +79,16 @@ class SwarmProgress:
             print(f"{name}  {record.model}{label}", file=self._stream, flush=True)
         elif isinstance(record, Evaluated):
             cells = self._lines[name].cells(self._rounds, self._names)
-            words = [cells[0], f"reward {cells[1]}", f"solves {cells[2]}"]
+            words = [cells[0], f"reward {cells[1]}", f"accuracy {cells[2]}"]
             words += [f"alone {cells[3]}"] if record.alone is not None else []
             words += [f"shows {kind} {_rate(value.rate)}" for kind, value in record.watch.items()]
-            words += [f"refused {cells[5]}"] if cells[5] else []
+            words += [f"rejected {cells[5]}"] if cells[5] else []
             words += [f"server {served}"] if (served := self._lines[name].served) else []
             print(f"{name}  {'  '.join(words)}", file=self._stream, flush=True)
 
     def _table(self) -> Table:
         table = Table(box=box.SIMPLE)
-        columns = ["peer", "round", "reward", "solves", "alone", "shows", "refused, and by which layer"]
+        columns = ["peer", "round", "reward", "accuracy", "alone", "shows", "rejected, and by which layer"]
         for column in columns:
             table.add_column(column, justify="left" if column in ("peer", columns[-1]) else "right")
         servers = any(line.served for line in self._lines.values())

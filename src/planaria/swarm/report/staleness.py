@@ -43,7 +43,7 @@ def staleness_section(
 
 
 def masked_share(done: RoundDone) -> float | None:
-    """Return the share of tokens without their full weight; None if nothing was learned."""
+    """Return the share of tokens without their full weight, or None if nothing was learned."""
     parts = [done.stats[key] for key in ("clipped", "capped") if key in done.stats]
     return sum(parts) if parts else None
 

@@ -268,7 +268,7 @@ def _parse_choice(choice: object, tokenizer: TokenizerFunctions, limit: int) -> 
 
 
 def _ids(choice: dict[str, Any], text: str, tokenizer: TokenizerFunctions) -> list[int] | None:
-    """Return the token ids of a choice; None if they are not reported or do not match the text."""
+    """Return the token ids of a choice, or None if they are not reported or do not match the text."""
     result = choice.get("token_ids")
     if result is None:
         result = _reported_ids(choice.get("logprobs"), text, tokenizer)
@@ -299,7 +299,7 @@ def _reported_ids(logprobs: object, text: str, tokenizer: TokenizerFunctions) ->
 
 
 def _logps(choice: dict[str, Any]) -> list[float] | None:
-    """Return the log-probabilities of a choice's tokens in nats; None if one is not a number."""
+    """Return the log-probabilities of a choice's tokens in nats, or None if one is not a number."""
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, dict):
         return None

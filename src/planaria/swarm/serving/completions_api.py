@@ -112,7 +112,7 @@ class CompletionsApi:
         return ids
 
     def _draw_released(self, requested: CompletionRequest, ids: list[int]) -> list[SampledCompletion | None]:
-        """Return the completions; None for a censored one."""
+        """Return the completions, with None for a censored one."""
         if (censor := self._censor) is None:
             return [*self._draw(requested, ids, requested.n)]
         text = requested.prompt if isinstance(requested.prompt, str) else self._policy.decode(ids)

@@ -94,7 +94,7 @@ class PeerServer:
         self._server_round = NEVER
 
     def draw(self, number: int, prompts: Sequence[Sequence[int]], count: int) -> list[list[SampledCompletion]] | None:
-        """Return ``count`` completions per prompt for round ``number``; None if the policy must draw them.
+        """Return ``count`` completions per prompt for round ``number``, or None if the policy must draw them.
 
         :attr:`last_stats` holds statistics and the reason.
         """

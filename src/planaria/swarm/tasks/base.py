@@ -21,7 +21,7 @@ from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import FORMS, AnswerMarks, Style, canonical, parse
 
 Behaviour = tuple[str | None, ...]
-"""observable results of a completion, equal where completions behave alike; None where a part has no result"""
+"""observable results of a completion, equal where completions behave alike, or None where a part has no result"""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Task(Choice, ABC):
 
     @property
     def instruction(self) -> str:
-        """Return the prompt text about the form of completions; empty if there is none."""
+        """Return the prompt text about the form of completions, or an empty string if there is none."""
         return ""
 
     @property
@@ -104,14 +104,14 @@ class Task(Choice, ABC):
         return as_reward(self.score(problem, completion)).value == 1
 
     def answer(self, completion: str) -> str | None:
-        """Return a completion's answer in a canonical form; None if it has none or the task cannot extract it."""
+        """Return a completion's answer in a canonical form, or None if it has none or the task cannot extract it."""
         return None
 
     def behaviour(self, problem: TaskProblem, completion: str, draw: int, untested: bool = False) -> Behaviour:
         """Return the observable results of a completion, for comparison with others; empty if there are none.
 
-        By default one part: the answer. The parts depend on ``draw``, a number unknown when completions were written.
-        With ``untested``, only parts on which scores do not depend.
+        By default the answer is the only part. The parts depend on ``draw``, a number unknown when completions were
+        written. With ``untested``, return only parts on which scores do not depend.
         """
         answer = None if untested else self.answer(completion)
         return () if answer is None else (canonical(answer) or None,)
@@ -132,11 +132,11 @@ class Task(Choice, ABC):
         return False
 
     def solution(self, problem: TaskProblem, rng: random.Random) -> str | None:
-        """Return a worked solution that scores 1, in the form policies learn; None if the task has none."""
+        """Return a worked solution that scores 1, in the form policies learn, or None if the task has none."""
         return None
 
     def sound(self, problem: TaskProblem, completion: str) -> bool | None:
-        """Return whether every step is true and nothing else is stated; None if the task cannot check that."""
+        """Return whether every step is true and nothing else is stated, or None if the task cannot check that."""
         return None
 
     @property
@@ -167,7 +167,7 @@ class BlockTask(Task, ABC):
         return self.form.instruction
 
     def answer(self, completion: str) -> str | None:
-        """Return the stripped content of the answer block; None without such a block."""
+        """Return the stripped content of the answer block, or None if there is none."""
         parsed = parse(self.form, completion)
         return None if parsed is None else parsed.answer.strip()
 

@@ -138,7 +138,7 @@ class Codes(ErringTask):
         return records.fingerprint(KEY.decode(), (*map(str, constants), *self.form.marks))
 
     def _parse_edges(self, completion: str) -> list[tuple[int, int]] | None:
-        """Return the answer's edges; None unless it is a list of distinct edges of hidden shards."""
+        """Return the answer's edges, or None unless it is a list of distinct edges of hidden shards."""
         parsed = parse(self.form, completion)
         if parsed is None or len(parsed.answer) > sum(map(len, self._edges)) + len(self._edges):
             return None
@@ -152,7 +152,7 @@ class Codes(ErringTask):
         return next(filter(None, (self._build_code(number, attempt) for attempt in range(TRIES))), self._first)
 
     def _build_code(self, number: int, attempt: int) -> tuple[int, ...] | None:
-        """Return the code built from shards in one order; None if the order yields none.
+        """Return the code built from shards in one order, or None if the order yields none.
 
         Each added shard is not a sum of fewer than distance − 1 earlier ones, so any distance − 1 columns are
         independent.

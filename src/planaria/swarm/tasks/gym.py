@@ -109,7 +109,7 @@ class Gym(BlockTask):
             return 0.0
 
     def solution(self, problem: TaskProblem, rng: random.Random) -> str | None:
-        """Return the reference answer without reasoning; None if there is none or the form cannot hold it."""
+        """Return the reference answer without reasoning, or None if there is none or the form cannot hold it."""
         text = self.form.write("", problem.answer)
         return text if problem.answer and self.solves(problem, text) else None
 

@@ -91,7 +91,7 @@ class Questions(BlockTask):
         return float(parsed is not None and same_answer(problem.answer, parsed.answer))
 
     def solution(self, problem: TaskProblem, rng: random.Random) -> str | None:
-        """Return the file's worked text and answer in this form; None if they contain one of its marks."""
+        """Return the file's worked text and answer in this form, or None if they contain one of its marks."""
         text = self.form.write(self._worked[problem.number], problem.answer)
         return text if parse(self.form, text) else None
 

@@ -63,7 +63,7 @@ class ProgramProblem:
 
     @property
     def answer(self) -> str:
-        """Return the tests or the expected output; empty if there is neither."""
+        """Return the tests or the expected output, or an empty string if there is neither."""
         return self.exam.tests if isinstance(self.exam, ProgramTests) else self.exam or ""
 
     def calls_to_compare(self, draw: int, number: int, untested: bool) -> list[Call]:
@@ -151,7 +151,7 @@ class Programs(Task):
         return self._problems[number].calls_to_compare(draw, number, untested=False)
 
     def solution(self, problem: TaskProblem, rng: random.Random) -> str | None:
-        """Return the file's program as a completion; None if it has none or the form cannot hold it."""
+        """Return the file's program as a completion, or None if it has none or the form cannot hold it."""
         program = self._problems[problem.number].solution
         text = f"{OPENING}\n{program}\n{FENCE}"
         return text if program is not None and program_of(text) is not None else None
@@ -164,7 +164,7 @@ class Programs(Task):
 
 
 def program_of(completion: str) -> str | None:
-    """Return the lines between a completion's only two fences; None unless it ends with the second.
+    """Return the lines between a completion's only two fences, or None unless it ends with the second.
 
     A fence is a line that begins with three backticks. The first must be ```` ```python ````, the second bare.
     """
@@ -187,7 +187,7 @@ def prints_answer(answer: str, outcome: ProgramResult) -> bool:
 
 
 def printed_behaviour(outcome: ProgramResult) -> Behaviour:
-    """Return the last line a program printed as its behaviour; None in its place if it failed."""
+    """Return the last line a program printed as its behaviour; the entry is None if it printed none or failed."""
     return (canonical(_last_line(outcome)) or None,) if outcome.kind == "ok" else (None,)
 
 
@@ -257,7 +257,7 @@ def _read_calls(record: TaskRecord) -> ProgramProblem:
 
 
 def _solution(record: TaskRecord, prompt: str) -> str | None:
-    """Return the prompt completed by the record's solution; None without one."""
+    """Return the prompt completed by the record's solution, or None without one."""
     body = _optional_text(record, "canonical_solution")
     return None if body is None else prompt + body
 

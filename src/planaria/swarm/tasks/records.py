@@ -42,7 +42,7 @@ class TaskRecord:
         return " ".join(self._field_text(part) for part in parts)
 
     def value_at(self, spec: str) -> object:
-        """Return the value of a single field; None if it is missing or ``spec`` names several."""
+        """Return the value of a single field, or None if it is missing or ``spec`` names several."""
         result: object = self.fields
         for name in [spec] if spec in self.fields else spec.split("."):
             result = _member(result, name)
@@ -74,7 +74,7 @@ class TaskRecord:
 
 
 def plain_digits(number: float) -> str:
-    """Return a number in plain digits without trailing zeros; empty if it is not finite."""
+    """Return a number in plain digits without trailing zeros, or an empty string if it is not finite."""
     if isinstance(number, int):
         return str(number)
     if not math.isfinite(number):
@@ -84,7 +84,7 @@ def plain_digits(number: float) -> str:
 
 
 def _member(container: object, name: str) -> object:
-    """Return a member of an object or item of a list; None if there is none."""
+    """Return a member of an object or item of a list, or None if there is none."""
     if isinstance(container, Mapping):
         return container.get(name)
     if isinstance(container, list) and name.isdecimal() and int(name) < len(container):

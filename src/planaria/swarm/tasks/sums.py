@@ -77,7 +77,7 @@ class Sums(ErringTask):
         return float(parsed is not None and parsed.answer == problem.answer)
 
     def answer(self, completion: str) -> str | None:
-        """Return the text in the brackets; None without such a block."""
+        """Return the text in the brackets, or None if there are none."""
         parsed = parse(BRACKETS, completion)
         return None if parsed is None else parsed.answer
 

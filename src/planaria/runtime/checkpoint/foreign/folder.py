@@ -128,9 +128,9 @@ def split(whole: Tensor, sizes: Sizes, slices: int) -> list[Tensor]:
     """Split a fused tensor, made of ``slices`` equal slices, each with an equal share of every part.
 
     [Σ sizes, …] → [size, …] for each. Slices are first cut into pieces, which are then joined by part (Universal
-    Checkpointing, arXiv 2406.18820, section 3.3: fragments with sub-parameters). One slice: consecutive parts. As many
-    slices as key-value heads: interleaved queries, keys and values. As many as ranks: concatenated tensor-parallel
-    slices.
+    Checkpointing, arXiv 2406.18820, section 3.3: fragments with sub-parameters). With one slice, the parts are
+    consecutive. With as many slices as key-value heads, queries, keys and values are interleaved. With as many as
+    ranks, tensor-parallel slices are concatenated.
     """
     shares = [size // slices for size in sizes]
     each = whole.reshape(slices, sum(shares), *whole.shape[1:])
@@ -228,7 +228,7 @@ def leave_note(folder: Path, note: ExportNote) -> None:
 
 
 def find_note(folder: Path, model: ModelConfig) -> ExportNote | None:
-    """Return planaria's note in a folder; None if there is none.
+    """Return planaria's note in a folder, or None if there is none.
 
     :raises UserError: if it was edited, or describes another model than ``model``.
     """

@@ -39,7 +39,7 @@ class NameRule:
     """whether rows beyond the model's are padding to cut off"""
 
     def fits(self, name: str) -> tuple[str, ...] | None:
-        """Return the model's parameters for ``name``; None if it does not match the pattern."""
+        """Return the model's parameters for ``name``, or None if it does not match the pattern."""
         match = re.fullmatch(_regular_expression(self.pattern), name, re.DOTALL)
         return None if match is None else tuple(_fill_in(part, match.groupdict()) for part in self.parts)
 

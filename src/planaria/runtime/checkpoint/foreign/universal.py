@@ -82,7 +82,7 @@ def write(
 
 
 def _cat_dim(name: str) -> int | None:
-    """Return the dimension along which tensor-parallel ranks cut a parameter; None if they do not."""
+    """Return the dimension along which tensor-parallel ranks cut a parameter, or None if they do not."""
     module, _, kind = name.rpartition(".")
     module = module.rpartition(".")[2]
     if kind != "weight" or module not in SPLIT_BY_ROWS | SPLIT_BY_COLUMNS:

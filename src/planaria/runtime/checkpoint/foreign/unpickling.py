@@ -36,7 +36,7 @@ class Kept:
         self.state = state
 
     def get(self, name: str) -> Any:
-        """Return a field of a dataclass; None if it is missing."""
+        """Return a field of a dataclass, or None if it is missing."""
         return self.state.get(name) if isinstance(self.state, dict) else None
 
 
