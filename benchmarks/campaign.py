@@ -31,7 +31,7 @@ from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row
 from planaria.common.errors import UserError
 from planaria.control.log.logs import read_run
 from planaria.control.replay import replay
-from planaria.report.run.ledger import prove_exactly_once
+from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder
 from planaria.runtime.checkpoint.store import CheckpointStore

@@ -32,7 +32,7 @@ from planaria.swarm.assemble import make_policy, make_task
 from planaria.swarm.board.attendance import RoundMessages
 from planaria.swarm.board.receipts import Agreement
 from planaria.swarm.checks import make_layers
-from planaria.swarm.checks.votes import Ballot, majority_label, most_agreeing, plurality
+from planaria.swarm.checks.votes import BehaviourVote, majority_label, most_agreeing, plurality
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import peer_config, peer_names
 from planaria.swarm.peer.peer import Peer, PeerSetup
@@ -133,7 +133,7 @@ def own_program(task: Programs, number: int) -> str:
 
 def chosen(candidates: Sequence[Behaviour], rng: random.Random) -> int:
     """Return the vote's candidate, or a random one if it finds none."""
-    found = plurality([Ballot(str(n), behaviour) for n, behaviour in enumerate(candidates)])
+    found = plurality([BehaviourVote(str(n), behaviour) for n, behaviour in enumerate(candidates)])
     holders = [n for n, behaviour in enumerate(candidates) if any(one.matches(behaviour) for one in found)]
     return rng.choice(holders or range(len(candidates)))
 
@@ -199,8 +199,8 @@ def sift(folder: Path, every: int) -> Iterator[Row]:
         alive = [text for text in others[: TRIED // 2] if task.score(problem, block(text)) == 1][:3]
         done = {text: task.behaviour(problem, block(text), 7, untested=True) for text in (own, *alive, *odd)}
         honest = [own if n % 10 or not alive else alive[n // 10 % len(alive)] for n in range(95)]
-        ballots = [Ballot(f"h{n % 19}", done[text]) for n, text in enumerate(honest)]
-        found = majority_label([*ballots, *(Ballot("cheat", done[text]) for text in odd)], 0.5)
+        ballots = [BehaviourVote(f"h{n % 19}", done[text]) for n, text in enumerate(honest)]
+        found = majority_label([*ballots, *(BehaviourVote("cheat", done[text]) for text in odd)], 0.5)
         groups += 1
         refused = {text: found is not None and not found.is_near(done[text]) for text in done}
         caught.append(sum(refused[text] for text in odd))

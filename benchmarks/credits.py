@@ -35,7 +35,7 @@ from planaria.common.object_store import Retry, Store
 from planaria.swarm.board import identity
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
-from planaria.swarm.credits.messages import MESSAGE, Committees, CreditOrder, Letter, StatementCertificate, Vote
+from planaria.swarm.credits.messages import MESSAGE, Committees, CreditOrder, Letter, MemberVote, StatementCertificate
 from planaria.swarm.credits.payment_simulation import PaymentOutcome, PaymentScene, SyncScene, simulate, simulate_sync
 from planaria.swarm.credits.psync import CommitteeMember, CreditChannel
 
@@ -134,7 +134,7 @@ class BoardMember:
 
     def _write(self, letter: Letter) -> None:
         message, me = letter.message, self.member.name
-        if isinstance(message, Vote):
+        if isinstance(message, MemberVote):
             path = f"{_slot(letter.channel, message.statement.number)}/{message.statement.phase}/{me}.json"
         else:
             assert isinstance(message, StatementCertificate), (

@@ -36,9 +36,9 @@ from planaria.control.protocols import Observer
 from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.faults.trace import Fault
-from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.recoveries import recoveries
 from planaria.report.run.round_history import settled_rounds, totals
+from planaria.report.run.sample_ledger import prove_exactly_once, sample_ledger
 from planaria.runtime.api.stage_omission import loss
 from planaria.runtime.checkpoint.loading import load_stages
 from planaria.runtime.checkpoint.stage_file import read_stage

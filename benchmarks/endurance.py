@@ -32,8 +32,8 @@ from planaria.control.log.run_record import RunRecord
 from planaria.control.log.state_file import StateFile, read_state
 from planaria.control.replay import replay
 from planaria.faults.trace import Fault, Trace, write
-from planaria.report.run.ledger import prove_exactly_once
 from planaria.report.run.recoveries import recoveries
+from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.joining import read_run_address

@@ -236,7 +236,7 @@ class Planaria(System):
         return list(lines_of(self._record(folder)))
 
     def problems(self, folder: Path) -> list[str]:
-        from planaria.report.run.ledger import prove_exactly_once
+        from planaria.report.run.sample_ledger import prove_exactly_once
 
         return prove_exactly_once(self._record(folder))
 
@@ -343,7 +343,7 @@ class GroupMembers(Peer):
 
     def problems(self, folder: Path) -> list[str]:
         from planaria.control.log.logs import read_run
-        from planaria.report.run.ledger import prove_exactly_once
+        from planaria.report.run.sample_ledger import prove_exactly_once
 
         return prove_exactly_once(read_run(folder / "group"))
 

@@ -32,7 +32,7 @@ from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.control.log.state_file import StateFile, read_state
 from planaria.models.chunked_loss import IGNORED
-from planaria.report.run.ledger import prove_exactly_once
+from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.report.run.stage_peaks import stage_peaks
 from planaria.runtime.api.run import MODEL
 from planaria.runtime.checkpoint.loading import load_stages

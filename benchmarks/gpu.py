@@ -39,7 +39,7 @@ from planaria.config import recipe, shipped
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.models.llama_stages import flops_per_token, parameter_count, stage_layers
 from planaria.pipeline.network.costs import MessageCosts, message_bytes
 from planaria.pipeline.plan.simulation import PlanSimulation
@@ -160,7 +160,7 @@ def clip_only(runner: StageRunner) -> float | None:
     return None
 
 
-def step_s(engine: InlineEngine | PlainGpuLoop) -> float:
+def step_s(engine: ReferenceEngine | PlainGpuLoop) -> float:
     """Return the seconds of one step with all its kernels."""
     torch.cuda.synchronize()
     began = time.monotonic()
@@ -169,13 +169,13 @@ def step_s(engine: InlineEngine | PlainGpuLoop) -> float:
     return time.monotonic() - began
 
 
-def unready_step_s(engine: InlineEngine) -> float:
+def unready_step_s(engine: ReferenceEngine) -> float:
     """Like :func:`step_s`, without readiness for recovery."""
     with patch.object(StageRunner, "finish", clip_only):
         return step_s(engine)
 
 
-def kernels(engine: InlineEngine | PlainGpuLoop) -> int:
+def kernels(engine: ReferenceEngine | PlainGpuLoop) -> int:
     """Return the kernels that one step launches, without copies and fills of memory."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         step_s(engine)
@@ -203,7 +203,7 @@ def preset(
 def rows_of(config: RunConfig, repeats: int, peak: float) -> list[Row]:
     """Measure one preset; ``peak`` is the GPU's FLOP/s."""
     stream = Stream(tokenise_corpus(config.data, config.model.vocab), "train", config.model.context, config.seed)
-    engine, plain = InlineEngine(config, stream), PlainGpuLoop(config, stream)
+    engine, plain = ReferenceEngine(config, stream), PlainGpuLoop(config, stream)
     sides = [partial(step_s, plain), partial(step_s, engine), partial(unready_step_s, engine)]
     interleaved(sides, WARM_UP)
     bare, ready, unready = interleaved(sides, repeats)
@@ -242,7 +242,7 @@ def routed(name: str, microbatches: int | None, repeats: int) -> list[Row]:
     engines = []
     for kind in ("full", *ROUTES):
         routing = config.routing.model_copy(update={"kind": kind, "skip": 1 / 3 if kind == "skipping" else 0.0})
-        engines.append(InlineEngine(config.model_copy(update={"routing": routing}), stream))
+        engines.append(ReferenceEngine(config.model_copy(update={"routing": routing}), stream))
     sides = [partial(step_s, engine) for engine in engines]
     interleaved(sides, WARM_UP)
     full, *others = interleaved(sides, repeats)
@@ -266,7 +266,7 @@ def routed(name: str, microbatches: int | None, repeats: int) -> list[Row]:
     peak=Flag(989.0, "dense bf16 peak; 989 on H100 and H200", metavar="TFLOP/S"),
 )
 def run_gpu(args: Namespace) -> Measurement:
-    """Compare the inline engine on one GPU with a plain loop; measure the cost of readiness and of other routes.
+    """Compare the reference engine on one GPU with a plain loop; measure the cost of readiness and of other routes.
 
     CheckFree's presets train in bf16, compiled, on a synthetic corpus. The plain loop trains a model of the same shapes
     on the same samples in the same process, in turn. Utilisation (MFU) is the model's FLOPs (6 N + 12 L D T per token)
@@ -311,7 +311,7 @@ def speed(config: RunConfig, steps: int) -> Row:
     """Measure the fleet, then inline: both at once would not fit the device."""
     fleet = step_seconds(finished(arm(config, "speed", FLEET_WARM_UP + steps)), FLEET_WARM_UP)
     stream = Stream(tokenise_corpus(config.data, config.model.vocab), "train", config.model.context, config.seed)
-    engine = InlineEngine(config, stream)
+    engine = ReferenceEngine(config, stream)
     inline = [step_s(engine) for _ in range(FLEET_WARM_UP + steps)][FLEET_WARM_UP:]
     del engine
     gc.collect()

@@ -42,7 +42,7 @@ from planaria.data.stream import Stream
 from planaria.lab.compare.race import ValidationPoint
 from planaria.lab.compare.race_results import smoothed_losses, ticks_to
 from planaria.lab.compare.race_spec import SMOOTHING_WINDOW
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.models.family import Pipelined
 from planaria.models.llama_stages import Llama, global_name, parameter_count
 from planaria.pipeline.routing.skipping import visits_per_microbatch
@@ -59,17 +59,17 @@ def shape(vocab: int, dim: int, layers: int, context: int = 64, **more: Any) -> 
     return {"vocab": vocab, "dim": dim, "layers": layers, "hidden": dim * 11 // 4, "context": context, **more}
 
 
-def engine_for(config: RunConfig) -> InlineEngine:
+def engine_for(config: RunConfig) -> ReferenceEngine:
     """Return an engine on one thread with the training and validation streams of the corpus."""
     torch.set_num_threads(1)
     dataset = tokenise_corpus(config.data, config.model.vocab)
     context = config.model.context
-    return InlineEngine(
+    return ReferenceEngine(
         config, Stream(dataset, "train", context, config.seed), Stream(dataset, "validation", context, config.seed)
     )
 
 
-def lose(engine: InlineEngine, stage: int) -> None:
+def lose(engine: ReferenceEngine, stage: int) -> None:
     if (plan := engine.lose([stage])).reason:
         raise RunStopped(plan.reason)
 
@@ -357,7 +357,7 @@ def skipping_train(args: Namespace, arm: str, seed: int) -> Outcome:
     return Outcome(at_steps, engine.evaluate(), omitted)
 
 
-def left_out(engine: InlineEngine) -> dict[float, float]:
+def left_out(engine: ReferenceEngine) -> dict[float, float]:
     config = engine.config
     stages = config.pipeline.stages
     weights = {

@@ -28,7 +28,7 @@ from planaria.control.protocols import Observer
 from planaria.pipeline.network.multipath import Path as NetworkPath
 from planaria.pipeline.network.multipath import PathNetwork, max_min_rates
 from planaria.planner.paths import (
-    Assignment,
+    PathAssignment,
     SiteFlow,
     largest_load,
     plan_paths,
@@ -37,7 +37,7 @@ from planaria.planner.paths import (
 )
 
 
-def in_turn(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
+def in_turn(flows: Sequence[SiteFlow], network: PathNetwork) -> PathAssignment:
     """Choose paths round robin for each source, whatever the target."""
     seen: Counter[str] = Counter()
     chosen = []
@@ -48,7 +48,7 @@ def in_turn(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
     return tuple(chosen)
 
 
-def better_of_two(flows: Sequence[SiteFlow], network: PathNetwork, seed: int) -> Assignment:
+def better_of_two(flows: Sequence[SiteFlow], network: PathNetwork, seed: int) -> PathAssignment:
     """Choose, flow by flow, the one of two random paths whose busiest link has fewer flows."""
     chance, there = random.Random(seed), Counter[str]()
     chosen = []
@@ -229,7 +229,7 @@ PILOT = 40
 RELAYS, MEGABYTES, RATE = 4, 1, 4e6  # flows over real connections: MB each, bytes per second of a relay
 
 
-def of_leaves(flows: Sequence[SiteFlow], ways: PathNetwork, chosen: Assignment) -> tuple[float, float]:
+def of_leaves(flows: Sequence[SiteFlow], ways: PathNetwork, chosen: PathAssignment) -> tuple[float, float]:
     """Return the mean over leaves of their slowest flow, and the mean rate of all flows."""
     rates = max_min_rates([path.links for path in chosen], ways.capacity)
     slowest: dict[str, float] = {}
@@ -240,7 +240,7 @@ def of_leaves(flows: Sequence[SiteFlow], ways: PathNetwork, chosen: Assignment) 
 
 
 def mean_of(
-    flows: Sequence[SiteFlow], ways: PathNetwork, choose: Callable[..., Assignment], seeds: int
+    flows: Sequence[SiteFlow], ways: PathNetwork, choose: Callable[..., PathAssignment], seeds: int
 ) -> tuple[float, float]:
     found = [of_leaves(flows, ways, choose(flows, ways, seed)) for seed in range(seeds)]
     return fmean(slowest for slowest, _ in found), fmean(mean for _, mean in found)
@@ -314,7 +314,7 @@ def connected(args: Namespace) -> list[Row]:
     return rows
 
 
-def _seconds(flows: Sequence[SiteFlow], chosen: Assignment) -> float:
+def _seconds(flows: Sequence[SiteFlow], chosen: PathAssignment) -> float:
     return completion([int(path.id) for path in chosen], RELAYS, flows[0].size, RATE)
 
 

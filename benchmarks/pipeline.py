@@ -32,7 +32,7 @@ from planaria.control.protocols import Observer
 from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.lab.compare.clock import arm_clock
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.pipeline.network.costs import FP32_BYTES, UNIT, Costs, message_bytes
 from planaria.pipeline.plan.build import build_plan
 from planaria.pipeline.plan.plan_bound import lower_bound
@@ -280,10 +280,10 @@ def stated(config: RunConfig) -> Statement:
 
 
 def counted_inline(config: RunConfig) -> Statement:
-    """Count the costs on the inline engine in the second round, when all copies are complete."""
+    """Count the costs on the reference engine in the second round, when all copies are complete."""
     torch.set_num_threads(1)
     dataset = tokenise_corpus(config.data, config.model.vocab)
-    engine = InlineEngine(config, Stream(dataset, "train", config.model.context, config.seed))
+    engine = ReferenceEngine(config, Stream(dataset, "train", config.model.context, config.seed))
     sent = []
     for _ in range(2):
         for _ in range(ROUND):
@@ -417,7 +417,7 @@ def time_row(race: Race, rounds: int, repeats: int) -> Row:
 def run_costs(args: Namespace) -> Measurement:
     """Compare the costs that strategies state with measured ones.
 
-    Bytes and memory: strategies that keep copies train a small model on the inline engine, which counts copy
+    Bytes and memory: strategies that keep copies train a small model on the reference engine, which counts copy
     messages and copies, and on the fleet, whose workers log sent bytes; the plan's activations are subtracted.
     Claims: within 2 % of the statement inline, at every worker, and within 3 % on the fleet. Time: fleets whose
     stages sleep and whose links delay, with copies and without. Claim: steps lengthen as the clock of `planaria

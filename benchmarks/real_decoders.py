@@ -166,7 +166,7 @@ def trained(words: Sequence[str], folder: Path) -> tuple[int, int]:
 RECIPE = """
 model = { context = 16 }
 pipeline = { stages = 2, microbatches = 1, microbatch_size = 1 }
-data = { source = "stdlib", most = 100000 }
+data = { source = "stdlib", max_chars = 100000 }
 optim = { kind = "sgd" }
 train = { steps = 1, eval_every = 0 }
 recovery = { strategy = "checkpoint" }

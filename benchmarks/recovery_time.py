@@ -34,9 +34,9 @@ from planaria.control.log.run_record import RunRecord
 from planaria.control.log.state_file import read_state
 from planaria.control.protocols import Observer
 from planaria.faults.trace import Fault
-from planaria.report.run.ledger import prove_exactly_once
 from planaria.report.run.recoveries import faults_summary, recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming
+from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.fleet.base import Reported, WorkerConnection, WorkerEnded
 from planaria.runtime.fleet.local import LocalFleet
 

@@ -23,7 +23,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.log.logs import read_run
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.run_observer import RunObserver
-from planaria.report.run.ledger import prove_exactly_once
+from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.checkpoint.loading import atoms_of_model, cut_of
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.engine import process_engine

@@ -29,7 +29,7 @@ from planaria.config.schema import DataConfig
 from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.faults.byzantine import Byzantine, Misbehaviour, make_misbehaviour
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.lab.reference.replicas import StageRounds
 from planaria.runtime.worker.runner import NonFinite
 
@@ -94,7 +94,7 @@ def streams(args: Namespace, split: Any, seed: int) -> list[Stream]:
     return found
 
 
-def corrupt(engine: InlineEngine, node: int, lie: Misbehaviour) -> None:
+def corrupt(engine: ReferenceEngine, node: int, lie: Misbehaviour) -> None:
     """Make a node Byzantine, from its next update on."""
     assert engine.replicas is not None, "only replicas send updates"
     byzantine = Byzantine(engine.config.exchange, lie)
@@ -107,7 +107,7 @@ def ended_at(args: Namespace, seed: int, setting: str, rule: str, attack: str) -
     torch.set_num_threads(1)
     by_domain = setting == "by domain"
     train, validation = (streams(args, split, seed) for split in ("train", "validation"))
-    engine = InlineEngine(recipe(args, seed, rule), Dealt(train, by_domain), Dealt(validation, False))  # type: ignore[arg-type]
+    engine = ReferenceEngine(recipe(args, seed, rule), Dealt(train, by_domain), Dealt(validation, False))  # type: ignore[arg-type]
     if attack:
         assert engine.replicas is not None
         stages = 1 + max(engine.stage.values())
@@ -206,7 +206,7 @@ def ended(args: Namespace, seed: int, rule: str, scope: str, attack: str) -> End
 
     torch.set_num_threads(1)
     config = robust_scope_recipe(args, seed, rule, scope)
-    engine = InlineEngine(config, *streams(config))
+    engine = ReferenceEngine(config, *streams(config))
     assert engine.replicas is not None
     over, there = list[float](), list[float]()
     for step in range(args.steps):
@@ -223,7 +223,7 @@ def ended(args: Namespace, seed: int, rule: str, scope: str, attack: str) -> End
     return Ended(fmean(over), fmean(there), fmean(honest))
 
 
-def counted(engine: InlineEngine, round: StageRounds) -> dict[int, float]:
+def counted(engine: ReferenceEngine, round: StageRounds) -> dict[int, float]:
     """Return the Byzantine updates' coefficients in a round by stage; with scope 'replica' the first holds for all."""
     first = [(node, verdict) for node, verdict in round.verdicts.items() if node in round.first and verdict.weights]
     return {engine.stage[node]: verdict.weights[0].coefficients[LIAR] for node, verdict in first}

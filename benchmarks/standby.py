@@ -27,7 +27,7 @@ from planaria.control.log import state_file
 from planaria.control.log.logs import LogFollower, read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.control.state.run import RunState
-from planaria.report.run.ledger import prove_exactly_once
+from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.preparation import run_folders
 
 SKIP = 5

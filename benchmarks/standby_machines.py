@@ -29,7 +29,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.logs import LogFollower, read_run
 from planaria.control.log.run_record import RunRecord
-from planaria.report.run.ledger import prove_exactly_once
+from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.preparation import run_folders
 
 SKIP = 5

@@ -45,7 +45,7 @@ from planaria.swarm.peer.rollout import Rollout, prompt_for
 from planaria.swarm.peer.shadow import Shadow
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import read_completions
-from planaria.swarm.records.lines import LOG, PEERS, RoundDone, Started, read_log
+from planaria.swarm.records.lines import LOG, PEERS, PeerStarted, RoundDone, read_log
 from planaria.swarm.swarm_processes import LiveSwarm, board_address, own_identity
 from planaria.swarm.tasks.base import Task
 
@@ -395,7 +395,7 @@ def killed(live: LiveSwarm, draw: random.Random) -> None:
 def judged(folder: Path, config: SwarmConfig, began: float) -> Ended:
     honest = [name for name in peer_names(config) if name != WITHHOLDS]
     started = {
-        name: next(r for r in read_log(folder / PEERS / name / LOG) if isinstance(r, Started)) for name in honest
+        name: next(r for r in read_log(folder / PEERS / name / LOG) if isinstance(r, PeerStarted)) for name in honest
     }
     ids = {started[name].id for name in honest}
     rounds = done(folder, UNTOUCHED)
@@ -479,7 +479,7 @@ def refusals(
     checks: Sequence[Check], context: Context, cases: Sequence[Rollout], who: str
 ) -> Iterator[tuple[str, float]]:
     for check in checks:
-        yield f"{check.name}, {who}", len(check.examine(cases, context).refused) / len(cases)
+        yield f"{check.name}, {who}", len(check.examine(cases, context).rejected) / len(cases)
 
 
 def history(config: SwarmConfig, task: Task, policy: Policy, rounds: int) -> list[Policy]:

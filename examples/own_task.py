@@ -2,7 +2,7 @@
 
     cd examples
     planaria swarm train arithmetic_swarm --allow-code --task.name own_task:Backwards --task.options.letters 4 \\
-        --defence.checks "support, own_task:Short" --defence.options.most 12
+        --defence.checks "support, own_task:Short" --defence.options.max_characters 12
 
 Peers must share the task, its options and this file; a check is each peer's own choice.
 """
@@ -35,7 +35,7 @@ class Backwards(Task):
 
 
 class Short(Check):
-    most: int = Field(9, gt=0)
+    max_characters: int = Field(9, gt=0)
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
-        return LayerFindings({n: "too long" for n, one in enumerate(rollouts) if len(one.text) > self.most})
+        return LayerFindings({n: "too long" for n, one in enumerate(rollouts) if len(one.text) > self.max_characters})

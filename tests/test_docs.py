@@ -33,7 +33,7 @@ FILES = {
     for path in (folder.iterdir() if folder == ROOT else folder.rglob("*"))
     if path.is_file()
 }
-QUESTIONS = 16
+QUESTIONS = 17
 """number of questions in docs/architecture.md, each answered by file names"""
 
 

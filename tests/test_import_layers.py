@@ -81,7 +81,7 @@ DECIDING = (
     "relays",
     "run_deadlines",
     "stop_reasons",
-    "worker_deadlines",
+    "stuck_workers",
 )
 """modules of ``control`` that decide"""
 

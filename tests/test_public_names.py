@@ -28,7 +28,7 @@ def test_importing_planaria_imports_nothing_else() -> None:
 
 
 def test_every_public_name_exists_and_is_documented() -> None:
-    assert {"train", "compare", "load", "Run", "InlineEngine", "UserError", "RunStopped"} <= set(planaria.__all__)
+    assert {"train", "compare", "load", "Run", "ReferenceEngine", "UserError", "RunStopped"} <= set(planaria.__all__)
     assert set(planaria.__all__) <= set(dir(planaria))
     modules = {module.name for module in pkgutil.iter_modules(planaria.__path__)}
     assert not modules & set(planaria.__all__), "importing such a module would replace the public name"

@@ -173,9 +173,9 @@ def test_the_command_reports_the_same_error(
 def test_an_engine_refuses_conflicting_settings(recipe: Path) -> None:
     config = planaria.configure(recipe, strategy="checkfree_plus")
     with pytest.raises(planaria.UserError, match="checkfree_plus needs routing"):
-        planaria.InlineEngine(config, *planaria.streams(config))
+        planaria.ReferenceEngine(config, *planaria.streams(config))
     config = planaria.configure(recipe, settings={"chaos.trace": None})
-    engine = planaria.InlineEngine(config, *planaria.streams(config))
+    engine = planaria.ReferenceEngine(config, *planaria.streams(config))
     losses = [engine.train_step().loss for _ in range(3)]
     assert losses == planaria.train(config, steps=3, progress=False).losses
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from planaria.group.group import join as join
     from planaria.lab.compare.api import ComparisonResult as ComparisonResult
     from planaria.lab.compare.api import compare as compare
-    from planaria.lab.reference.engine import InlineEngine as InlineEngine
+    from planaria.lab.reference.engine import ReferenceEngine as ReferenceEngine
     from planaria.report.observe.step_callbacks import Step as Step
     from planaria.runtime.api.configure import configure as configure
     from planaria.runtime.api.configure import streams as streams
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "ComparisonResult": "planaria.lab.compare.api",
     "Group": "planaria.group.group",
-    "InlineEngine": "planaria.lab.reference.engine",
     "LedgerError": "planaria.common.errors",
+    "ReferenceEngine": "planaria.lab.reference.engine",
     "Run": "planaria.runtime.api.run",
     "RunConfig": "planaria.config.schema",
     "RunStopped": "planaria.common.errors",
@@ -50,10 +50,12 @@ _HOMES = {
     "streams": "planaria.runtime.api.configure",
     "train": "planaria.runtime.api.training",
 }
+_FORMER_NAMES = {"InlineEngine": "ReferenceEngine"}
 __all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
+    name = _FORMER_NAMES.get(name, name)
     if name not in _HOMES:
         raise AttributeError(f"module 'planaria' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

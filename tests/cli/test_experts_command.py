@@ -48,7 +48,7 @@ checkpoint = {{ every = 2 }}
 seeds = [1]
 sizes = {{ S = 16, M = 32, L = 48 }}
 steps = [4, 6, 8]
-most = 60000
+max_chars = 60000
 test_windows = 8
 retries = 1
 seed = {{ steps = 10 }}
@@ -510,7 +510,7 @@ def test_a_damaged_file_is_named(copied: Path) -> None:
         ("[experts]", '[chaos]\ntrace = "nowhere.json"\n\n[experts]', "nowhere.json cannot be read"),
         ("asyncio =", "code =", "is also in experts.domains"),
         ("vocab = 257", "vocab = 100", "model.vocab"),
-        ("most = 60000", "most = 20000", "are too few to learn from"),
+        ("max_chars = 60000", "max_chars = 20000", "are too few to learn from"),
         (""", begins = "^ *'[^' ]+': \"""", "", r"topics: none of its 1 documents .*topics\.begins"),
         ("test_windows = 8", "test_windows = 8\nschedule_steps = 9", "optim.schedule = 'constant' has no end"),
         ("test_windows = 8", 'test_windows = 8\ngeneralists = ["XL"]', "there is no size 'XL'"),
@@ -543,7 +543,8 @@ def test_one_corpus_is_clustered_and_the_clusters_weigh_the_experts(
 ) -> None:
     run = trained(
         tmp_path,
-        ("tables = {{ source", "stdlib = {{ source"), ("encodings/cp*.py", "*.py"), ("most = 60000", "most = 600000"),
+        ("tables = {{ source", "stdlib = {{ source"), ("encodings/cp*.py", "*.py"),
+        ("max_chars = 60000", "max_chars = 600000"),
         (f'{TOPICS}\ncode = {{{{ source = "stdlib:*.py" }}}}\n', ""),
         ("probe = {{ steps = 8 }}", 'probe = {{ by = ["sizes"] }}'),
         ("mixture = {{ prefix = 8 }}", 'clusters = 3\nmixture = {{ prior = "clusters", prefix = 8, top_k = 1 }}'),

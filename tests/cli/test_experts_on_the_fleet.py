@@ -28,7 +28,7 @@ train = {{ eval_every = 0 }}
 seeds = [1]
 sizes = {{ M = 32 }}
 steps = [4]
-most = 60000
+max_chars = 60000
 test_windows = 8
 workers = 1
 seed = {{ steps = 4 }}

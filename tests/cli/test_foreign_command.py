@@ -20,7 +20,7 @@ import planaria
 from planaria.control.log.logs import read_run
 from planaria.faults.trace import Fault, Trace, trace_text
 from planaria.models.huggingface import import_model
-from planaria.report.run.ledger import prove_exactly_once
+from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.checkpoint.foreign import universal
 from planaria.runtime.checkpoint.loading import ParameterState, load_model
 from planaria.runtime.checkpoint.store import CheckpointStore

@@ -20,7 +20,7 @@ def decide_checked(run: RunState) -> Decision | None:
     anew, decision = without_derived_state(run), decide(run)
     assert decision == (full := decide(anew)), f"a fact concerned others than {run.undecided}: {decision!r}, {full!r}"
     known, found = run.replicas, anew.replicas
-    for name in ("troubled", "gone", "generation", "replica_of_worker"):
+    for name in ("troubled", "left", "generation", "replica_of_worker"):
         assert getattr(known, name) == getattr(found, name), name
     for replica, again in zip(known.values(), found.values(), strict=True):
         assert (replica.broken, replica.troubled) == (again.broken, again.troubled)

@@ -80,7 +80,7 @@ class OpenReplicas(SimulatedReplicas):
         part = self.run.writing.get(me.name)
         new = self.run.saving == values["step"] == replica.saved and me.name in replica.waiting
         new = self.run.is_current_write(part) if part is not None else new and replica.phase == "save"
-        if new and before is not None and before.hosts == {me.host}:
+        if new and before is not None and before.machines == {me.host}:
             self.machines[me.host].failed = True
             self.guests.last = {node: old for node, old in self.guests.last.items() if old is not me}
 

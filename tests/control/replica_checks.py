@@ -38,7 +38,7 @@ class Truth:
         self.started = started
         floor, beyond = started.used
         self.before = {*range(floor), *beyond}
-        self.ledger: Ledger = {r: [] for r in range(started.most_replicas)}
+        self.ledger: Ledger = {r: [] for r in range(started.max_replicas)}
         positions = {r: started.position_of(r) for r in range(started.replicas)}
         self.durable = Saved(positions, {r: [] for r in range(started.replicas)})
         self.sealed_over: tuple[Saved, Saved | None] = self.durable, None
@@ -47,7 +47,7 @@ class Truth:
         self.parts: dict[tuple[int, int, int], dict[int, tuple[Content, int, ReplicaPosition | None]]] = {}
         """step, replica, generation → stage → written state, its step, and its standing if the worker can know it"""
         self.folders: dict[str, Saved] = {}
-        self.generations: dict[int, int] = dict.fromkeys(range(started.most_replicas), started.first_generation)
+        self.generations: dict[int, int] = dict.fromkeys(range(started.max_replicas), started.first_generation)
         self.taken: dict[int, int] = {}
         """replica → block of the last step it was ordered to run"""
         self.ending: d.Finish | None = None

@@ -24,7 +24,7 @@ from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
 from planaria.recovery import make_chain
 from planaria.recovery.chain import ChainPlan
-from planaria.recovery.retention import SnapshotRetention
+from planaria.recovery.snapshot_schedule import SnapshotSchedule
 
 
 class SimulatedFleet(Simulation):
@@ -35,7 +35,7 @@ class SimulatedFleet(Simulation):
     def __init__(self, started: e.RunStarted) -> None:
         self.stage_of = started.stage_of
         retaining = make_chain(started.recovery, started.stages).retaining
-        self.by, rule = retaining or ("", SnapshotRetention(0))
+        self.by, rule = retaining or ("", SnapshotSchedule(0))
         self.every, self.slices = rule.every, rule.slices
         self.replans: list[d.Replan] = []
         self.machines: dict[str, tuple[int, float]] = {}

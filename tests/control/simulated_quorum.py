@@ -16,7 +16,7 @@ from greenlet import getcurrent, greenlet
 
 from planaria.common.object_store import StoreUnreachable
 from planaria.control.log import quorum
-from planaria.control.log.quorum import Answer, Answers, Enrolment, Member, Request, Round, Rounds, Slot, Vote
+from planaria.control.log.quorum import Answer, Answers, Enrolment, QuorumMember, Request, Round, Rounds, Slot, Vote
 from planaria.control.log.quorum_store import QuorumStore
 from planaria.control.log.shared_log import Batch, Deposed, LogAppender, SharedLog
 
@@ -36,7 +36,7 @@ class SimulatedHolder:
 
     def __init__(self, rng: random.Random, stored: Callable[[Slot], Slot], vote: Callable[..., tuple[Slot, Answer]]):
         self._stored, self._vote = stored, vote
-        self.member = Member(id=digits(rng))
+        self.member = QuorumMember(id=digits(rng))
         self.slots, self.disk = dict[str, Slot](), dict[str, Slot]()
         self.up = True
 

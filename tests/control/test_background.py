@@ -14,7 +14,7 @@ from planaria.control.apply import apply
 from planaria.control.checkpoint_decisions import CheckpointCadence
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.worker_deadlines import WorkerDeadlines
+from planaria.control.stuck_workers import ActionDeadlines
 from planaria.recovery.checkpoint import best_steps
 
 
@@ -217,7 +217,7 @@ def test_the_save_interval_depends_on_pauses_and_exceeds_the_writing_time() -> N
 
 def test_a_hanging_file_is_reported_but_a_disk_that_hangs_for_all_is_waited_for() -> None:
     config = RunConfig.model_validate({"fleet": {"disk_timeout_s": 2.0}})
-    deadlines = WorkerDeadlines(config)
+    deadlines = ActionDeadlines(config)
     deadlines.record_order(0.0, ["w1", "w2"], to_write=True)
     deadlines.record_order(1.0, ["w1", "w2"])  # and to train on
 

@@ -355,10 +355,12 @@ def test_a_wait_that_follows_a_timeout_has_its_own_timeout(scene: Scene) -> None
     controller = Controller(CONFIG, simulation.started, scene.fleet, scene.folder, scene.log, NoChaos())
     controller.state = simulation.run
     now = scene.clock.now
-    controller._waits.round_waits = {number: RoundWait((number, 0, False), now, now) for number in (0, 1)}
+    controller._run_deadlines.round_waits = {number: RoundWait((number, 0, False), now, now) for number in (0, 1)}
     controller._report_expired_waits(now)
     until = now + CONFIG.exchange.patience_s
-    assert controller._waits.round_waits == {number: RoundWait((number, 0, True), now, until) for number in (0, 1)}
+    assert controller._run_deadlines.round_waits == {
+        number: RoundWait((number, 0, True), now, until) for number in (0, 1)
+    }
     assert len(scene.log.all(e.RoundWaitExpired)) == 1
 
 

@@ -13,7 +13,7 @@ from planaria.control.apply import apply
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.state.run import RunState
-from planaria.report.worker_assignments import Membership
+from planaria.report.worker_assignments import WorkerAssignments
 
 KINDS = [("noloco", 1), ("diloco", 2), ("local", None)]
 
@@ -68,7 +68,7 @@ def _trouble(sim: OpenReplicas, rng: random.Random) -> None:
             sim.lose_patience(sim.impatient()[0])
 
 
-def agree(members: Membership, run: RunState) -> None:
+def agree(members: WorkerAssignments, run: RunState) -> None:
     assert members.holders == run.holders
     assert members.node_of == {worker: node for node, worker in run.holders.items()}
     assert members.live == run.live.keys()
@@ -77,7 +77,7 @@ def agree(members: Membership, run: RunState) -> None:
     assert members.spares == sum(known.status in ("spare", "released") for known in run.workers.values())
     assert {w for w, known in run.workers.items() if known.status == "released"} <= members.released
     assert members.machine_of == {w: known.host for w, known in run.workers.items()}
-    if all(replica.phase != "commit" for replica in run.replicas.values()):  # Membership counts ordered commits
+    if all(replica.phase != "commit" for replica in run.replicas.values()):  # WorkerAssignments counts ordered commits
         assert all(step == run.replicas[number].step for number, step in members.steps.items())
         assert members.progress == run.progress
 
@@ -86,7 +86,7 @@ def agree(members: Membership, run: RunState) -> None:
 def test_the_log_gives_the_controllers_assignments(seed: int) -> None:
     history = troubled(seed).history
     assert isinstance(history[0], e.RunStarted)
-    run, members = RunState.start(history[0]), Membership()
+    run, members = RunState.start(history[0]), WorkerAssignments()
     for fact in history:
         before = dict(members.holders)
         run, changed = apply(fact, run), members.apply(fact)
@@ -116,7 +116,7 @@ def test_the_histories_cover_all_relevant_facts() -> None:
 
 
 def test_a_resumed_run_starts_without_workers() -> None:
-    members = Membership()
+    members = WorkerAssignments()
     for fact in troubled(3).history:
         members.apply(fact)
     again = started(

@@ -15,7 +15,7 @@ from simulated_quorum import Client, Leaders, Network
 from planaria.common.errors import UserError
 from planaria.common.object_store import BadObject, StoreUnreachable
 from planaria.control.log import quorum
-from planaria.control.log.quorum import NONE, Answer, Ballot, Member, Round, Rounds, Slot, Vote
+from planaria.control.log.quorum import NONE, Answer, Ballot, QuorumMember, Round, Rounds, Slot, Vote
 from planaria.control.log.quorum_location import QuorumLocation, parse_quorum_location
 from planaria.control.log.quorum_store import QuorumStore
 
@@ -35,13 +35,13 @@ def test_no_durable_line_is_lost_and_each_term_has_one_leader(size: int) -> None
     assert elected > 100 and durable > 500 and emptied > 20, (elected, durable, emptied)
 
 
-def _accept_all(member: Member, slot: Slot, request: Vote) -> tuple[Slot, Answer]:
+def _accept_all(member: QuorumMember, slot: Slot, request: Vote) -> tuple[Slot, Answer]:
     if request.kind == "accept":
         slot = slot._replace(promised=NONE)
     return quorum.vote(member, slot, request)
 
 
-def _hide_accepted(member: Member, slot: Slot, request: Vote) -> tuple[Slot, Answer]:
+def _hide_accepted(member: QuorumMember, slot: Slot, request: Vote) -> tuple[Slot, Answer]:
     slot, answer = quorum.vote(member, slot, request)
     if request.kind == "promise":
         answer = answer.model_copy(update={"accepted": NONE})
@@ -216,7 +216,7 @@ def test_the_first_start_of_a_run_needs_all_holders_with_their_folders() -> None
     assert first.answer(quorum.Enrolment(kind="enrol", roster=roster)).ok
     assert not first.answer(quorum.Enrolment(kind="enrol", roster=roster | {"h1": "0" * 32})).ok, "it is enrolled"
     assert not others[0].answer(quorum.Enrolment(kind="found", roster=roster)).ok, "it is not enrolled"
-    others[0].member = Member(id="0" * 32)
+    others[0].member = QuorumMember(id="0" * 32)
     with pytest.raises(UserError, match="holder h1 has lost its folder; empty all holders' folders"):
         Direct(network)
 

@@ -23,7 +23,7 @@ def settled_with(
     made: Exchange, replica: Replica, updates: dict[int, Update], me: int, steps: dict[int, int] | None = None
 ) -> None:
     """Settle a round with these updates, weighted by steps if they are given."""
-    known = None if steps is None else UpdateWeights(made.update_weights(steps))
+    known = None if steps is None else UpdateWeights(made.contribution_weights(steps))
     rule = made.after_rejecting(0, lambda _: None, known)
     replica.fast, replica.outer = rule.settle(replica.outer, replica.fast, updates, me)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.exchange.attacks import ATTACKS, make_attack
-from planaria.exchange.attacks.base import Attack, AttackView, MessageAttack
+from planaria.exchange.attacks.base import AttackView, MessageAttack, UpdateAttack
 from planaria.exchange.attacks.update_attacks import largest_z
 from planaria.exchange.base import Update
 from planaria.exchange.compress.base import Compressor
@@ -122,7 +122,7 @@ def test_stale_sends_the_oldest_remembered_update() -> None:
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attacks_on_messages_are_refused_in_one_line_and_others_are_valid(name: str, codec: Compressor) -> None:
-    attack: Attack = make_attack(name, None)
+    attack: UpdateAttack = make_attack(name, None)
     at = scene()
     honest = codec.encode(at.own, at.round)
     before = honest.clone()

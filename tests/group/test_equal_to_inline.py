@@ -1,4 +1,4 @@
-"""Members of a group compute what replicas of the inline engine compute, on the same model, samples and rates."""
+"""Members of a group compute what replicas of the reference engine compute, on the same model, samples and rates."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_two_hundred_steps_are_equal(kind: str, options: dict[str, Any], tmp_pat
     }  # fmt: skip
     config = planaria.configure(written(tmp_path), settings=settings)
     train, _ = planaria.streams(config)
-    engine = planaria.InlineEngine(config, train)
+    engine = planaria.ReferenceEngine(config, train)
     for _ in range(STEPS):
         engine.train_step()
     exchange, key = {"exchange": kind, **options}, tmp_path / "key"

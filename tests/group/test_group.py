@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from planaria.control.facts import decisions as d
 from planaria.group.shard import MappedBlocks
-from planaria.report.run.ledger import require_exactly_once
+from planaria.report.run.sample_ledger import require_exactly_once
 from planaria.runtime.fleet.joining import read_run_address
 
 

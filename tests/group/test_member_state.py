@@ -68,7 +68,7 @@ def test_a_new_member_continues_exactly_like_the_donor(kind: str) -> None:
     receiver.model.frozen.load_state_dict(donor.model.frozen.state_dict())  # type: ignore[union-attr, operator]
     del receiver.layout
     assert donor.layout == receiver.layout
-    sent = unpack(pack(StageState(donor.weights(), further=donor.extra_state())))
+    sent = unpack(pack(StageState(donor.weights(), extra=donor.extra_state())))
     runner = MemberRunner(RunConfig.model_construct(), receiver, sums_gradients=False)
     runner.load(sent)
     for member in (donor, receiver):
@@ -125,14 +125,14 @@ def test_wrappers_do_not_change_names_and_sharded_models_are_refused(one_rank: D
     for model in (inner, torch.compile(network(), backend="eager"), parallel, torch.compile(parallel, backend="eager")):
         state = owned(model)
         assert state.layout == plain.layout
-        state.load_further(plain.extra_state())
+        state.load_extra_state(plain.extra_state())
         assert state.extra_state().keys() == plain.extra_state().keys()
     with pytest.raises(UserError, match=r"wrap: parameter '0.weight' is a DTensor, .* use DistributedDataParallel"):
         owned(fully_shard(network(), mesh=one_rank))
 
 
 def sound(state: MemberState) -> StageState:
-    return StageState({n: t.clone() for n, t in state.weights().items()}, further=dict(state.extra_state()))
+    return StageState({n: t.clone() for n, t in state.weights().items()}, extra=dict(state.extra_state()))
 
 
 def test_a_state_that_does_not_fit_is_refused_with_one_line() -> None:
@@ -141,9 +141,9 @@ def test_a_state_that_does_not_fit_is_refused_with_one_line() -> None:
     nan, other, lacking, buffers = (sound(donor) for _ in range(4))
     nan.weights["norm.bias"][0] = torch.nan
     other.weights["norm.bias"] = torch.zeros(7)
-    lacking.further.pop(DOCUMENT)
-    name = next(name for name in buffers.further if name.endswith("running_mean"))
-    buffers.further[name] = torch.zeros(9)
+    lacking.extra.pop(DOCUMENT)
+    name = next(name for name in buffers.extra if name.endswith("running_mean"))
+    buffers.extra[name] = torch.zeros(9)
     for state, text in ((nan, "not finite"), (other, r"norm.bias is \[7\]"), (lacking, "invalid"), (buffers, "buffer")):
         with pytest.raises(UserError, match=text) as caught:
             runner.load(state)
@@ -157,7 +157,7 @@ def test_a_thousand_damaged_states_are_refused() -> None:
     drawn, donor = random.Random(34107), made(1, steps=2)
     packed = pack(sound(donor))
     runner = MemberRunner(RunConfig.model_construct(), made(2), sums_gradients=False)
-    document = sound(donor).further[DOCUMENT].numpy().tobytes()
+    document = sound(donor).extra[DOCUMENT].numpy().tobytes()
     refused = 0
     for number in range(1000):
         state = sound(donor)
@@ -173,7 +173,7 @@ def test_a_thousand_damaged_states_are_refused() -> None:
                     text[drawn.randrange(len(text))] = drawn.choice(b'{}[]",:0123456789abcxyz')
                 if bytes(text) == document:
                     continue
-                state.further[DOCUMENT] = torch.frombuffer(text, dtype=torch.uint8)
+                state.extra[DOCUMENT] = torch.frombuffer(text, dtype=torch.uint8)
             runner.load(state)
         except (UserError, PackingError) as error:
             assert "\n" not in str(error)

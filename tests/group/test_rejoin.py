@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from members import Members, Spec
 
-from planaria.report.run.ledger import require_exactly_once
+from planaria.report.run.sample_ledger import require_exactly_once
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -13,4 +13,4 @@ from planaria.models.one_array import stored_parameters
 def dense_state(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Return weights by global name as a model of ``config.dense`` has them."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in state.items()]
-    return {name: part.taken(state[part.of]) for name, part in stored_parameters(config, shapes).items()}
+    return {name: part.extract(state[part.stored_name]) for name, part in stored_parameters(config, shapes).items()}

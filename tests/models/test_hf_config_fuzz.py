@@ -17,7 +17,7 @@ from planaria.config.schema import ModelConfig
 from planaria.models.hf_config import ARCHITECTURES, SUPPORTED_VALUES, to_config
 from planaria.models.huggingface import WEIGHTS, is_huggingface, is_ours, open_folder
 from planaria.models.llama_stages import Llama
-from planaria.models.moe_layer import Routing, to_file
+from planaria.models.moe_layer import ExpertRouting, to_file
 from planaria.swarm.policy.policies import folder_tokenizer
 
 FAMILIES = ("llama", "planaria_routed")
@@ -33,13 +33,13 @@ json_values = st.recursive(
 @cache
 def valid(family: str) -> dict[str, Any]:
     """Return a valid config.json of a family."""
-    routing = Routing(2, 1, bias=True) if family == "planaria_routed" else None
+    routing = ExpertRouting(2, 1, bias=True) if family == "planaria_routed" else None
     found = to_config(CONFIG, routing) | {"model_type": family, "architectures": [ARCHITECTURES[family]]}
     return found | {"sliding_window": None}
 
 
 def folder(path: Path, family: str) -> Path:
-    routing = Routing(2, 1, bias=True) if family == "planaria_routed" else None
+    routing = ExpertRouting(2, 1, bias=True) if family == "planaria_routed" else None
     model = Llama(CONFIG, routing=routing)
     named = to_file if routing else str
     state = {named(name): tensor.contiguous() for name, tensor in model.global_state().items()}

@@ -19,7 +19,7 @@ from planaria.models import masking, task_vectors
 from planaria.models.huggingface import export_model
 from planaria.models.llama_stages import Llama
 from planaria.models.masking import MaskNote
-from planaria.models.moe_layer import Routing
+from planaria.models.moe_layer import ExpertRouting
 
 SHAPES = {"b": (3, 5), "a": (7,), "c": (2, 2, 3)}
 EXPORTED = {"a": "model.a", "b": "model.y", "c": "model.x"}
@@ -115,7 +115,7 @@ def test_an_order_of_other_tensors_is_refused(tmp_path: Path, tensors: list[obje
 
 @pytest.mark.parametrize("experts", [0, 2])
 def test_exported_names_match_the_exported_file(tmp_path: Path, experts: int) -> None:
-    routing = Routing(experts=experts, top_k=1) if experts else None
+    routing = ExpertRouting(experts=experts, top_k=1) if experts else None
     model = Llama(ModelConfig(vocab=257, dim=16, layers=11, heads=2, hidden=32, context=8), routing=routing)
     export_model(model, tmp_path / "model")
     exported = model.exported_names()

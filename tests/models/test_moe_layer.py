@@ -18,7 +18,7 @@ from planaria.config.schema import ModelConfig
 from planaria.models.decode import decode
 from planaria.models.huggingface import WEIGHTS, export_model, import_model, is_ours
 from planaria.models.llama_stages import Llama
-from planaria.models.moe_layer import Routing
+from planaria.models.moe_layer import ExpertRouting
 from planaria.models.transformers.recipe_section import decoder_of
 from planaria.models.transformers.whole import assemble
 from planaria.runtime.api.import_export import export_again
@@ -29,7 +29,7 @@ TOKENS = torch.randint(0, 50, (2, 16), generator=torch.Generator().manual_seed(0
 
 
 def made(top_k: int = 2, bias: bool = False, experts: int = 4) -> Llama:
-    model = Llama(SHAPE, seed=3, routing=Routing(experts, top_k, bias))
+    model = Llama(SHAPE, seed=3, routing=ExpertRouting(experts, top_k, bias))
     for name, tensor in model.global_state().items():
         if name.endswith(("norm.weight", "router.bias")):
             tensor.copy_(torch.rand(tensor.shape, generator=torch.Generator().manual_seed(len(name))) + 0.5)
@@ -88,7 +88,7 @@ def test_a_bias_is_refused_by_mixtral_unless_it_is_constant(tmp_path: Path) -> N
             tensor.fill_(0.7)
     export_model(model, tmp_path / "level")
     plain = import_model(export_again(tmp_path / "level", tmp_path / "out"))
-    assert plain.routing == Routing(4, 2)
+    assert plain.routing == ExpertRouting(4, 2)
     torch.testing.assert_close(logits(plain), logits(model))
 
 
@@ -139,4 +139,4 @@ def test_an_invalid_config_is_refused(
 
 def test_top_k_is_at_most_the_number_of_blocks() -> None:
     with pytest.raises(ValueError, match="top_k = 3 of 2 blocks"):
-        Llama(SHAPE, routing=Routing(2, 3))
+        Llama(SHAPE, routing=ExpertRouting(2, 3))

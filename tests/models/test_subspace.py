@@ -15,7 +15,7 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.model_config import SubspaceConfig
 from planaria.config.schema import ModelConfig, RunConfig
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.models.families import build_stage
 from planaria.models.llama_stages import Llama, parameter_count, stage_parameters
 from planaria.models.subspace import Subspace
@@ -72,7 +72,7 @@ def test_all_hidden_states_stay_in_the_subspace_and_the_whole_matrices_compute_t
 @pytest.mark.parametrize("strategy", ["checkfree", "random", "identity"])
 def test_a_rebuilt_stage_writes_to_the_subspace(tmp_path: Path, strategy: str) -> None:
     config = tiny(tmp_path, **{"recovery.strategy": strategy})
-    engine, space = InlineEngine(config, *planaria.streams(config)), Subspace.of(config.model)
+    engine, space = ReferenceEngine(config, *planaria.streams(config)), Subspace.of(config.model)
     for _ in range(4):
         engine.train_step()
     assert not engine.lose([2]).reason

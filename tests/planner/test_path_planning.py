@@ -15,7 +15,7 @@ from planaria.common.errors import UserError
 from planaria.pipeline.network.multipath import Path, PathNetwork
 from planaria.planner import paths
 from planaria.planner.paths import (
-    Assignment,
+    PathAssignment,
     SiteFlow,
     improve_paths,
     largest_load,
@@ -28,7 +28,7 @@ from planaria.planner.paths import (
 seeds = st.integers(0, 2**32)
 
 
-def carried(flows: list[SiteFlow], ways: PathNetwork, chosen: Assignment) -> list[float]:
+def carried(flows: list[SiteFlow], ways: PathNetwork, chosen: PathAssignment) -> list[float]:
     """Return the loads of all links, largest first, recomputed."""
     on = dict.fromkeys(ways.capacity, 0)
     for flow, path in zip(flows, chosen, strict=True):

@@ -26,7 +26,7 @@ def test_no_prices_give_more_than_the_step_of_a_plan(problem: PlanningProblem, s
     ways, plan, chance = routes_of(problem), random_plan(problem, seed), np.random.default_rng(seed)
     assert ways is not None
     step = step_ns(problem, plan) / 1e9
-    data = np.bincount(ways.kinds.of[plan.stage == 0], minlength=len(ways.kinds.size))
+    data = np.bincount(ways.kinds.kind_of[plan.stage == 0], minlength=len(ways.kinds.size))
     drawn = chance.random((4, len(data))) ** 3 * (chance.random((4, len(data))) < 0.7)
     sets = len(workers_rule(problem, ways, ways.kinds.size - data).needed)
     away = chance.random(sets) * (chance.random(sets) < 0.1) * 1e-9
@@ -43,7 +43,7 @@ def test_no_prices_give_more_than_the_step_of_a_plan(problem: PlanningProblem, s
 def test_the_best_prices_give_more_than_others(problem: PlanningProblem, seed: int) -> None:
     ways, plan, chance = routes_of(problem), random_plan(problem, seed), np.random.default_rng(seed)
     assert ways is not None
-    data = np.bincount(ways.kinds.of[plan.stage == 0], minlength=len(ways.kinds.size))
+    data = np.bincount(ways.kinds.kind_of[plan.stage == 0], minlength=len(ways.kinds.size))
     there_is = step_resources(problem, ways, data, 0.0)  # no step is assumed, so only prices matter
     best, prices = relaxed_bound(problem, ways, there_is)
     assert best == least_s(problem, ways, there_is, prices) <= step_ns(problem, plan) / 1e9 * (1 + 1e-9)

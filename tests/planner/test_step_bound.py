@@ -113,7 +113,7 @@ def test_the_best_of_all_plans_does_not_beat_the_bound(seed: int, shape: tuple[i
     assert ways is not None
     best: dict[tuple[int, ...], int] = {}
     for plan in all_plans(problem):
-        data = tuple(np.bincount(ways.kinds.of[plan.stage == 0], minlength=len(ways.kinds.size)).tolist())
+        data = tuple(np.bincount(ways.kinds.kind_of[plan.stage == 0], minlength=len(ways.kinds.size)).tolist())
         best[data] = min(best.get(data, NEVER), step_ns(problem, plan))
     bound = step_lower_bound(problem, 20, exact=False)
     assert bound.step_s <= min(best.values()) / 1e9

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from planaria.models.optimizers.adamw import KEYS
-from planaria.models.state import Shapes, StageState
+from planaria.models.state import StageShapes, StageState
 from planaria.recovery.base import DamagedReplica, Holder, RebuildInputs, Sender
 
-SHAPES = Shapes({"b": torch.Size([5, 3]), "a": torch.Size([7])}, KEYS)
+SHAPES = StageShapes({"b": torch.Size([5, 3]), "a": torch.Size([7])}, KEYS)
 
 
 def nothing_drawn() -> Mapping[str, Tensor]:

@@ -18,8 +18,8 @@ from planaria.models.state import StageState
 from planaria.recovery import make_chain, with_strategy
 from planaria.recovery.base import Copy, DamagedReplica, Holder, MachineProperties
 from planaria.recovery.codes import CODES
-from planaria.recovery.retention import SnapshotRetention
 from planaria.recovery.snapshot import Snapshot
+from planaria.recovery.snapshot_schedule import SnapshotSchedule
 from planaria.runtime.api.configure import configure
 from planaria.runtime.resolved_run import ResolvedRun
 
@@ -138,4 +138,4 @@ def test_the_best_slices_follow_from_the_codes_traffic(kind: str, tolerate: int,
 def test_snapshots_in_files_are_selected_by_the_options_former_name_too(options: dict[str, object]) -> None:
     config = RecoveryConfig(strategy="snapshot, checkpoint", options=Options({"every": 2, **options}))
     for given in (config, with_strategy(config, "snapshot")):
-        assert make_chain(given, 4).snapshot_strategy.retention == SnapshotRetention(2, persist=True)
+        assert make_chain(given, 4).snapshot_strategy.snapshot_schedule == SnapshotSchedule(2, persist=True)

@@ -173,7 +173,7 @@ def test_peers_stay_equal_and_repeat_from_the_seed(tmp_path: Path, pupil: Path) 
     for number, done in rounds(tmp_path / "one", "p1").items():
         assert done.staleness == {min(number, 2): 24} and not done.stale
         assert not done.off, "layers see the weights that drew the completions"
-        assert not any(counts.refused for counts in done.layers["claims"].values())
+        assert not any(counts.rejected for counts in done.layers["claims"].values())
         assert number < 3 or done.stats.get("ess", 0.0) < 1
     text = "".join(map(str, swarm_report.body(tmp_path / "one", config, read_outcome(tmp_path / "one"))))
     assert "Staleness" in text and "0: 24, 1: 24, 2: 96" in text
@@ -237,10 +237,10 @@ def test_false_claims_about_old_weights_are_refused(tmp_path: Path, pupil: Path)
     with threads(lying, *[lambda name=name: peer(config, name, tmp_path).run() for name in ("p0", "p1")]):
         pass
     found, byzantine = rounds(tmp_path, "p0"), peer(config, "p2", tmp_path / "id").id
-    assert all(found[0].layers["claims"][who].refused == 0 for who in found[0].sent)
+    assert all(found[0].layers["claims"][who].rejected == 0 for who in found[0].sent)
     late = [found[number].layers["claims"] for number in (3, 4)]
-    assert all(layer[byzantine].refused > 0 for layer in late)
-    assert all(layer[who].refused == 0 for layer in late for who in layer if who != byzantine)
+    assert all(layer[byzantine].rejected > 0 for layer in late)
+    assert all(layer[who].rejected == 0 for layer in late for who in layer if who != byzantine)
 
 
 def test_a_killed_peer_returns_with_its_versions(tmp_path: Path, pupil: Path) -> None:

@@ -241,12 +241,12 @@ class TestAdaptive:
         who = policy()
         checks: list[Check] = [SurprisalCheck(), DuplicatesCheck()]
         eager = written(configured(payload="x"), who, 6, checks)
-        refused = [len(check.examine(as_cases(who, eager), CONTEXT).refused) for check in checks]
+        refused = [len(check.examine(as_cases(who, eager), CONTEXT).rejected) for check in checks]
         assert any(refused), "there must be something to adapt to"
         wary = written(configured(payload="x", adaptive=True), who, 6, checks)
         cases = as_cases(who, wary)
         for check in checks:
-            assert not any(wary[place].poison for place in check.examine(cases, CONTEXT).refused)
+            assert not any(wary[place].poison for place in check.examine(cases, CONTEXT).rejected)
 
     def test_a_permissive_check_keeps_all_poison(self, own: LlamaPolicy) -> None:
         found = written(configured(adaptive=True), own, 3, [SurprisalCheck(threshold=1e9)])
@@ -260,7 +260,7 @@ class TestAdaptive:
         )  # two copies among all its tries would pass
         found = written(configured(adaptive=True), own, 6, [DuplicatesCheck(level=level)])
         assert sum(w.poison for w in found) == 1
-        assert not DuplicatesCheck(level=level).examine(as_cases(own, found[:2]), CONTEXT).refused
+        assert not DuplicatesCheck(level=level).examine(as_cases(own, found[:2]), CONTEXT).rejected
 
     def test_it_sends_the_least_surprising_first(self) -> None:
         who = fluent(RIGHT, ";" + RIGHT, "~" + RIGHT, "z" + RIGHT)

@@ -198,7 +198,7 @@ def test_questions_appear_in_the_report_only_with_show(
     for text in ((tmp_path / "a" / "audit.html").read_text(), (tmp_path / "a" / "audit.json").read_text()):
         assert "top secret" not in text and "digit 1=" not in text
     read = gate(
-        1, tmp_path / "b", model, "--questions", file, "--adversary", model, "--most-leak", 0, "--show", "--k", 2
+        1, tmp_path / "b", model, "--questions", file, "--adversary", model, "--max-leak", 0, "--show", "--k", 2
     )
     assert read.leakage is not None and read.leakage.adversary == f"reader {model}"
     assert read.failed[0].name == "leakage" and "the code" in read.failed[0].summary

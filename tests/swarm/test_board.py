@@ -39,7 +39,7 @@ def test_published_messages_are_read_by_others(url: str) -> None:
     second.publish(sent)
     assert first.read(two.peer, 0) == sent
     gathered = first.gather(0, [one.peer, two.peer])
-    assert (gathered.found, gathered.missing, gathered.refused) == ({two.peer: sent}, (one.peer,), {})
+    assert (gathered.found, gathered.missing, gathered.rejected) == ({two.peer: sent}, (one.peer,), {})
     assert Board.open(url).read(two.peer, 0) == sent  # read-only
 
 
@@ -48,7 +48,7 @@ def test_all_peers_see_all_hellos(url: str) -> None:
     for board, _ in boards:
         census = board.peers()
         assert set(census.hellos) == {who.peer for _, who in boards}
-        assert (census.goodbyes, census.refused, census.unread) == ({}, {}, 0)
+        assert (census.goodbyes, census.rejected, census.unread) == ({}, {}, 0)
 
 
 def test_a_peer_that_left_is_no_longer_a_member(url: str) -> None:

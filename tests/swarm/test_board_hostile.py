@@ -32,7 +32,7 @@ def at(root: Path, who: PeerIdentity, round: int) -> Path:
 def why(board: Board, who: PeerIdentity, round: int = 0) -> str:
     with pytest.raises(BadMessage) as refusal:
         board.read(who.peer, round)
-    assert board.gather(round, [who.peer]).refused == {who.peer: refusal.value.reason}
+    assert board.gather(round, [who.peer]).rejected == {who.peer: refusal.value.reason}
     return refusal.value.reason
 
 
@@ -68,7 +68,7 @@ def test_hellos_and_goodbyes_of_other_runs_or_peers_are_ignored(tmp_path: Path) 
     (tmp_path / "here" / "peers" / one.peer / "goodbye.json").write_bytes(seal(two, goodbye(two, board.rules.run)))
     census = board.peers()
     assert set(census.hellos) == {one.peer} and not census.goodbyes
-    assert census.refused == {two.peer: "another run", one.peer: "forged"}
+    assert census.rejected == {two.peer: "another run", one.peer: "forged"}
 
 
 def test_special_files_and_links_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,11 +85,11 @@ def test_special_files_and_links_are_refused(tmp_path: Path, monkeypatch: pytest
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(at(tmp_path, odd[6], 0).relative_to(tmp_path)))
     at(tmp_path, odd[7], 0).write_bytes(b"x" * 5001)
-    reasons = board.gather(0, [who.peer for who in odd]).refused
+    reasons = board.gather(0, [who.peer for who in odd]).rejected
     assert [reasons[who.peer] for who in odd] == ["not a file"] * 7 + ["oversized"]
     board.publish(rollouts(me, board.rules.run, 0))
     closed = board.wait(0, [me.peer, *(who.peer for who in odd)], RoundTerms(quorum=1, timeout_s=50, patience_s=90))
-    assert set(closed.found) == {me.peer} and len(closed.refused) == 8  # and at once: its clock never moved
+    assert set(closed.found) == {me.peer} and len(closed.rejected) == 8  # and at once: its clock never moved
 
 
 def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     real, who = member(str(tmp_path / "elsewhere"))
     (tmp_path / "board" / "peers" / who.peer).symlink_to(tmp_path / "elsewhere" / "peers" / who.peer)
     census = board.peers()
-    assert set(census.hellos) == {one.peer} and not census.refused
+    assert set(census.hellos) == {one.peer} and not census.rejected
     real.publish(rollouts(who, real.rules.run, 0))
     assert why(board, who) == "not a file"
     (tmp_path / "board" / "peers" / one.peer / "rounds").symlink_to(tmp_path)
@@ -140,7 +140,7 @@ def test_thousands_of_foreign_files_are_ignored(tmp_path: Path) -> None:
                 (tmp_path / "peers" / f"{n} ‮\n\x1b[31m é").mkdir()
     os.mkdir(os.fsencode(tmp_path / "peers") + b"/\xff\xfe")  # noqa: PTH102
     census = board.peers()
-    assert set(census.hellos) == {one.peer} and not census.refused
+    assert set(census.hellos) == {one.peer} and not census.rejected
     assert census.unread == 751 - 256
 
 
@@ -153,7 +153,7 @@ def test_partial_messages_are_awaited_until_the_round_closes(tmp_path: Path, jun
     at(tmp_path, two, 0).write_bytes(junk)
     terms = RoundTerms(quorum=1, timeout_s=5, patience_s=9)
     closed = board.wait(0, [one.peer, two.peer], terms)
-    assert set(closed.found) == {one.peer} and closed.refused == {two.peer: "not JSON"} and clock.now == 5
+    assert set(closed.found) == {one.peer} and closed.rejected == {two.peer: "not JSON"} and clock.now == 5
 
 
 def test_garbage_in_a_peers_own_place_is_reported_on_write(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ class TestSupport:
     def test_only_tokens_within_the_k_likeliest_are_accepted(self) -> None:
         inside, beyond = (case(read=reading([-1.0] * 3, ranks=[0, rank, 0])) for rank in (2, 3))
         found = SupportCheck().examine([inside, beyond], CONTEXT)
-        assert found.refused.keys() == {1} and not found.off
-        assert "token 2 has rank 4," in found.refused[1]
+        assert found.rejected.keys() == {1} and not found.off
+        assert "token 2 has rank 4," in found.rejected[1]
 
     @given(st.lists(st.integers(0, 10)), st.integers(1, 10))
     def test_the_first_token_outside_is_reported(self, ranks: list[int], k: int) -> None:
@@ -62,9 +62,9 @@ class TestSupport:
 class TestSurprisal:
     def test_only_completions_above_the_threshold_are_refused(self) -> None:
         cases = [case(read=reading([-1.0 - z], variance=1.0)) for z in (-9.0, 0.0, 3.0, 3.5)]
-        assert SurprisalCheck(threshold=3.0).examine(cases, CONTEXT).refused.keys() == {3}
+        assert SurprisalCheck(threshold=3.0).examine(cases, CONTEXT).rejected.keys() == {3}
         impossible = case(read=reading([-3.0], entropy=0.0, variance=0.0))
-        assert SurprisalCheck(threshold=1e9).examine([impossible], CONTEXT).refused.keys() == {0}
+        assert SurprisalCheck(threshold=1e9).examine([impossible], CONTEXT).rejected.keys() == {0}
 
 
 class TestDuplicates:
@@ -79,21 +79,21 @@ class TestDuplicates:
 
     def test_a_confident_policy_may_repeat_itself(self) -> None:
         sure = [case(index=n, read=reading([-0.05])) for n in range(12)]
-        assert not DuplicatesCheck(level=1e-6).examine(sure, CONTEXT).refused
+        assert not DuplicatesCheck(level=1e-6).examine(sure, CONTEXT).rejected
 
     def test_only_copies_beyond_chance_are_refused(self) -> None:
         copies = [case(index=n, read=reading([-8.0])) for n in range(12)]
-        refused = DuplicatesCheck(level=1e-6).examine(copies, CONTEXT).refused
+        refused = DuplicatesCheck(level=1e-6).examine(copies, CONTEXT).rejected
         first = next(c for c in range(2, 13) if binomial_tail(c, 12, math.exp(-8)) < 1e-6)
         assert set(refused) == set(range(first - 1, 12)) and 1 < first < 12
 
     def test_copies_are_counted_by_peer_problem_and_text(self) -> None:
         unlikely = reading([-20.0])
         cases = [case(peer, problem, read=unlikely) for peer in "abcd" for problem in range(3)]
-        assert not DuplicatesCheck(level=1e-6).examine(cases, CONTEXT).refused
-        assert DuplicatesCheck(level=1e-6).examine([*cases, cases[0]], CONTEXT).refused.keys() == {12}
+        assert not DuplicatesCheck(level=1e-6).examine(cases, CONTEXT).rejected
+        assert DuplicatesCheck(level=1e-6).examine([*cases, cases[0]], CONTEXT).rejected.keys() == {12}
         texts = [case(text=str(n), read=unlikely) for n in range(12)]
-        assert not DuplicatesCheck(level=0.5).examine(texts, CONTEXT).refused
+        assert not DuplicatesCheck(level=0.5).examine(texts, CONTEXT).rejected
 
 
 class TestClaims:
@@ -102,7 +102,7 @@ class TestClaims:
 
     def test_a_peer_with_the_reader_s_weights_must_claim_their_log_probabilities(self) -> None:
         honest, forged = self.claiming(-1.01, -0.95), self.claiming(-1.0, -21.0)
-        refused = ClaimsCheck().examine([honest, forged, self.claiming(-0.5)], CONTEXT).refused
+        refused = ClaimsCheck().examine([honest, forged, self.claiming(-0.5)], CONTEXT).rejected
         assert refused.keys() == {1, 2}
         assert refused[1] == "it claims our weights, and for token 2 is 20 nats off them"
 
@@ -110,7 +110,7 @@ class TestClaims:
         assert (
             not ClaimsCheck()
             .examine([self.claiming(-9.0, alike=False), case(declares_same_weights=True)], CONTEXT)
-            .refused
+            .rejected
         )
 
 
@@ -123,7 +123,7 @@ class TestJudge:
 
     def examined(self, judge: Judge, *entries: tuple[TaskProblem, str, float]) -> set[int]:
         cases = [case(asked=problem, text=text, reward=reward) for problem, text, reward in entries]
-        return set(judge.examine(cases, CONTEXT).refused)
+        return set(judge.examine(cases, CONTEXT).rejected)
 
     def test_only_completions_that_score_are_read(self) -> None:
         right = self.solved(0)
@@ -148,7 +148,7 @@ class TestJudge:
 
         mute = replace(CONTEXT, task=Mute())
         found = Steps().examine([case()], mute)
-        assert "cannot check reasoning" in found.off and not found.refused
+        assert "cannot check reasoning" in found.off and not found.rejected
         warning = Steps().warning(mute)
         assert "no judge reads" in warning and "--defence.checks" in warning and "model" in warning
         assert not Steps().warning(CONTEXT)

@@ -135,7 +135,7 @@ def test_a_filtered_swarm_ends_with_a_report(tmp_path: Path) -> None:
     )
     together(config, tmp_path)
     text = page.document("filter", swarm_report.body(tmp_path, config, read_outcome(tmp_path)))
-    assert "<h2>Agreement</h2>" in text and "differ from the majority of those were refused" in text
+    assert "<h2>Agreement</h2>" in text and "differ from the majority of those were rejected" in text
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_a_lookup_table_of_test_inputs_is_refused(tmp_path: Path) -> None:
     config = SwarmConfig.model_validate(
         {
             "task": {"name": "programs", "options": {"path": str(tmp_path / "squares.jsonl")}},
-            "defence": {"consensus": True, "checks": "", "max_median_refusal": 1.0},
+            "defence": {"consensus": True, "checks": "", "max_median_rejection": 1.0},
         }
     )
     task = make_task(config)

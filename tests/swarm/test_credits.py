@@ -30,10 +30,10 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.credits.messages import (
     CreditOrder,
+    MemberVote,
     StandIn,
     Statement,
     StatementCertificate,
-    Vote,
     is_valid,
     quorum,
 )
@@ -116,7 +116,7 @@ def test_invalid_orders_are_refused(changed: dict[str, object]) -> None:
 
 def certified(keys: StandIn, order: CreditOrder, by: list[str], **changed: object) -> StatementCertificate:
     statement = Statement(phase="lock", channel="c0", number=0, order=order.digest, yes=True)
-    votes = tuple((name, Vote.of(statement, keys.signer(name)).signature) for name in by)
+    votes = tuple((name, MemberVote.of(statement, keys.signer(name)).signature) for name in by)
     return StatementCertificate.model_validate({"statement": statement, "order": order, "votes": votes, **changed})
 
 
@@ -198,7 +198,7 @@ def test_foreign_files_on_the_board_change_nothing(tmp_path: Path) -> None:
     at = tmp_path / "credits" / "c0" / "000000"
     names = route.committees()["c0"]
     statement = Statement(phase="lock", channel="c0", number=0, order=order.digest, yes=False)
-    forged = Vote.of(statement, route.keys[1][0]).model_copy(update={"member": names[2]})
+    forged = MemberVote.of(statement, route.keys[1][0]).model_copy(update={"member": names[2]})
     (at / "lock").mkdir()
     (at / "lock" / f"{names[1]}.json").write_bytes(b"{" * 9999)
     (at / "lock" / f"{names[2]}.json").write_text(forged.model_dump_json())

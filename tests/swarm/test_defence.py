@@ -60,12 +60,12 @@ def layer_of(report: DefenceReport) -> str:
 def test_a_layer_examines_what_earlier_layers_accepted() -> None:
     first, second = Refusing("first", text_is("1")), Refusing("second", text_is("1", "2"))
     cases = from_peers(a="0000012")
-    report = defended(CALM.model_copy(update={"max_median_refusal": 1.0}), [first, second]).examine(0, cases)
+    report = defended(CALM.model_copy(update={"max_median_rejection": 1.0}), [first, second]).examine(0, cases)
     assert layer_of(report) == "- - - - - first second"
     assert [c.text for c in second.shown] == [*"000002"]
     assert report.rollouts[5].passed == () and report.rollouts[6].passed == ("first",)
     assert report.rollouts[0].passed == ("first", "second") and report.rollouts[6].reason == "bad"
-    assert report.refused == {"first": {"a": (7, 1)}, "second": {"a": (6, 1)}}
+    assert report.rejected == {"first": {"a": (7, 1)}, "second": {"a": (6, 1)}}
     assert [c.name for c in report.accepted] == [c.name for c in cases[:5]]
 
 
@@ -82,7 +82,7 @@ def test_many_unknown_peers_do_not_switch_a_layer_off() -> None:
         crowd = [case(f"s{number}-{n}", text="!", account=UNKNOWN_PEERS) for n in range(12)]
         report = defence.examine(number, [*from_peers(a="000", b="000", c="000"), *crowd])
         assert not report.off and len(report.accepted) == 9
-        assert len(report.refused["rule"]) == 15, "each of them is listed by name"
+        assert len(report.rejected["rule"]) == 15, "each of them is listed by name"
 
 
 def test_a_layer_that_would_refuse_the_median_peer_is_off() -> None:
@@ -91,7 +91,7 @@ def test_a_layer_that_would_refuse_the_median_peer_is_off() -> None:
     report = defence.examine(0, cases)
     assert report.accepted == cases and all(verdict.passed == () for verdict in report.rollouts)
     assert "67% of the median peer's" in report.off["rule"]
-    assert report.refused["rule"]["b"] == (3, 2), "reports what it would have refused"
+    assert report.rejected["rule"]["b"] == (3, 2), "reports what it would have rejected"
 
 
 def test_a_layer_switches_on_again_after_its_window() -> None:
@@ -150,7 +150,7 @@ def test_every_completion_is_counted(rounds: list[list[tuple[str, str]]]) -> Non
         report = defence.examine(number, cases)
         assert [rollout.name for rollout in report.rollouts] == [c.name for c in cases]
         remaining = len(cases)
-        for name, counts in report.refused.items():
+        for name, counts in report.rejected.items():
             assert sum(sent for sent, _ in counts.values()) == remaining
             refused = sum(verdict.layer == name for verdict in report.rollouts)
             assert refused == (0 if name in report.off else sum(k for _, k in counts.values()))

@@ -231,7 +231,7 @@ def test_mistakes_are_reported_before_opening_a_model(tmp_path: Path, capsys: py
     assert "--k goes with --questions" in mistake(capsys, "--k", 2)
     assert "--censor goes with --questions" in mistake(capsys, "--censor", 0.1)
     assert "there are no problems; pass --run" in mistake(capsys, "--watch", "text")
-    assert "--most-success is" in mistake(capsys, "--most-success", 1)
+    assert "--max-success must be" in mistake(capsys, "--max-success", 1)
     assert "no such run, folder or file" in mistake(capsys)
     assert "no such run, folder or file" in mistake(capsys, "--questions", good)
     assert "remove --peer" in mistake(capsys, "--peer", "p0")

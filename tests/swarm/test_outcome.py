@@ -22,11 +22,11 @@ from planaria.swarm.records.lines import (
     Evaluated,
     Finished,
     Log,
+    PeerStarted,
     PoisonRecord,
     Record,
     RoundDone,
     SampleRecord,
-    Started,
 )
 from planaria.swarm.records.measure import HitTally, tally, wilson_interval
 from planaria.swarm.records.outcome import ALL, RunOutcome, read_outcome
@@ -38,9 +38,9 @@ NOTHING: dict[str, Any] = {
 }  # fmt: skip
 
 
-def started(name: str, attack: str = "none") -> Started:
+def started(name: str, attack: str = "none") -> PeerStarted:
     words = {"model": "tiny", "parameters": 1, "vocab": 257, "first_round": 0}
-    return Started(time=100.0, name=name, id=name * 2, attack=attack, **words)  # type: ignore[arg-type]
+    return PeerStarted(time=100.0, name=name, id=name * 2, attack=attack, **words)  # type: ignore[arg-type]
 
 
 def done(number: int, **changes: Any) -> RoundDone:

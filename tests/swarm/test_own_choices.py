@@ -30,7 +30,7 @@ class Shy(Small):
 RECIPE = """
 size = 2
 task = { name = "own_task:Backwards", options.letters = 2 }
-defence = { checks = "own_task:Short, support", options.most = 1 }
+defence = { checks = "own_task:Short, support", options.max_characters = 1 }
 policy = { kind = "shy:Shy", options.width = 16, model.layers = 1 }
 warmup = { steps = 20, batch = 4, strays = 0.0 }
 rounds = { count = 2, prompts = 2, group = 4 }
@@ -70,7 +70,7 @@ def test_a_swarm_learns_a_custom_task_with_a_custom_check(own: Path) -> None:
         assert records[0]["parameters"] == 11_328, "of the width that her policy has as an option"
         found = [record["layers"] for record in records if record["kind"] == "round"]
         assert all(set(layers) == {"support", "Short"} for layers in found)
-        assert sum(counts["refused"] for layers in found for counts in layers["Short"].values()) > 0
+        assert sum(counts["rejected"] for layers in found for counts in layers["Short"].values()) > 0
 
 
 @pytest.mark.slow
@@ -79,7 +79,10 @@ def test_a_swarm_learns_a_custom_task_with_a_custom_check(own: Path) -> None:
     [
         (("--task.name", "own_task:Forwards"), "task.name = 'own_task:Forwards': own_task has no 'Forwards'"),
         (("--defence.checks", "own_task:Backwards"), "is not derived from planaria.swarm.checks.base.Check"),
-        (("--defence.options.most", "0"), "defence.options.most = 0: input should be greater than 0"),
+        (
+            ("--defence.options.max_characters", "0"),
+            "defence.options.max_characters = 0: input should be greater than 0",
+        ),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (

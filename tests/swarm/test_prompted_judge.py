@@ -196,7 +196,7 @@ def case(text: str, reward: float) -> Rollout:
 def test_only_texts_that_score_are_judged() -> None:
     judge = judge_by(writer := Pretender(lambda asked: NO if "bad" in marked(asked)[0] else YES))
     cases = [case("bad", 0.0), case("good", 1.0), case("bad", 1.0), case("fine", 1.0)]
-    assert judge.examine(cases, CONTEXT).refused == {2: "the judge says no"}
+    assert judge.examine(cases, CONTEXT).rejected == {2: "the judge says no"}
     assert len(writer.asked) == 3
 
 

@@ -107,7 +107,7 @@ def test_repeated_honest_samples_are_not_taken_for_copies() -> None:
         case(problem=n // 12, index=n % 12, text=str(ids), read=found)
         for n, ((_, ids), found) in enumerate(zip(pairs, readings, strict=True))
     ]
-    assert not DuplicatesCheck().examine(cases, CONTEXT).refused
+    assert not DuplicatesCheck().examine(cases, CONTEXT).rejected
 
 
 def test_surprisal_of_own_samples_is_about_standard_normal(reader: LlamaPolicy) -> None:
@@ -150,7 +150,7 @@ class Watched(LlamaPolicy):
 
     def __init__(self, plain: LlamaPolicy, room: int) -> None:
         super().__init__(copy.deepcopy(plain._model), plain.tokenizer)
-        self.room, self.most = room, 0
+        self.max_logits, self.most = room, 0
 
     def head(self, states: Tensor) -> Tensor:
         found = super().head(states)
@@ -219,7 +219,7 @@ def test_missing_hardware_is_reported_before_the_start(monkeypatch: pytest.Monke
 
 
 def test_logits_mb_sets_the_limit() -> None:
-    assert place_policy(policy(), PolicyConfig(logits_mb=1)).room == 2**18  # type: ignore[attr-defined]
+    assert place_policy(policy(), PolicyConfig(logits_mb=1)).max_logits == 2**18  # type: ignore[attr-defined]
     with pytest.raises(ValidationError):
         PolicyConfig(threads=0)
 
@@ -255,7 +255,7 @@ def test_a_transformers_model_is_split_unless_it_transforms_its_logits(kind: str
     assert who.splits is splits
     whole = token_logps(who, pad(ROWS), 1.0)
     whole_gradients = torch.autograd.grad(whole[pad(ROWS).mask].sum(), list(model.parameters()), allow_unused=True)
-    who.room = VOCAB
+    who.max_logits = VOCAB
     parts = token_logps(who, pad(ROWS), 1.0)
     gradients = torch.autograd.grad(parts[pad(ROWS).mask].sum(), list(model.parameters()), allow_unused=True)
     torch.testing.assert_close(whole[pad(ROWS).mask], parts[pad(ROWS).mask], atol=1e-4, rtol=1e-4)

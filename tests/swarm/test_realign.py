@@ -178,7 +178,7 @@ def test_mistakes_are_reported_in_one_line(
     assert "requires --pairs" in error(tuned, "--benign", pairs)
     assert "remove --by" in error(tuned, "--safe", pupil, "--mask", pairs, "--by", "tune")
     assert "cannot be read" in error(tuned, "--safe", pupil, "--mask", pairs)
-    assert "below 1" in error(tuned, "--pairs", pairs, "--most-success", "2")
+    assert "below 1" in error(tuned, "--pairs", pairs, "--max-success", "2")
     (tmp_path / "odd.jsonl").write_text('{"prompt": "1+1=", "chosen": "no"}\n')
     assert "odd.jsonl:1: no field 'rejected'" in error(tuned, "--pairs", tmp_path / "odd.jsonl")
     (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "1" * 99, "text": "2"}) + "\n")

@@ -317,11 +317,11 @@ def test_members_of_a_round_have_joined_and_not_left() -> None:
 def test_found_messages_stay_and_open_ones_are_read_again() -> None:
     one = PeerIdentity.generate()
     first = RoundMessages({}, ("b", one.peer), {"c": "forged", "d": "not JSON", "e": "not readable"})
-    assert {*first.open} == {"b", "d", "e", one.peer} and first.refused_permanently == {"c": "forged"}
+    assert {*first.open} == {"b", "d", "e", one.peer} and first.rejected_permanently == {"c": "forged"}
     message = rollouts(one)
     later = first.merge(RoundMessages({one.peer: message}, ("b",), {"d": "replayed", "e": "not JSON"}))
     assert later.found == {one.peer: message} and {*later.open} == {"b", "e"}
-    assert later.refused == {"c": "forged", "d": "replayed", "e": "not JSON"}
+    assert later.rejected == {"c": "forged", "d": "replayed", "e": "not JSON"}
 
 
 def test_a_stalled_round_lists_present_and_missing_peers() -> None:

@@ -21,10 +21,10 @@ from planaria.swarm.records.lines import (
     UNKNOWN_PEERS,
     Finished,
     Log,
+    PeerStarted,
     PoisonRecord,
     RoundDone,
     SampleRecord,
-    Started,
     follow,
     read_log,
     read_poison,
@@ -33,7 +33,7 @@ from planaria.swarm.records.lines import (
 from planaria.swarm.records.round_records import RoundResult, sample_records
 from planaria.swarm.report.swarm_report import influence_figure
 
-START = Started(name="p0", id="00", attack="none", model="tiny", parameters=1, vocab=257, first_round=0)
+START = PeerStarted(name="p0", id="00", attack="none", model="tiny", parameters=1, vocab=257, first_round=0)
 
 
 def test_records_are_read_back(tmp_path: Path) -> None:
@@ -132,7 +132,10 @@ def test_round_records_survive_any_loss_value(tmp_path: Path, value: float) -> N
     assert record.reward == 0.5 and record.sent == {"me": 2, "x": 2} and record.accepted == {"me": 2, "x": 1}
     assert record.rejected_unread == {"x": "problem 9", "y": "too long"}, "the first of each"
     assert (
-        record.layers["support"]["x"].refused == 1 and record.off and record.quarantined and record.training_groups == 3
+        record.layers["support"]["x"].rejected == 1
+        and record.off
+        and record.quarantined
+        and record.training_groups == 3
     )
     Log(tmp_path / "log").append(record)
     (again,) = read_log(tmp_path / "log")

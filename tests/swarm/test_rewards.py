@@ -18,7 +18,7 @@ from planaria.swarm.checks.consensus import check_rewards
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.advantages import group_advantages
 from planaria.swarm.peer.completion_intake import Scoring
-from planaria.swarm.records.lines import RoundDone, Started
+from planaria.swarm.records.lines import PeerStarted, RoundDone
 from planaria.swarm.report.progress import SwarmProgress
 from planaria.swarm.tasks.base import TaskProblem, as_reward
 from planaria.swarm.tasks.sums import Sums
@@ -91,7 +91,7 @@ def test_an_invalid_reward_is_one_warning_with_task_value_and_peer() -> None:
     with SwarmProgress(4, False, stream) as progress:
         for name, peer in (("p0", "a" * 64), ("p1", "b" * 64)):
             progress.update(
-                name, Started(name=name, id=peer, attack="none", model="", parameters=1, vocab=1, first_round=0)
+                name, PeerStarted(name=name, id=peer, attack="none", model="", parameters=1, vocab=1, first_round=0)
             )
         for number in range(3):
             progress.update("p0", done(number, {"b" * 64: flaw}))

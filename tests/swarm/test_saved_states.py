@@ -27,7 +27,7 @@ from planaria.swarm.board.message import Rollouts
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.policy.policies import open_policy
-from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, Evaluated, Started, read_samples
+from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, Evaluated, PeerStarted, read_samples
 from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.records.saved_state import load_state, save_state, saved_rounds
 from planaria.swarm.swarm_processes import own_identity
@@ -73,7 +73,7 @@ def test_a_killed_and_restarted_peer_ends_equal(tmp_path: Path, pupil: Path, kee
     assert before < 8
     assert weights(tmp_path, "p0") == weights(tmp_path, "p1") == weights(tmp_path, "p2")
     assert len({*weights(tmp_path, "p0")}) > 1
-    assert len([record for record in log(tmp_path, "p1") if isinstance(record, Started)]) == 2
+    assert len([record for record in log(tmp_path, "p1") if isinstance(record, PeerStarted)]) == 2
     alone = [[r.alone for r in log(tmp_path, name) if isinstance(r, Evaluated)] for name in ("p0", "p1")]
     assert len(alone[0]) == len(alone[1]) == 2
     assert read_outcome(tmp_path).peers[1].finished
@@ -98,7 +98,7 @@ def test_a_repeated_round_counts_once(tmp_path: Path, pupil: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("defence", "shadow"),
-    [({}, True), ({"options": {"threshold": 0.5}, "max_median_refusal": 0.3, "window": 3}, False)],
+    [({}, True), ({"options": {"threshold": 0.5}, "max_median_rejection": 0.3, "window": 3}, False)],
 )
 def test_a_saved_state_is_sufficient(tmp_path: Path, pupil: Path, defence: dict[str, float], shadow: bool) -> None:
     turns = {"count": 5, "keep": 4, "kept": 2}

@@ -261,7 +261,7 @@ def test_two_peers_learn_from_stale_server_draws(folder: Path, tmp_path: Path, s
         number: others[number].weights for number in range(4)
     }
     assert all(
-        record.layers["claims"] == {} or not any(found.refused for found in record.layers["claims"].values())
+        record.layers["claims"] == {} or not any(found.rejected for found in record.layers["claims"].values())
         for record in others.values()
     )
 

@@ -77,7 +77,7 @@ def test_explain_lists_all_training_completions(there: Path, capsys: pytest.Capt
     assert "p1: 4 completions" in shown and "text" in shown
     cli.run(["swarm", "show", "runs/tiny", "--round", "1", "--source", "p1"])
     assert "p0: 8 completions" in capsys.readouterr().out
-    cli.run(["swarm", "show", "runs/tiny", "--refused"])
+    cli.run(["swarm", "show", "runs/tiny", "--rejected"])
     count = sum(bool(json.loads(line)["layer"]) for line in lines)
     assert f"p0: {count} completions, 0 learned from" in capsys.readouterr().out
 

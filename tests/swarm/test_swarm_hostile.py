@@ -84,7 +84,7 @@ def test_hostile_messages_neither_stop_nor_teach_honest_peers(tmp_path: Path, pu
     assert len({*weights(tmp_path / "clean", "p0")}) > 3
     for name in HONEST:
         done = rounds(tmp_path / "raided", name)
-        reasons = [done[number].refused_messages.get(hostile.who.peer) for number in range(len(MALICE))]
+        reasons = [done[number].rejected_messages.get(hostile.who.peer) for number in range(len(MALICE))]
         # Among a thousand folders a stranger is not found at once.
         assert all(found in (None, reason) for found, (reason, _) in zip(reasons, MALICE, strict=True))
         assert all(reasons[-4:])
@@ -278,7 +278,7 @@ def test_an_equivocator_is_excluded_by_all_in_the_same_round(tmp_path: Path) -> 
     scene.publish(1, 0, 1, 2, 3)
     assert scene.received(1, 0) == scene.received(1, 1) == scene.received(1, 2) == {0, 1, 2}
     found = scene.meetings[0].gather(1, False)
-    assert found.refused[scene.who[3].peer] == "equivocated in rounds/000000.json"
+    assert found.rejected[scene.who[3].peer] == "equivocated in rounds/000000.json"
     kept = scene.boards[2].closings(1, [scene.who[0].peer]).get(scene.who[0].peer)
     assert kept is not None and [proof.peer for proof in kept.proofs] == [scene.who[3].peer]
     before = scene.clock.now

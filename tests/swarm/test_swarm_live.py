@@ -38,7 +38,7 @@ from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.receipts import Agreement, Committee, list_text, parse_message_list
 from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify_certificate
 from planaria.swarm.config.swarm_config import SwarmConfig
-from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, Record, Started
+from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, PeerStarted, Record
 from planaria.swarm.swarm_processes import LiveSwarm, own_identity
 from planaria.swarm.tasks.sums import Sums
 
@@ -341,7 +341,7 @@ def test_invalid_committees_are_refused(receipts: dict[str, Any], why: str) -> N
 def test_small_committees_warn_and_all_means_local_peers(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, size=1, rounds={"count": 1}, receipts={"committee": "all"})
     together(config, tmp_path)
-    (started,) = (record for record in log(tmp_path, "p0") if isinstance(record, Started))
+    (started,) = (record for record in log(tmp_path, "p0") if isinstance(record, PeerStarted))
     assert any("tolerates no Byzantine member" in warning for warning in started.warnings)
     with pytest.raises(UserError, match="list the members' ids"):
         peer(config, "p0", tmp_path / "late", late=True)

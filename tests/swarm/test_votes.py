@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.swarm.checks.votes import (
-    Ballot,
+    BehaviourVote,
     MajorityLabel,
     agreements,
     majority_label,
@@ -24,12 +24,12 @@ from planaria.swarm.tasks.base import Behaviour
 
 VALUES = st.one_of(st.none(), st.sampled_from("abc"))
 BALLOTS = st.lists(
-    st.builds(Ballot, st.sampled_from("pqrs"), st.tuples(VALUES, VALUES, VALUES) | st.just(())), max_size=12
+    st.builds(BehaviourVote, st.sampled_from("pqrs"), st.tuples(VALUES, VALUES, VALUES) | st.just(())), max_size=12
 )
 
 
-def ballots(**sent: list[Behaviour]) -> list[Ballot]:
-    return [Ballot(voter, behaviour) for voter, behaviours in sent.items() for behaviour in behaviours]
+def ballots(**sent: list[Behaviour]) -> list[BehaviourVote]:
+    return [BehaviourVote(voter, behaviour) for voter, behaviours in sent.items() for behaviour in behaviours]
 
 
 def values(found: MajorityLabel | None) -> Behaviour | None:
@@ -87,7 +87,7 @@ def test_near_ignores_failed_calls_but_accepts_no_constant() -> None:
 
 
 @given(BALLOTS, st.randoms(use_true_random=False))
-def test_votes_are_independent_of_order_and_shares_are_at_most_one(sent: list[Ballot], rng: object) -> None:
+def test_votes_are_independent_of_order_and_shares_are_at_most_one(sent: list[BehaviourVote], rng: object) -> None:
     found = {(one.values, one.share) for one in plurality(sent)}
     shuffled = sent[:]
     rng.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -96,7 +96,7 @@ def test_votes_are_independent_of_order_and_shares_are_at_most_one(sent: list[Ba
 
 
 @given(BALLOTS, st.sampled_from("pqrs"), st.integers(2, 9))
-def test_copies_of_a_peers_completions_change_nothing(sent: list[Ballot], peer: str, times: int) -> None:
+def test_copies_of_a_peers_completions_change_nothing(sent: list[BehaviourVote], peer: str, times: int) -> None:
     copied = [one for one in sent for _ in range(times if one.voter == peer else 1)]
     assert {(o.parts, o.values, o.share) for o in plurality(copied)} == {
         (o.parts, o.values, o.share) for o in plurality(sent)
@@ -104,7 +104,7 @@ def test_copies_of_a_peers_completions_change_nothing(sent: list[Ballot], peer: 
 
 
 @given(BALLOTS, st.floats(0.01, 0.99))
-def test_a_label_exceeds_the_share_and_holders_have_behaviour(sent: list[Ballot], agreement: float) -> None:
+def test_a_label_exceeds_the_share_and_holders_have_behaviour(sent: list[BehaviourVote], agreement: float) -> None:
     found = majority_label(sent, agreement)
     if found is not None:
         assert found.share > agreement

@@ -60,6 +60,10 @@ RENAMED_FLAGS = {
     ("report", "--perfetto="): "report RUN --perfetto --to FILE",
     ("compare", "--together"): "compare RECIPE --adjacent-probability P",
     ("compare", "--lost"): "compare RECIPE --failure-domain DOMAIN",
+    ("swarm audit", "--most-leak"): "swarm audit MODEL --max-leak NATS",
+    ("swarm audit", "--most-success"): "swarm audit MODEL --max-success SHARE",
+    ("swarm realign", "--most-success"): "swarm realign MODEL --max-success SHARE",
+    ("swarm show", "--refused"): "swarm show RUN --rejected",
     ("swarm drill", "--settlement"): "python -m planaria.swarm.settlement",
 }
 """command and the beginning of a former flag → its present spelling"""

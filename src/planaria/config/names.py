@@ -1,4 +1,4 @@
-"""Names that become files or folders: those chosen by a user, and those received from another machine.
+"""Names of files and folders, chosen by a user or received from another machine, and the name of a worker's process.
 
 A user names runs, peers, experts and sources of text (``Name``, ``Key``). Another machine or a downloaded file names
 files (``FileName``): such a name is one component of a path, so nothing is written outside the folder that it is joined
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
@@ -86,6 +86,13 @@ FileName = Annotated[str, AfterValidator(path_component)]
 """one component of a path"""
 NamedPath = Annotated[Path, AfterValidator(_require_plain_name)]
 """a path whose last component may be used as the name of another file"""
+
+
+class WorkerId(NamedTuple):
+    """A process of a run: a worker, and how often it has been started."""
+
+    worker: str
+    incarnation: int
 
 
 def replica_name(replica: int) -> str:

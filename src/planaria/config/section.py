@@ -23,9 +23,9 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def formerly(name: str, was: str) -> Any:
+def formerly(name: str, *was: str) -> Any:
     """Return the metadata of a field ``name`` that recipes of older versions call ``was``."""
-    return Field(validation_alias=AliasChoices(name, was))
+    return Field(validation_alias=AliasChoices(name, *was))
 
 
 def present_name(section: type[BaseModel], key: str) -> str:

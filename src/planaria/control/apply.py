@@ -20,7 +20,7 @@ from planaria.control.apply_base import (
     reconsider_all,
     record_report,
     replica_answered_by,
-    set_host,
+    set_machine,
     set_workers,
     with_failed_starts,
     with_replica,
@@ -31,7 +31,7 @@ from planaria.control.facts import events as e
 from planaria.control.state.fast_replace import fast_replace
 from planaria.control.state.replica import NO_WORKERS, ReplicaState, updated
 from planaria.control.state.rollback import RollbackPoint
-from planaria.control.state.roster import Host, WorkerState
+from planaria.control.state.roster import MachineState, WorkerState
 from planaria.control.state.run import BackgroundWrite, RunState, UnsavedCheckpoint
 
 __all__ = ["apply", "apply_decisions", "apply_membership"]
@@ -51,11 +51,11 @@ def on_leader_started(fact: e.LeaderStarted, run: RunState) -> RunState:
     if not fact.has_checkpoint:
         run = replace(run, durable=RollbackPoint(), saved=-1)
     for replica in run.live.values():
-        run = with_replica(run, _remove_lost_edge_nodes(replica))
+        run = with_replica(run, _without_orders_in_flight(replica))
     return replace(give_up_save(run), writing=freeze({}), unsaved=None, unsealed=None)
 
 
-def _remove_lost_edge_nodes(replica: ReplicaState) -> ReplicaState:
+def _without_orders_in_flight(replica: ReplicaState) -> ReplicaState:
     """Return the replica after its orders and reports in flight were lost: only commits and settled rounds remain."""
     replica = replace(without_round(replica), links=freeze({}), saved=-1)
     if replica.phase in ("commit", "settle"):  # the order is durable and is sent again
@@ -87,7 +87,7 @@ def on_worker_leaving(fact: e.WorkerLeaving, run: RunState) -> RunState:
 
 @handles
 def on_host_joined(fact: e.HostJoined, run: RunState) -> RunState:
-    return replace(set_host(run, fact.host, Host(fact.workers)), join_timed_out=False)
+    return replace(set_machine(run, fact.host, MachineState(fact.workers)), join_timed_out=False)
 
 
 @handles
@@ -97,7 +97,7 @@ def on_join_timed_out(fact: e.JoinTimedOut, run: RunState) -> RunState:
 
 @handles
 def on_host_left(fact: e.HostLeft, run: RunState) -> RunState:
-    return set_host(run, fact.host, replace(run.hosts[fact.host], workers=0))
+    return set_machine(run, fact.host, replace(run.machines[fact.host], workers=0))
 
 
 @handles
@@ -190,10 +190,10 @@ def on_save_failed(fact: e.SaveFailed, run: RunState) -> RunState:
     host, before = run.workers[fact.worker].host, run.unsaved
     if wanted:
         now = _cancel_save(now, fact, host)
-        if host and before is not None and before.hosts == {host}:  # only here, and not for the first time
-            now = _fail_guest(now, fact.worker, fact.detail)
+        if host and before is not None and before.machines == {host}:  # only here, and not for the first time
+            now = _fail_joined_machine(now, fact.worker, fact.detail)
     elif before is not None:  # other workers failed in the same save
-        now = reconsider_all(replace(now, unsaved=replace(before, hosts=before.hosts | {host})))
+        now = reconsider_all(replace(now, unsaved=replace(before, machines=before.machines | {host})))
     return now
 
 
@@ -203,9 +203,9 @@ def _cancel_save(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
         run = with_replica(run, updated(replica, saved=-1))
     before = run.unsaved
     tries = before.tries if before is not None and before.step == fact.step else 0
-    hosts = before.hosts if before is not None else frozenset()
+    machines = before.machines if before is not None else frozenset()
     return replace(
-        give_up_save(run), unsaved=UnsavedCheckpoint(fact.step, fact.detail, tries + 1, hosts | {host}, fact.step)
+        give_up_save(run), unsaved=UnsavedCheckpoint(fact.step, fact.detail, tries + 1, machines | {host}, fact.step)
     )
 
 
@@ -273,14 +273,14 @@ def on_worker_failed(fact: e.WorkerFailed, run: RunState) -> RunState:
         return run
     failure, worker = f"worker {fact.worker} (stage {fact.stage}): {fact.detail}", run.workers.get(fact.worker)
     if worker is not None and worker.host:  # a joined machine's error does not end the run; its state is unknown
-        return _fail_guest(run, fact.worker, fact.detail, failure)
+        return _fail_joined_machine(run, fact.worker, fact.detail, failure)
     return reconsider_all(replace(run, failed=run.failed or failure))
 
 
-def _fail_guest(run: RunState, name: str, detail: str, failure: str = "") -> RunState:
+def _fail_joined_machine(run: RunState, name: str, detail: str, failure: str = "") -> RunState:
     """Mark a joined machine and its worker as failed."""
     worker = run.workers[name]
-    run = set_host(run, worker.host, replace(run.hosts[worker.host], failure=failure or detail))
+    run = set_machine(run, worker.host, replace(run.machines[worker.host], failure=failure or detail))
     return apply(e.WorkerLost(worker=name, incarnation=worker.incarnation, cause="exit", detail=detail), run)
 
 

@@ -12,7 +12,7 @@ from planaria.control.facts import events as e
 from planaria.control.state.data_position import BlockAllocation
 from planaria.control.state.fast_replace import fast_replace
 from planaria.control.state.replica import OpenRound, ReplicaState, updated
-from planaria.control.state.roster import Host, WorkerState
+from planaria.control.state.roster import MachineState, WorkerState
 from planaria.control.state.run import RunState
 from planaria.exchange.registry import make_exchange
 
@@ -117,15 +117,15 @@ def set_workers(run: RunState, changed: Mapping[str, WorkerState]) -> RunState:
     return reconsider_all(replace(run, roster=run.roster.with_workers(changed)))
 
 
-def set_host(run: RunState, name: str, host: Host) -> RunState:
-    return reconsider_all(replace(run, roster=run.roster.with_host(name, host)))
+def set_machine(run: RunState, name: str, machine: MachineState) -> RunState:
+    return reconsider_all(replace(run, roster=run.roster.with_machine(name, machine)))
 
 
 def with_failed_starts(run: RunState, host: str, count: int) -> RunState:
-    """Record the count of consecutive workers that died on a host before they joined."""
+    """Record the count of consecutive workers that died on a machine before they joined."""
     if not host:
         return reconsider_all(replace(run, failed_starts=count))
-    return set_host(run, host, replace(run.hosts[host], failed_starts=count))
+    return set_machine(run, host, replace(run.machines[host], failed_starts=count))
 
 
 def with_replica(run: RunState, replica: ReplicaState) -> RunState:
@@ -141,7 +141,7 @@ def with_replica(run: RunState, replica: ReplicaState) -> RunState:
         allotment = allotment.commit(replica.number, None if memory is None else replica.step - memory.step)
     if undecided is not None:
         undecided |= {replica.number}
-    if run.settings.most_replicas > 1 and run.exchange.decoupled:
+    if run.settings.max_replicas > 1 and run.exchange.decoupled:
         undecided = None  # whether a round begins depends on all
     return fast_replace(run, replicas=run.replicas.with_replica(replica), allotment=allotment, undecided=undecided)
 

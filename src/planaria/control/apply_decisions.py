@@ -10,7 +10,7 @@ from planaria.control.apply_base import (
     handles,
     reconsider,
     reconsider_all,
-    set_host,
+    set_machine,
     set_workers,
     step_started,
     with_replica,
@@ -22,7 +22,7 @@ from planaria.control.facts import events as e
 from planaria.control.state.fast_replace import fast_replace
 from planaria.control.state.replica import NO_WORKERS, OpenRound, WorkerSet, after_commit, updated
 from planaria.control.state.rollback import RollbackPoint
-from planaria.control.state.roster import Host, WorkerState
+from planaria.control.state.roster import MachineState, WorkerState
 from planaria.control.state.run import RunState
 from planaria.exchange.coded.coded_apply import first_round
 
@@ -51,7 +51,7 @@ def on_release(fact: d.Release, run: RunState) -> RunState:
 
 @handles
 def on_remove_machine(fact: d.RemoveMachine, run: RunState) -> RunState:
-    return set_host(run, fact.host, Host(workers=0))
+    return set_machine(run, fact.host, MachineState(workers=0))
 
 
 @handles
@@ -152,9 +152,9 @@ def _forget_rounds(run: RunState) -> RunState:
     open_round = [replica.open_round.round for replica in run.live.values() if replica.open_round]
     first = min([behind, *open_round])
     groups = {number: groups for number, groups in run.groups.items() if number >= first}
-    introduced = {number: links for number, links in run.links_with_open_prefetch.items() if number >= first}
+    introduced = {number: links for number, links in run.edges_with_open_prefetch.items() if number >= first}
     late = frozenset(key for key in run.expired_round_waits if key[1] >= first)
-    return replace(run, groups=freeze(groups), links_with_open_prefetch=freeze(introduced), expired_round_waits=late)
+    return replace(run, groups=freeze(groups), edges_with_open_prefetch=freeze(introduced), expired_round_waits=late)
 
 
 @handles
@@ -164,8 +164,8 @@ def on_draw_groups(fact: d.DrawGroups, run: RunState) -> RunState:
 
 @handles
 def on_open_prefetch_links(fact: d.OpenPrefetchLinks, run: RunState) -> RunState:
-    opened = run.links_with_open_prefetch.get(fact.round, frozenset()) | {link.id for link in fact.links}
-    return replace(run, links_with_open_prefetch=freeze({**run.links_with_open_prefetch, fact.round: opened}))
+    opened = run.edges_with_open_prefetch.get(fact.round, frozenset()) | {link.id for link in fact.links}
+    return replace(run, edges_with_open_prefetch=freeze({**run.edges_with_open_prefetch, fact.round: opened}))
 
 
 @handles
@@ -264,7 +264,7 @@ def on_exclude_member(fact: d.ExcludeMember, run: RunState) -> RunState:
     """
     workers = run.workers
     for host in sorted({workers[worker].host for worker in fact.workers} - {""}):
-        run = set_host(run, host, replace(run.hosts[host], failure=fact.reason))
+        run = set_machine(run, host, replace(run.machines[host], failure=fact.reason))
     run = set_workers(run, {worker: replace(workers[worker], status="released") for worker in fact.workers})
     return replace(run, suspicion=run.suspicion.without_reports_about(fact.member))
 

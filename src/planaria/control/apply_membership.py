@@ -35,7 +35,7 @@ def on_worker_lost(fact: e.WorkerLost, run: RunState) -> RunState:
         return run
     run = set_workers(run, {fact.worker: replace(worker, status="dead")})
     if worker.status == "starting" and fact.cause != "controller":
-        before = run.hosts[worker.host].failed_starts if worker.host else run.failed_starts
+        before = run.machines[worker.host].failed_starts if worker.host else run.failed_starts
         run = with_failed_starts(run, worker.host, before + 1)
     if run.over:
         return run
@@ -283,6 +283,6 @@ def _nodes_with_snapshot(memory: MemorySnapshot, form: d.Form) -> MemorySnapshot
     if form.outcome == "rolled back":
         return memory.void()
     renewed = {m.node: m.source for m in form.members if not isinstance(m.source, d.Keep | d.Recall)}
-    restored = {node for node, s in renewed.items() if isinstance(s, d.Rebuild) and s.by == memory.by}
+    restored = {node for node, s in renewed.items() if isinstance(s, d.Rebuild) and s.by == memory.strategy}
     formed = memory.form(renewed, restored)
     return formed if all(isinstance(m.source, d.Keep) for m in form.members) else formed.restart()

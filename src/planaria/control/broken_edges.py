@@ -7,7 +7,7 @@ A broken edge is handled in this order:
 3. If it does not, the edge itself failed: ``GraceExpired``.
 4. Either event changes the run's state (``control/apply_membership.py``).
 5. A new generation is decided (``control/formation.py``): ``Form``.
-6. The workers connect again (``runtime/worker/links.py``), and the step is repeated.
+6. The workers connect again (``runtime/worker/worker_edges.py``), and the step is repeated.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def _positions(run: RunState) -> dict[int, ReplicaPosition]:
         every, step = run.exchange.interval, run.positions[0].step
         position = ReplicaPosition(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
         return dict.fromkeys(range(run.settings.lockstep_replicas), position)
-    return dict(run.positions) if run.settings.most_replicas > 1 else {}
+    return dict(run.positions) if run.settings.max_replicas > 1 else {}
 
 
 def _weights(run: RunState) -> dict[int, dict[int, str]]:

@@ -88,7 +88,7 @@ def _replicas_to_decide(run: RunState) -> list[ReplicaState]:
             run.replicas.replica_of_worker[worker]
             for worker in run.roster.leaving & run.replicas.replica_of_worker.keys()
         }
-    return [run.replicas[number] for number in sorted(numbers - run.replicas.gone)]
+    return [run.replicas[number] for number in sorted(numbers - run.replicas.left)]
 
 
 def _decide_for(run: RunState, replica: ReplicaState) -> d.Decision | None:

@@ -222,7 +222,7 @@ def _return_to_snapshot(run: RunState, replica: ReplicaState, holders: dict[int,
     The first node of a stage restores its part; the other nodes copy it.
     """
     assert replica.memory is not None
-    nodes, by, step = replica.arrangement, replica.memory.by, replica.memory.step
+    nodes, by, step = replica.arrangement, replica.memory.strategy, replica.memory.step
     first = {stage: nodes.nodes(stage)[0] for stage in nodes.stages}
     sources: dict[int, d.Source] = {}
     for node in holders:
@@ -318,7 +318,7 @@ def end_if_unstaffed(run: RunState, replica: ReplicaState) -> d.Decision | None:
     elif run.failed_starts >= MAX_FAILED_STARTS:
         reason = f"{run.failed_starts} workers in a row died before they were ready"
     else:
-        where = "node" if run.settings.arrangement or run.settings.most_replicas > 1 else "stage"
+        where = "node" if run.settings.arrangement or run.settings.max_replicas > 1 else "stage"
         of, spares = replica.arrangement.stage, run.spares
         nodes = [node for node in replica.vacant if not any(has_room(run, worker, of[node]) for worker in spares)]
         named = ", ".join(map(str, nodes or replica.vacant))

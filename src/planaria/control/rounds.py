@@ -29,7 +29,7 @@ def is_round_due(run: RunState, replica: ReplicaState) -> bool:
     A decoupled replica that need not wait for all makes up to ``overlap`` more until all others can take part; one that
     has missed a round catches up immediately.
     """
-    if replica.open_round or run.settings.most_replicas == 1:
+    if replica.open_round or run.settings.max_replicas == 1:
         return False
     exchange, config = run.exchange, run.settings.exchange
     if exchange.decoupled and _ahead_of(run, replica.rounds):
@@ -46,7 +46,7 @@ def is_round_due(run: RunState, replica: ReplicaState) -> bool:
 
 def next_block(run: RunState, replica: ReplicaState) -> int | None:
     """Return the block of samples of the replica's next step, or None if none is left for it."""
-    return run.allotment.next_for(replica.number, run.replicas.gone, _help_lag_steps(run, replica))
+    return run.allotment.next_for(replica.number, run.replicas.left, _help_lag_steps(run, replica))
 
 
 def _help_lag_steps(run: RunState, replica: ReplicaState) -> int:
@@ -65,7 +65,7 @@ def _help_lag_steps(run: RunState, replica: ReplicaState) -> int:
 def decide_round(run: RunState, candidates: Collection[ReplicaState]) -> d.Decision | None:
     """Return the next decision about rounds for these replicas, or for all if samples run out, because a missing
     replica may then block others."""
-    if run.settings.most_replicas == 1:
+    if run.settings.max_replicas == 1:
         return None
     if not run.allotment.has_block_for_every_replica:
         candidates = run.live.values()
@@ -86,13 +86,13 @@ def decide_round(run: RunState, candidates: Collection[ReplicaState]) -> d.Decis
 def _with_groups(run: RunState, replicas: Collection[ReplicaState]) -> list[ReplicaState]:
     """Return these replicas and their groups' members, in order; none that has reached a round starts a prefetch."""
     groups = (_group(run.groups.get(replica.rounds, ()), replica.number) for replica in replicas)
-    numbers = {number for group in groups for number in group} - run.replicas.gone
+    numbers = {number for group in groups for number in group} - run.replicas.left
     return [run.replicas[number] for number in sorted(numbers)]
 
 
 def stale_replicas(run: RunState) -> frozenset[int]:
     """Return the replicas that missed a settled round and must copy a replica that settled it."""
-    if run.settings.most_replicas == 1 or not run.exchange.synchronised:
+    if run.settings.max_replicas == 1 or not run.exchange.synchronised:
         return frozenset()
     rounds = {number: settled_rounds(replica) for number, replica in run.live.items()}
     latest = max(rounds.values())
@@ -101,7 +101,7 @@ def stale_replicas(run: RunState) -> frozenset[int]:
 
 def round_wait_key(run: RunState, replica: ReplicaState) -> tuple[int, int, bool] | None:
     """Return (replica, round, whether its round has begun) of a replica that waits within its patience."""
-    if run.settings.most_replicas == 1 or replica.phase == "left":
+    if run.settings.max_replicas == 1 or replica.phase == "left":
         return None
     key = None
     if replica.open_round and _is_ready_to_settle(run, replica):
@@ -192,7 +192,7 @@ def _open_prefetch_links(run: RunState, replica: ReplicaState) -> d.Decision | N
     if len(members) == 1 or away or any(live[n].phase == "link" for n in members):
         return None
     links = _links(run, round, members)
-    if {member_link.id for member_link in links} <= run.links_with_open_prefetch.get(round, frozenset()):
+    if {member_link.id for member_link in links} <= run.edges_with_open_prefetch.get(round, frozenset()):
         return None
     generations = [live[n].generation for n in members]
     return d.OpenPrefetchLinks(round=round, members=members, generations=generations, links=links)
@@ -321,7 +321,7 @@ def _contributors(run: RunState, replica: ReplicaState, members: list[int], late
     elif replica.number not in senders or len(senders) <= others_needed:
         return {}
     rounds = {n: open_round for n in senders if (open_round := run.live[n].open_round) is not None}
-    return run.exchange.update_weights({n: open_round.inner for n, open_round in rounds.items()})
+    return run.exchange.contribution_weights({n: open_round.inner for n, open_round in rounds.items()})
 
 
 def _members_without_rejections(run: RunState, members: list[int]) -> list[int]:

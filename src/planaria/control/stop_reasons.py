@@ -18,9 +18,11 @@ def stop_blockers(run: RunState) -> str:
 
 
 def _blocker(run: RunState, replica: ReplicaState) -> str:
-    whose = f" of replica {replica.number}" if run.settings.most_replicas > 1 else ""
-    of = replica.arrangement.stage
-    late = ", ".join(str(of[node]) for node, worker in sorted(replica.holders.items()) if worker in replica.waiting)
+    whose = f" of replica {replica.number}" if run.settings.max_replicas > 1 else ""
+    stage_of = replica.arrangement.stage
+    late = ", ".join(
+        str(stage_of[node]) for node, worker in sorted(replica.holders.items()) if worker in replica.waiting
+    )
     match replica.phase:
         case "run" | "evaluate":
             return f"step {replica.step}{whose} was dropped: no result from stages {late}"

@@ -196,7 +196,7 @@ def _start(run: RunState, host: str) -> d.Spawn:
 def release_leaving(run: RunState) -> d.Release | d.RemoveMachine | None:
     """Release leaving workers that hold nothing, and dismiss machines whose workers fail."""
     for host in run.roster.rejected:
-        return d.RemoveMachine(host=host, reason=run.hosts[host].rejection)
+        return d.RemoveMachine(host=host, reason=run.machines[host].rejection)
     done = [worker for worker in run.with_status("spare") if worker in run.roster.leaving] if run.roster.leaving else []
     needed = workers_sending_state(run) if done else set()
     return next((d.Release(worker=worker) for worker in done if worker not in needed), None)
@@ -211,7 +211,7 @@ def workers_sending_state(run: RunState) -> set[str]:
 
 def restart_replica(run: RunState) -> d.ReplicaRestarted | None:
     """Start or restart an absent replica as a copy of another, once there are enough workers."""
-    lost = run.replicas.gone
+    lost = run.replicas.left
     if not lost or run.allotment.done or run.stopping:
         return None
     if len(run.spares) - run.vacancies - count_leaving_nodes(run) <= run.settings.stages:

@@ -116,9 +116,9 @@ def resolve_formats(config: DataConfig) -> DataConfig:
     Packed dialogues are masked from each other.
     """
     if config.mixture:
-        of = config.sources
+        sources = config.sources
         mixture = {
-            name: source_config.model_copy(update={"format": _format(of[name])})
+            name: source_config.model_copy(update={"format": _format(sources[name])})
             for name, source_config in config.mixture.items()
         }
         config = config.model_copy(update={"mixture": mixture})

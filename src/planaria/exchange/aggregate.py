@@ -26,7 +26,7 @@ from planaria.exchange.base import (
     Updates,
     UpdateWeights,
     Weights,
-    meeting_cost,
+    round_cost,
 )
 from planaria.exchange.compress.base import Compressor, squared_norm
 from planaria.exchange.compress.compression import Compression, make_compression
@@ -303,7 +303,7 @@ class AggregatingExchange(Exchange, ABC):
         }
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
-        return meeting_cost(self.groups(0, range(members), 0), self.compression.bytes(shapes))
+        return round_cost(self.groups(0, range(members), 0), self.compression.bytes(shapes))
 
 
 def equal_weights(members: Iterable[int]) -> dict[int, float]:

@@ -184,7 +184,7 @@ class ExchangeCost:
     total: float
 
 
-def meeting_cost(groups: Sequence[tuple[int, ...]], blocking: float, prefetched: float = 0.0) -> ExchangeCost:
+def round_cost(groups: Sequence[tuple[int, ...]], blocking: float, prefetched: float = 0.0) -> ExchangeCost:
     """Return the mean cost per member of ``groups`` for an update of these sizes, in bytes."""
     peers = sum(len(group) * (len(group) - 1) for group in groups) / sum(map(len, groups))
     return ExchangeCost(peers * blocking, peers * (blocking + prefetched))
@@ -204,6 +204,7 @@ class Exchange(Choice, ABC):
     former_members: ClassVar[Mapping[str, str]] = {
         "anew": "after_member_change", "apart": "spread", "lasting": "fixed_on_resume",
         "witnessed": "detects_equivocation", "objection": "why_unsupported", "equal": "bit_identical",
+        "update_weights": "contribution_weights",
     }  # fmt: skip
     synchronised: ClassVar[bool] = False
     """whether all replicas share one outer state, so that a replica that missed a round must copy another's"""
@@ -292,7 +293,7 @@ class Exchange(Choice, ABC):
         """Number of other members of a group that a member must receive before it may settle without the rest."""
         return members - 1
 
-    def update_weights(self, steps: Mapping[int, int]) -> dict[int, float]:
+    def contribution_weights(self, steps: Mapping[int, int]) -> dict[int, float]:
         """Return the weight of each update in a decoupled round; empty: they are equal.
 
         :param steps: member → inner steps since it received the weights of this round.

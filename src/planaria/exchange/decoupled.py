@@ -65,7 +65,7 @@ class Decoupled(Streaming):
     def uses_own_exactly(self) -> bool:
         return self._known_weights is None
 
-    def update_weights(self, steps: Mapping[int, int]) -> dict[int, float]:
+    def contribution_weights(self, steps: Mapping[int, int]) -> dict[int, float]:
         return {member: float(max(count, 1)) for member, count in steps.items()}
 
     def catch_up(self, outer: StageOuterState, fast: Weights, latest: StageOuterState) -> Settled:

@@ -19,7 +19,7 @@ from planaria.exchange.base import (
     Update,
     Updates,
     Weights,
-    meeting_cost,
+    round_cost,
 )
 from planaria.exchange.compress.compression import Compression
 from planaria.exchange.diloco import DiLoCo, outer_step, pseudo_gradient
@@ -83,4 +83,4 @@ class Eager(DiLoCo):
         return weight_message.fast_copy(slow, fast), outer.settled(slow=slow, momentum=momentum, last=own_drift)
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
-        return meeting_cost(self.groups(0, range(members), 0), 0, weight_message.packed_bytes(shapes))
+        return round_cost(self.groups(0, range(members), 0), 0, weight_message.packed_bytes(shapes))

@@ -31,7 +31,7 @@ from planaria.exchange.base import (
     Update,
     Updates,
     Weights,
-    meeting_cost,
+    round_cost,
 )
 from planaria.exchange.robust.rules import RobustAggregator
 
@@ -183,7 +183,7 @@ class SlowWeightExchange(OuterMomentumExchange, ABC):
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         prefetched = weight_message.packed_bytes(shapes) if self.two_parts else 0
-        return meeting_cost(self.groups(0, range(members), 0), self.compression.bytes(shapes), prefetched)
+        return round_cost(self.groups(0, range(members), 0), self.compression.bytes(shapes), prefetched)
 
 
 class Gossip(SlowWeightExchange, ABC):

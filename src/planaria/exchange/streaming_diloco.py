@@ -18,8 +18,8 @@ from planaria.exchange.base import (
     StageOuterState,
     Updates,
     Weights,
-    meeting_cost,
     one_group,
+    round_cost,
 )
 from planaria.exchange.diloco import DiLoCo
 
@@ -77,7 +77,7 @@ class Streaming(DiLoCo):
         """Return the bytes of a round. Messages that arrive within ``delay`` steps do not block members."""
         parts = fragments(shapes, self.fragments)
         blocking = sum(self.compression.bytes({n: shapes[n] for n in part}) for part in parts) / self.fragments
-        cost = meeting_cost(one_group(range(members)), blocking)
+        cost = round_cost(one_group(range(members)), blocking)
         return replace(cost, critical=0.0) if self.delay else cost
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from planaria.config.schema import ExchangeConfig
 from planaria.data.stream import BatchReader
 from planaria.exchange.attacks import make_attack
-from planaria.exchange.attacks.base import Attack, AttackView
+from planaria.exchange.attacks.base import AttackView, UpdateAttack
 from planaria.exchange.base import Update
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.robust.rules import make_robust_aggregator
@@ -23,7 +23,7 @@ from planaria.exchange.update_publisher import UpdatePublisher, vectors
 class Misbehaviour:
     """An attack of a trace, as its node executes it."""
 
-    attack: Attack
+    attack: UpdateAttack
     until: int | None
     """first honest step, or None if only one update is corrupted"""
     draw: str

@@ -16,7 +16,7 @@ from planaria.runtime.resolved_run import ResolvedRun
 def neighbours(resolved: ResolvedRun, node: int) -> set[int]:
     """Return the nodes at the other ends of a node's edges."""
     started = run_started(resolved, START)
-    states = (ReplicaState.start(started, number) for number in range(started.most_replicas))
+    states = (ReplicaState.start(started, number) for number in range(started.max_replicas))
     pairs = {pair for state in states for pair in state.pairs_of(state.arrangement.stage)}
     return {peer for pair in pairs if node in pair for peer in pair} - {node}
 

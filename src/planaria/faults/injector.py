@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from planaria.config.names import WorkerId
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.state.run import RunState
@@ -17,9 +18,6 @@ from planaria.faults.trace import Fault, Trace, injection_order, is_pending, mom
 from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore, replica_folder
 from planaria.runtime.fleet.base import Fleet
-
-WorkerProcess = tuple[str, int]
-"""worker, incarnation"""
 
 
 class TraceInjector:
@@ -36,11 +34,11 @@ class TraceInjector:
         numbered = [(number, fault) for number, fault in enumerate(trace.faults) if is_pending(fault, first_step)]
         self._waiting = sorted(numbered, key=_sort_key)
         self._next = len(trace.faults)
-        self._armed: dict[int, tuple[Fault, WorkerProcess]] = {}
+        self._armed: dict[int, tuple[Fault, WorkerId]] = {}
         """number → announced fault, and the worker that will inject it"""
         self._simultaneous: dict[int, list[tuple[int, Fault]]] = defaultdict(list)
         """number of a kill → kills injected with it"""
-        self._resumptions: list[tuple[float, WorkerProcess]] = []
+        self._resumptions: list[tuple[float, WorkerId]] = []
         self._slow_hosts: list[tuple[str, d.InjectFault, float]] = []
         """machine, fault of its workers, and its end (monotonic seconds)"""
 
@@ -123,7 +121,7 @@ class TraceInjector:
     def _announce(self, number: int, fault: Fault, worker: str, state: RunState) -> None:
         """Announce a fault to a worker."""
         self._waiting.remove((number, fault))
-        self._armed[number] = fault, (worker, state.workers[worker].incarnation)
+        self._armed[number] = fault, WorkerId(worker, state.workers[worker].incarnation)
         injection = d.InjectFault(
             number=number,
             signal=fault.signal,

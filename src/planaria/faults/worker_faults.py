@@ -21,8 +21,8 @@ from planaria.faults import trace
 from planaria.faults.byzantine import Byzantine, make_misbehaviour
 from planaria.pipeline.plan.actions import Action
 from planaria.runtime.transport.edge import EdgeEnd
-from planaria.runtime.worker.links import WorkerLinks
 from planaria.runtime.worker.outer_state import OuterState
+from planaria.runtime.worker.worker_edges import WorkerEdges
 
 SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP"}
 """log names of faults whose name differs"""
@@ -61,7 +61,7 @@ class WorkerFaults:
     def __init__(
         self,
         config: RunConfig,
-        links: WorkerLinks,
+        edges: WorkerEdges,
         outer: OuterState,
         on_inject: Callable[[str, InjectFault], None],
         end: Callable[[signal.Signals], None] = signal.raise_signal,
@@ -73,7 +73,7 @@ class WorkerFaults:
         self._outer = outer
         self._on_inject = on_inject
         self._send_signal = end
-        self._edges = _Edges(links)
+        self._edge_faults = _EdgeFaults(edges)
         self._byzantine: Byzantine | None = None
         self._waiting: list[InjectFault] = []
         self._targets: dict[int, Target] = {}
@@ -173,30 +173,32 @@ class WorkerFaults:
                 )
                 self._byzantine = self._outer.publisher = Byzantine(self._config.exchange, misbehaviour)
             case _:
-                self._edges.inject(injection.signal, injection, lasts_s)
+                self._edge_faults.inject(injection.signal, injection, lasts_s)
 
 
-class _Edges:
+class _EdgeFaults:
     """Faults of a worker's edges: broken connections, an unreachable network, delayed frames."""
 
-    def __init__(self, links: WorkerLinks) -> None:
-        self._links = links
+    def __init__(self, edges: WorkerEdges) -> None:
+        self._worker_edges = edges
         self._held: dict[int | None, tuple[float, float]] = {}
         """sending node, or None for all → delay of each frame, and its end (monotonic seconds)"""
 
     def inject(self, kind: str, injection: InjectFault, lasts_s: float) -> None:
         match kind:
             case "reset":
-                edges = list(self._links.edges.values())[:1]  # the first neighbour by default
-                self._reset(edges if injection.peer is None else filter(None, [self._links.edges.get(injection.peer)]))
+                edges = list(self._worker_edges.by_peer.values())[:1]  # the first neighbour by default
+                self._reset(
+                    edges if injection.peer is None else filter(None, [self._worker_edges.by_peer.get(injection.peer)])
+                )
             case "cut":
-                self._links.transport.partition(lasts_s)
-                self._reset(self._links.edges.values())
+                self._worker_edges.transport.partition(lasts_s)
+                self._reset(self._worker_edges.by_peer.values())
             case "delay":
                 hold_s = _FRAME_DELAY_S if injection.strength is None else injection.strength
                 self._held[injection.peer] = hold_s, time.monotonic() + lasts_s
-                self._links.watch = self._hold
-                for edge in [*self._links.edges.values(), *self._links.round_edges.values()]:
+                self._worker_edges.watch = self._hold
+                for edge in [*self._worker_edges.by_peer.values(), *self._worker_edges.round_edges.values()]:
                     self._hold(edge)
             case _:
                 raise AssertionError(kind)

@@ -97,7 +97,7 @@ class MemberRunner(StageRunner):
         return StageState(self.owned.weights())
 
     def whole_state(self) -> StageState:
-        return StageState(self.owned.weights(), further=self.owned.extra_state())
+        return StageState(self.owned.weights(), extra=self.owned.extra_state())
 
     def load(self, state: StageState) -> None:
         """Take the state of another member.
@@ -111,7 +111,7 @@ class MemberRunner(StageRunner):
             self.set_weights(state.weights)
         except ValueError as error:
             raise UserError(f"the state of another member: {error}; use the same model at all members") from None
-        self.owned.load_further(state.further)
+        self.owned.load_extra_state(state.extra)
         self.forget()
 
     def release(self) -> None:

@@ -143,7 +143,7 @@ class MemberState:
         text = json.dumps(document, separators=(",", ":")).encode()
         return {**tensors, DOCUMENT: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
-    def load_further(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_extra_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Load another member's :meth:`extra_state`.
 
         :raises UserError: if it is invalid, or does not fit this member's model and optimizer.

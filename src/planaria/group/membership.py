@@ -19,6 +19,7 @@ from typing import NoReturn
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from planaria.common.errors import RunStopped, UserError
+from planaria.config.names import WorkerId
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.group.member_runner import MemberRunner, OwnerLoopSteps
@@ -50,14 +51,14 @@ class _OwnProcess:
     """The "process pool" of a member, whose only worker is this process itself."""
 
     def __init__(self) -> None:
-        self.orders: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
-        """worker and incarnation to become, or None once the membership has ended"""
+        self.orders: queue.SimpleQueue[WorkerId | None] = queue.SimpleQueue()
+        """the worker to become, or None once the membership has ended"""
         self.empty = False
         self.dismiss: Callable[[], object] = bool
         """ends the membership"""
 
     def start(self, worker: str, incarnation: int) -> int:
-        self.orders.put((worker, incarnation))
+        self.orders.put(WorkerId(worker, incarnation))
         return os.getpid()
 
     def signal(self, worker: str, incarnation: int, number: int) -> None:

@@ -18,7 +18,7 @@ from planaria.data.stream import Stream
 from planaria.lab.compare.race_job import Race, cached_races
 from planaria.lab.compare.race_spec import TUNED, Arm
 from planaria.lab.compare.run_comparison import ComparisonRequest, PreparedComparison, prepare_races
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.lab.trials.spread import format_seeds
 from planaria.report.phrases import format_count
 from planaria.report.tables import Table, show
@@ -102,7 +102,7 @@ def measure_speed(config: RunConfig, dataset: Data) -> Pace:
     """
     torch.set_num_threads(1)
     streams = (Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation"))
-    engine = InlineEngine(config, *streams)
+    engine = ReferenceEngine(config, *streams)
     for _ in range(WARMUP_STEPS):
         engine.train_step()
     began = time.process_time()

@@ -9,7 +9,7 @@ from planaria.common import documents
 from planaria.config.folders import FIX, PAGE, FolderKind, ReportPage
 
 
-class Comparison(FolderKind):
+class ComparisonFolder(FolderKind):
     name, marker = "comparison", "comparison.json"
 
     def report(self, folder: Path) -> ReportPage:
@@ -20,7 +20,7 @@ class Comparison(FolderKind):
         return ReportPage(folder / PAGE, lambda to: write_comparison(results, to), lambda: body(results))
 
 
-class Experts(FolderKind):
+class ExpertsFolder(FolderKind):
     name, marker = "experts", "results.json"
     functions: ClassVar = {
         "complete": "planaria.lab.commands.ensemble:stream",
@@ -37,4 +37,4 @@ class Experts(FolderKind):
         return ReportPage(folder / PAGE, lambda to: write_experts_report(results, to), lambda: body(results))
 
 
-KINDS = (Comparison(), Experts())
+KINDS = (ComparisonFolder(), ExpertsFolder())

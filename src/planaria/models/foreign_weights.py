@@ -16,7 +16,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.llama_stages import Llama, require_llama, require_shapes
 from planaria.models.model_metadata import ModelMetadata
-from planaria.models.moe_layer import Routing
+from planaria.models.moe_layer import ExpertRouting
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class WeightsFile:
     """path for :meth:`planaria.data.tokenizer.Tokenizer.open`, or None if there is no tokenizer"""
     bare: bool = False
     """whether the weights were trained without the tokens that the tokenizer's template adds"""
-    routing: Routing | None = None
+    routing: ExpertRouting | None = None
     """routing of layers with several feed-forward blocks, or None for one block per layer"""
     usage: ModelMetadata | None = None
     """settings stored beside the weights, or None if unknown"""

@@ -13,7 +13,7 @@ from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import validate_config
-from planaria.models.moe_layer import Routing, to_keys
+from planaria.models.moe_layer import ExpertRouting, to_keys
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -51,7 +51,7 @@ _ROPE = {"rope_type": "default", "type": "default", "factor": 1.0, "partial_rota
 """the same for rotary positions"""
 
 
-def to_config(config: ModelConfig, routing: Routing | None = None) -> dict[str, Any]:
+def to_config(config: ModelConfig, routing: ExpertRouting | None = None) -> dict[str, Any]:
     """Return a model's config.json for ``transformers``; it has no model for a ``routing`` with a bias."""
     if config.family == "transformers":
         return dict(json.loads(config.options["config"]))

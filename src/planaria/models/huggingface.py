@@ -22,7 +22,7 @@ from planaria.models.foreign_weights import WeightsFile
 from planaria.models.hf_config import Unsupported, from_config, to_config
 from planaria.models.llama_stages import Llama
 from planaria.models.model_metadata import CLASS, GENERATION, SETTINGS, ModelMetadata, metadata_of_folder, write_json
-from planaria.models.moe_layer import Routing, from_file, from_keys, to_file
+from planaria.models.moe_layer import ExpertRouting, from_file, from_keys, to_file
 from planaria.models.transformers.adapters import ADAPTERS
 
 WEIGHTS, INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
@@ -64,7 +64,7 @@ def export_folder(
     tokenizer_file: Path | None = None,
     end: int | None = None,
     dtype: str = "float32",
-    routing: Routing | None = None,
+    routing: ExpertRouting | None = None,
     used: ModelMetadata | None = None,
 ) -> None:
     """Write config.json, generation_config.json, weights and, given a tokenizer.json, the tokenizer's files,

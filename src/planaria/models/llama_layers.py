@@ -170,15 +170,15 @@ class InSubspace:
 class Attention(nn.Module):
     """Causal self-attention; H / K query heads share one key/value head (arXiv 2305.13245)."""
 
-    def __init__(self, config: ModelConfig, of: LayerFactory) -> None:
+    def __init__(self, config: ModelConfig, factory: LayerFactory) -> None:
         super().__init__()
         self.heads = config.heads
         self.kv = config.kv
         self.head_dim = config.head_dim
-        self.q_proj = of.linear(config.dim, config.heads * config.head_dim)
-        self.k_proj = of.linear(config.dim, config.kv * config.head_dim)
-        self.v_proj = of.linear(config.dim, config.kv * config.head_dim)
-        self.o_proj = of.output(config.heads * config.head_dim, config.dim)
+        self.q_proj = factory.linear(config.dim, config.heads * config.head_dim)
+        self.k_proj = factory.linear(config.dim, config.kv * config.head_dim)
+        self.v_proj = factory.linear(config.dim, config.kv * config.head_dim)
+        self.o_proj = factory.output(config.heads * config.head_dim, config.dim)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, past: KeyValueCache | None = None, mask: Tensor | None = None
@@ -206,11 +206,11 @@ class Attention(nn.Module):
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) · up(x)) (arXiv 2002.05202, eq. 6)."""
 
-    def __init__(self, config: ModelConfig, of: LayerFactory) -> None:
+    def __init__(self, config: ModelConfig, factory: LayerFactory) -> None:
         super().__init__()
-        self.gate_proj = of.linear(config.dim, config.hidden)
-        self.up_proj = of.linear(config.dim, config.hidden)
-        self.down_proj = of.output(config.hidden, config.dim)
+        self.gate_proj = factory.linear(config.dim, config.hidden)
+        self.up_proj = factory.linear(config.dim, config.hidden)
+        self.down_proj = factory.output(config.hidden, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = project_together(x, self.gate_proj, self.up_proj)
@@ -227,17 +227,17 @@ def matrix_numbers(config: ModelConfig) -> int:
 class DecoderLayer(nn.Module):
     """One residual block: attention, then feed-forward, each behind its norm."""
 
-    def __init__(self, config: ModelConfig, of: LayerFactory | None = None) -> None:
-        """:param of: factory of its parts; by default each has its own parameters, or all share the layer's array."""
+    def __init__(self, config: ModelConfig, factory: LayerFactory | None = None) -> None:
+        """:param factory: makes its parts; by default each has its own parameters, or all share the layer's array."""
         super().__init__()
-        if of is None and config.share > 1:
+        if factory is None and config.share > 1:
             self.shared = nn.Parameter(torch.empty(stored_count(matrix_numbers(config), config.share)))
-            of = MatrixCut(self, RMSNorm)
-        of = of or (OwnParameters() if config.subspace is None else InSubspace(Subspace.of(config)))
-        self.input_layernorm = of.norm(config.dim, config.norm_eps)
-        self.self_attn = Attention(config, of)
-        self.post_attention_layernorm = of.norm(config.dim, config.norm_eps)
-        self.mlp = SwiGLU(config, of)
+            factory = MatrixCut(self, RMSNorm)
+        factory = factory or (OwnParameters() if config.subspace is None else InSubspace(Subspace.of(config)))
+        self.input_layernorm = factory.norm(config.dim, config.norm_eps)
+        self.self_attn = Attention(config, factory)
+        self.post_attention_layernorm = factory.norm(config.dim, config.norm_eps)
+        self.mlp = SwiGLU(config, factory)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, past: KeyValueCache | None = None, mask: Tensor | None = None

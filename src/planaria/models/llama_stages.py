@@ -21,7 +21,7 @@ from planaria.models.chunked_loss import head_loss
 from planaria.models.family import Family
 from planaria.models.initial import normal
 from planaria.models.llama_layers import Linear, matrix_numbers, rotary_tables, run_layers
-from planaria.models.moe_layer import MoELayer, Routing, to_file
+from planaria.models.moe_layer import ExpertRouting, MoELayer, to_file
 from planaria.models.one_array import GAINS, SHARED, add_array, final_norm, layers_of
 from planaria.models.sharing import stored_count
 from planaria.models.subspace import Subspace, SubspaceEmbedding
@@ -211,7 +211,7 @@ class Llama(nn.Module):
         seed: int = 0,
         device: str | torch.device = "cpu",
         initialise: bool = True,
-        routing: Routing | None = None,
+        routing: ExpertRouting | None = None,
     ) -> None:
         """``routing``: routing of layers with several feed-forward blocks, or None if each has one."""
         super().__init__()

@@ -27,8 +27,8 @@ _NAMES = (
 """parts of a routed layer's names, in memory and in files"""
 
 
-class Routing(NamedTuple):
-    """Routing of tokens in a model's layers."""
+class ExpertRouting(NamedTuple):
+    """Routing of tokens among the experts of a model's layers."""
 
     experts: int
     """blocks per layer"""
@@ -54,7 +54,7 @@ class MoELayer(nn.Module):
     forced: int | None = None
     """the block that all tokens pass, instead of the router's choice"""
 
-    def __init__(self, config: ModelConfig, routing: Routing) -> None:
+    def __init__(self, config: ModelConfig, routing: ExpertRouting) -> None:
         """:raises ValueError: if ``top_k`` exceeds the number of blocks."""
         if not 1 <= routing.top_k <= routing.experts:
             raise ValueError(f"top_k = {routing.top_k} of {routing.experts} blocks")
@@ -100,7 +100,7 @@ def from_file(name: str) -> str:
     return name
 
 
-def to_keys(routing: Routing) -> dict[str, Any]:
+def to_keys(routing: ExpertRouting) -> dict[str, Any]:
     """Return the keys of config.json: Mixtral's, or planaria's own architecture if the router has a bias."""
     kind, name = ("planaria_routed", "PlanariaRouted") if routing.bias else ("mixtral", "Mixtral")
     return {
@@ -112,7 +112,7 @@ def to_keys(routing: Routing) -> dict[str, Any]:
     } | ({"router_bias": True} if routing.bias else {})
 
 
-def from_keys(location: object, table: Mapping[str, Any]) -> Routing | None:
+def from_keys(location: object, table: Mapping[str, Any]) -> ExpertRouting | None:
     """Return the routing in the config.json ``location``, or None if layers have one block.
 
     :raises UserError: if the numbers are invalid.
@@ -124,4 +124,4 @@ def from_keys(location: object, table: Mapping[str, Any]) -> Routing | None:
         raise UserError(f"{location}: num_local_experts = {experts!r:.80} must be a number from 1 to {MAX_BLOCKS}")
     if type(top_k) is not int or not 1 <= top_k <= experts:
         raise UserError(f"{location}: num_experts_per_tok = {top_k!r:.80} must be a number from 1 to {experts}")
-    return Routing(experts, top_k, bias=table["model_type"] == "planaria_routed")
+    return ExpertRouting(experts, top_k, bias=table["model_type"] == "planaria_routed")

@@ -54,10 +54,10 @@ def final_norm(stage: nn.Module, config: ModelConfig) -> nn.Module:
 class StoredParameter(NamedTuple):
     """The origin of a dense model's parameter."""
 
-    of: str
+    stored_name: str
     """the stored parameter, by global name"""
     shape: tuple[int, ...]
-    taken: Callable[[Tensor], Tensor]
+    extract: Callable[[Tensor], Tensor]
     """stored parameter → parameter"""
 
 

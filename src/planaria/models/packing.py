@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from planaria.common.tensors import all_finite
-from planaria.models.state import Shapes, StageState
+from planaria.models.state import StageShapes, StageState
 
 HEADROOM = 4 << 20
 """maximum size of a header, digests included"""
@@ -42,6 +42,7 @@ _LARGEST = 1 << 48
 """maximum bytes of a tensor"""
 _MAX_SIDES = 64
 _KINDS = ("weights", "generators", "outer", "further")
+"""first part of a packed tensor's name; "further": :attr:`StageState.extra`"""
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,31}")
 """name of an optimizer's tensor"""
 _MAX_KEYS = 8
@@ -127,7 +128,7 @@ def pack_bare(state: StageState, memory: Callable[[int], Tensor]) -> Tensor:
     return flat
 
 
-def bare_bytes(shapes: Shapes) -> int:
+def bare_bytes(shapes: StageShapes) -> int:
     """Return the length of :func:`pack_bare` for a trained stage with these parameters, in fp32 on a CPU."""
     specs: dict[str, Spec] = {
         f"{kind}.{name}": (torch.float32, shape)
@@ -183,7 +184,7 @@ def entries(state: StageState) -> dict[str, Tensor]:
         named |= {f"{key}.{name}": tensor for key, tensor in tensors.items()}
     named |= {f"generators.{name}": tensor for name, tensor in state.generators.items()}
     named |= {f"outer.{name}": tensor for name, tensor in state.outer.items()}
-    named |= {f"further.{name}": tensor for name, tensor in state.further.items()}
+    named |= {f"further.{name}": tensor for name, tensor in state.extra.items()}
     norms = (math.nan if norm is None else norm for norm in (state.grad_norm, state.clipped_norm))
     named["numbers"] = torch.tensor([state.lr_scale, *norms], dtype=torch.float64)
     named["clocks"] = torch.tensor([state.clocks[name] for name in sorted(state.moments)], dtype=torch.int64)
@@ -212,7 +213,7 @@ def state_of(named: Mapping[str, Tensor], digests: bool = True) -> StageState:
             kinds[kind][name] = tensor
         else:
             moments.setdefault(name, {})[kind] = tensor
-    weights, generators, outer, further = kinds.values()
+    weights, generators, outer, extra = kinds.values()
     _require_complete({name: tensors.keys() for name, tensors in moments.items()})
     for name, tensors in moments.items():
         for key, tensor in tensors.items():
@@ -222,7 +223,7 @@ def state_of(named: Mapping[str, Tensor], digests: bool = True) -> StageState:
     parameter_scales = scales_of(scales, weights, scale)
     clocks_by_name = clocks_of(clocks, moments)
     norms = grad_norm, clipped_norm
-    return StageState(weights, moments, clocks_by_name, scale, *norms, generators, outer, parameter_scales, further)
+    return StageState(weights, moments, clocks_by_name, scale, *norms, generators, outer, parameter_scales, extra)
 
 
 Numbers = tuple[float | None, float | None]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 
-class Shapes(dict[str, torch.Size]):
-    """A stage's parameters by local name, and the names of the tensors that its optimizer keeps for each."""
+class StageShapes(dict[str, torch.Size]):
+    """Shapes of a stage's parameters by local name, and the names of the tensors that its optimizer keeps for each."""
 
     def __init__(self, shapes: Mapping[str, torch.Size], state: Sequence[str]) -> None:
         super().__init__(shapes)
@@ -26,7 +26,7 @@ class StageState:
     multiplies the stage's learning rate; parameters in ``scales``, from stages of another cut, have their own. The
     norms (L2, before and after clipping) are those of the last committed gradient, or None before the first.
     ``generators`` are the states of the worker's random generators by kind of device. ``outer`` is the replicas' state
-    between rounds (``exchange.base.StageOuterState``). ``further`` is what a member of a group keeps beside its
+    between rounds (``exchange.base.StageOuterState``). ``extra`` is what a member of a group keeps beside its
     weights: its optimizer, buffers and counters (``group/member_state.py``).
     """
 
@@ -39,7 +39,7 @@ class StageState:
     generators: dict[str, Tensor] = field(default_factory=dict)
     outer: dict[str, Tensor] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
-    further: dict[str, Tensor] = field(default_factory=dict)
+    extra: dict[str, Tensor] = field(default_factory=dict)
 
     def part(self, wanted: Callable[[str], bool], moments: bool) -> StageState:
         """Return the ``wanted`` parameters only, with or without moments; shares memory, omits generators and outer
@@ -49,7 +49,7 @@ class StageState:
         clocks = {name: self.clocks[name] for name in kept}
         scales = {name: scale for name, scale in self.scales.items() if wanted(name)}
         norms = self.grad_norm, self.clipped_norm
-        return StageState(weights, kept, clocks, self.lr_scale, *norms, scales=scales, further=self.further)
+        return StageState(weights, kept, clocks, self.lr_scale, *norms, scales=scales, extra=self.extra)
 
     @property
     def trained(self) -> StageState:

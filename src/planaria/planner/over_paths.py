@@ -22,7 +22,7 @@ from planaria.common.errors import UserError
 from planaria.pipeline.network.multipath import Path, PathNetwork, max_min_rates
 from planaria.pipeline.network.topology import Topology
 from planaria.planner.paths import (
-    Assignment,
+    PathAssignment,
     SiteFlow,
     improve_paths,
     largest_load,
@@ -43,7 +43,7 @@ ROUNDS = 8
 """searches, each with prices that depend on earlier ones"""
 HASHED = "this plan, paths by hashing"
 
-Choose = Callable[[Sequence[SiteFlow], PathNetwork], Assignment]
+Choose = Callable[[Sequence[SiteFlow], PathNetwork], PathAssignment]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class PathedPlan:
     edges: tuple[tuple[int, int], ...]
     """(node, node) between different sites, in the order of the fields below"""
     flows: tuple[SiteFlow, ...]
-    assignment: Assignment
+    assignment: PathAssignment
     rates: tuple[float, ...]
     """bytes per second"""
     largest_s: float
@@ -177,7 +177,7 @@ class MultipathPlanner:
         had = {(edge.source, edge.target): edge.path for edge in before.edges}
         changed = {link for link, rate in self.path_network.capacity.items() if before.links.get(link) != rate}
 
-        def choose(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
+        def choose(flows: Sequence[SiteFlow], network: PathNetwork) -> PathAssignment:
             edges = zip(self.edges(problem, solution), flows, strict=True)
             kept = [_path_with_id(network.living(flow.source, flow.target), had.get(edge)) for edge, flow in edges]
             chosen = replan_paths(flows, network, kept, changed)

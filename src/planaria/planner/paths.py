@@ -42,11 +42,11 @@ class SiteFlow(NamedTuple):
     """bytes"""
 
 
-Assignment = tuple[Path, ...]
+PathAssignment = tuple[Path, ...]
 """[flows]: the path of each"""
 
 
-def plan_paths(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
+def plan_paths(flows: Sequence[SiteFlow], network: PathNetwork) -> PathAssignment:
     """Place flows, largest first, on the live path with the least (largest load, sum of loads); then improve.
 
     Moves and swaps (:func:`improve_paths`) repeat while they lower loads.
@@ -61,7 +61,7 @@ def plan_paths(flows: Sequence[SiteFlow], network: PathNetwork) -> Assignment:
 
 def replan_paths(
     flows: Sequence[SiteFlow], network: PathNetwork, before: Sequence[Path | None], changed: Collection[str]
-) -> Assignment:
+) -> PathAssignment:
     """Place flows over ``changed`` links, or without a path (None in ``before``), again; keep all others."""
     moving = [n for n, path in enumerate(before) if path is None or not set(changed).isdisjoint(path.links)]
     loads = _PathLoads(flows, network, before)
@@ -71,7 +71,7 @@ def replan_paths(
     return loads.assignment
 
 
-def improve_paths(flows: Sequence[SiteFlow], network: PathNetwork, before: Assignment) -> Assignment | None:
+def improve_paths(flows: Sequence[SiteFlow], network: PathNetwork, before: PathAssignment) -> PathAssignment | None:
     """Return the assignment after one move, of a flow or of two together, that lowers loads, or None if there is none.
 
     Loads of the affected links are compared, largest first. Flows over the largest load are tried first; two flows move
@@ -87,7 +87,7 @@ def link_loads(flows: Sequence[SiteFlow], network: PathNetwork, assignment: Sequ
     return {link: loads.load(link) for link in loads.carried}
 
 
-def largest_load(flows: Sequence[SiteFlow], network: PathNetwork, assignment: Assignment) -> float:
+def largest_load(flows: Sequence[SiteFlow], network: PathNetwork, assignment: PathAssignment) -> float:
     """Return the largest load, seconds: a lower bound on a step with these flows on these paths."""
     return max(link_loads(flows, network, assignment).values(), default=0.0)
 
@@ -104,7 +104,7 @@ class _PathLoads:
             self.put(n, path)
 
     @property
-    def assignment(self) -> Assignment:
+    def assignment(self) -> PathAssignment:
         return tuple(path for path in self.path if path is not None)
 
     def put(self, n: int, path: Path | None) -> None:
@@ -182,7 +182,7 @@ class _PathLoads:
         return False
 
 
-def random_paths(flows: Sequence[SiteFlow], network: PathNetwork, seed: int) -> Assignment:
+def random_paths(flows: Sequence[SiteFlow], network: PathNetwork, seed: int) -> PathAssignment:
     """Choose a random path for each flow, as ECMP does by hashing addresses and ports."""
     chance = random.Random(seed)
     return tuple(chance.choice(network.living(flow.source, flow.target)) for flow in flows)

@@ -16,8 +16,8 @@ from pydantic import Field
 from torch import Tensor
 
 from planaria.config.registry import Choice
-from planaria.models.state import Shapes, StageState
-from planaria.recovery.retention import SnapshotRetention
+from planaria.models.state import StageShapes, StageState
+from planaria.recovery.snapshot_schedule import SnapshotSchedule
 
 ONLY_ENDS = "the ends worker (stage 0) holds the only embedding and head"
 """reason why strategies without copies cannot rebuild stage 0, as a clause for the user"""
@@ -62,7 +62,7 @@ class DamagedReplica:
     stages: int
     staleness: Mapping[int, int]
     with_snapshot: frozenset[int] = frozenset()
-    """stages whose worker is alive and holds its part of a retained snapshot (:class:`SnapshotRetention`)"""
+    """stages whose worker is alive and holds its part of a retained snapshot (:class:`SnapshotSchedule`)"""
 
 
 RollbackTarget = Literal["disk", "memory"]
@@ -155,7 +155,7 @@ class Recovery(Choice, ABC):
     former_members: ClassVar[Mapping[str, str]] = {
         "open": "has_best_options", "settled": "resolve_best", "variety": "quality_key", "concerns": "helps_rebuild",
         "needs": "requirements", "give": "donate", "unfit": "pretrained_warning", "control": "control_description",
-        "restored": "rebuild_copy",
+        "restored": "rebuild_copy", "retention": "snapshot_schedule",
     }  # fmt: skip
     requirements: ClassVar[StrategyRequirements] = StrategyRequirements()
     exact: ClassVar[bool] = False
@@ -189,7 +189,7 @@ class Recovery(Choice, ABC):
         return {}
 
     @property
-    def retention(self) -> SnapshotRetention | None:
+    def snapshot_schedule(self) -> SnapshotSchedule | None:
         """Schedule of the snapshots that all stages retain of the same step, or None if there are none."""
         return None
 
@@ -205,7 +205,7 @@ class Recovery(Choice, ABC):
         """Return the holder of one of the :meth:`copies` at its host. ``originals``: its sources by stage."""
         raise LookupError(f"nothing is kept of stages {copy.sources}")
 
-    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+    def cost(self, copy: Copy, shapes: Mapping[int, StageShapes]) -> CopyCost:
         """Return the cost of one of the :meth:`copies`, from the parameters of its sources by stage."""
         raise LookupError(f"nothing is kept of stages {copy.sources}")
 
@@ -320,7 +320,7 @@ class Holder(ABC):
 
 
 class RestoredHolder(Holder):
-    """The holder of a strategy with :class:`SnapshotRetention`; :meth:`Recovery.rebuild_copy` rebuilds its copy."""
+    """The holder of a strategy with :class:`SnapshotSchedule`; :meth:`Recovery.rebuild_copy` rebuilds its copy."""
 
     @property
     @abstractmethod
@@ -345,7 +345,7 @@ class Original(Protocol):
     """A holder's access to the stage that it copies."""
 
     @property
-    def shapes(self) -> Shapes:
+    def shapes(self) -> StageShapes:
         """The stage's parameters by local name."""
         ...
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from planaria.common.errors import UserError
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Copy, DamagedReplica, Recovery, RollbackTarget
-from planaria.recovery.retention import SnapshotRetention
+from planaria.recovery.snapshot_schedule import SnapshotSchedule
 
 _CANNOT = " cannot rebuild it: "
 """text between a strategy and its reason in :attr:`ChainPlan.reason`"""
@@ -25,7 +25,7 @@ def is_refusal(reason: str) -> bool:
 class CopySlot(NamedTuple):
     """A copy and the strategy that keeps it. Messages name copies by index in ``Chain.slots``."""
 
-    by: str
+    strategy: str
     copy: Copy
 
 
@@ -52,7 +52,7 @@ class Chain:
         self.control_strategy = self._find_control()
         """name of the strategy, if it is a control; else empty"""
         self.retaining = self._find_retaining()
-        """name and retention of the strategy that retains snapshots of all stages, or None if no strategy does"""
+        """name and schedule of the strategy that retains snapshots of all stages, or None if no strategy does"""
         self.slots = [CopySlot(name, copy) for name, each in self.strategies.items() for copy in each.copies(stages)]
 
     def _find_control(self) -> str:
@@ -69,9 +69,9 @@ class Chain:
         assert self.retaining is not None
         return self.strategies[self.retaining[0]]
 
-    def _find_retaining(self) -> tuple[str, SnapshotRetention] | None:
-        retentions = {name: each.retention for name, each in self.strategies.items()}
-        retaining = [(name, retention) for name, retention in retentions.items() if retention is not None]
+    def _find_retaining(self) -> tuple[str, SnapshotSchedule] | None:
+        schedules = {name: each.snapshot_schedule for name, each in self.strategies.items()}
+        retaining = [(name, schedule) for name, schedule in schedules.items() if schedule is not None]
         if len(retaining) > 1:
             both = " and ".join(repr(name) for name, _ in retaining[:2])
             raise UserError(f"recovery.strategy: {both} both retain snapshots of all stages; remove one of them")
@@ -106,7 +106,10 @@ class Chain:
     def slots_on_nodes(self, arrangement: Arrangement) -> list[CopySlot]:
         """Return the slots with nodes instead of stages: a stage's first node sends and hosts for it."""
         first = {stage: arrangement.nodes(stage)[0] for stage in arrangement.stages}
-        return [CopySlot(by, Copy(tuple(first[s] for s in copy.sources), first[copy.host])) for by, copy in self.slots]
+        return [
+            CopySlot(strategy, Copy(tuple(first[s] for s in copy.sources), first[copy.host]))
+            for strategy, copy in self.slots
+        ]
 
 
 def staleness_by_stage(everywhere: Arrangement, alive: Arrangement, staleness: Mapping[int, int]) -> dict[int, int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from planaria.config.bounds import Positive
 from planaria.models.packing import pack, unpack
-from planaria.models.state import Shapes, StageState
+from planaria.models.state import StageShapes, StageState
 from planaria.pipeline.network.costs import FP32_BYTES
 from planaria.recovery.base import (
     Copy,
@@ -69,7 +69,7 @@ class CheckFreePlus(CheckFree):
     def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
         return MirrorHolder(self.mirror_every)
 
-    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+    def cost(self, copy: Copy, shapes: Mapping[int, StageShapes]) -> CopyCost:
         wanted = belongs_at(copy.host)
         size = FP32_BYTES * numel({name: shape for name, shape in shapes[ENDS].items() if wanted(name)})
         mirrored = size * (3 if self.mirror_moments else 1)

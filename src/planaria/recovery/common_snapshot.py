@@ -12,7 +12,7 @@ from pydantic import Field
 from planaria.common.errors import UserError
 from planaria.recovery.base import MachineProperties, Recovery, StrategyRequirements
 from planaria.recovery.checkpoint import best_steps
-from planaria.recovery.retention import SnapshotRetention
+from planaria.recovery.snapshot_schedule import SnapshotSchedule
 
 COPY_BANDWIDTH = 5e9
 """bytes per second at which a stage copies its state while training waits, unless ``network.memory_bandwidth`` is
@@ -64,7 +64,7 @@ class CommonSnapshot(Recovery, ABC):
         return {"every": max(best, slices), "slices": slices}
 
     @property
-    def retention(self) -> SnapshotRetention:
+    def snapshot_schedule(self) -> SnapshotSchedule:
         if self.every == "best":
             raise UserError("recovery.options.every = 'best' is resolved from a run's recipe; set a number")
         if self.every and self.slices > self.every:
@@ -82,4 +82,4 @@ class CommonSnapshot(Recovery, ABC):
                 "recovery.options.persist = true: with every = 0 there are no snapshots to write; set every "
                 "to 1 or more"
             )
-        return SnapshotRetention(self.every, self.slices, self.persist)
+        return SnapshotSchedule(self.every, self.slices, self.persist)

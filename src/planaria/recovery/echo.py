@@ -20,7 +20,7 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.config.bounds import Positive
 from planaria.models.quantise import GROUP, coded_bytes, decode, encode
-from planaria.models.state import Shapes, StageState
+from planaria.models.state import StageShapes, StageState
 from planaria.recovery.base import Copy, CopyCost, Holder, Moment, Original, Sender, numel
 from planaria.recovery.hosted import HostedCopy
 
@@ -66,7 +66,7 @@ class Echo(HostedCopy):
         (original,) = originals.values()
         return EchoHolder(self.bits, self.every, original.shapes, original.device)
 
-    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+    def cost(self, copy: Copy, shapes: Mapping[int, StageShapes]) -> CopyCost:
         (parameters,) = shapes.values()
         kept = numel(parameters) * KEPT.itemsize
         return CopyCost(coded_bytes(numel(parameters), self.bits) / self.every, kept, kept)

@@ -2,7 +2,7 @@
 
 If parities follow every step, senders send blocks of the updated state, and holders keep the parity of the last
 commit. With a snapshot every few steps, each stage copies its state when one begins, sends it in slices over the next
-steps, and retains it (``retention.py``).
+steps, and retains it (``snapshot_schedule.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from planaria.models.state import StageState
 from planaria.recovery.base import Moment, RestoredHolder, Sender
 from planaria.recovery.codes.base import ErasureCode
-from planaria.recovery.retention import SnapshotRetention, SnapshotVersions
+from planaria.recovery.snapshot_schedule import SnapshotSchedule, SnapshotVersions
 from planaria.recovery.stream import block, state_in, stream
 
 PARITY = "parity"
@@ -28,8 +28,8 @@ PARITY = "parity"
 class _SnapshotSide:
     """Common state of both sides of a copy: the pending and the retained snapshot."""
 
-    def __init__(self, retention: SnapshotRetention) -> None:
-        self._retention = retention
+    def __init__(self, schedule: SnapshotSchedule) -> None:
+        self._schedule = schedule
         self._versions = SnapshotVersions()
 
     def restart(self) -> None:
@@ -43,8 +43,8 @@ class _SnapshotSide:
 
     def _slice(self, step: int) -> int:
         """Return the slice to send in ``step``; -1: none."""
-        number = self._versions.begin(step, self._retention).slice(step)
-        return number if number < self._retention.slices else -1
+        number = self._versions.begin(step, self._schedule).slice(step)
+        return number if number < self._schedule.slices else -1
 
     def drop(self) -> None:
         """Drop the step: a snapshot that began with it begins again with the next attempt, from the same state."""
@@ -56,8 +56,8 @@ class BlockSender(_SnapshotSide, Sender):
     It holds no memory; the stage's worker retains the snapshot.
     """
 
-    def __init__(self, number: int, parts: int, retention: SnapshotRetention) -> None:
-        super().__init__(retention)
+    def __init__(self, number: int, parts: int, schedule: SnapshotSchedule) -> None:
+        super().__init__(schedule)
         self._number = number
         self._parts = parts
         self._snapshot: Tensor | None = None
@@ -67,22 +67,22 @@ class BlockSender(_SnapshotSide, Sender):
         self._snapshot = None
 
     def message_before_step(self, step: int, state: StageState) -> Tensor | None:
-        if self._retention.in_step:
+        if self._schedule.in_step:
             return None
         if (n := self._slice(step)) < 0:
             return None
         if self._snapshot is None:
             self._snapshot = stream(state)
-        return block(self._snapshot, self._number * self._retention.slices + n, self._parts * self._retention.slices)
+        return block(self._snapshot, self._number * self._schedule.slices + n, self._parts * self._schedule.slices)
 
     def needs_applied_update(self, step: int) -> bool:
-        return self._retention.in_step
+        return self._schedule.in_step
 
     def message_after_gradient(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
-        return block(stream(state), self._number, self._parts) if self._retention.in_step else None
+        return block(stream(state), self._number, self._parts) if self._schedule.in_step else None
 
     def commit(self, step: int) -> None:
-        self._versions = self._versions.begin(step, self._retention).commit(step, self._retention)
+        self._versions = self._versions.begin(step, self._schedule).commit(step, self._schedule)
         if self._versions.pending < 0:
             self._snapshot = None
 
@@ -90,8 +90,8 @@ class BlockSender(_SnapshotSide, Sender):
 class _SnapshotHolder(_SnapshotSide, RestoredHolder):
     """Holds the retained snapshot's bytes with checksums, and collects those of the pending one."""
 
-    def __init__(self, retention: SnapshotRetention) -> None:
-        super().__init__(retention)
+    def __init__(self, schedule: SnapshotSchedule) -> None:
+        super().__init__(schedule)
         self._retained_rows: list[CheckedRow] = []
         self._pending_rows: list[CheckedRow] = []
 
@@ -104,12 +104,12 @@ class _SnapshotHolder(_SnapshotSide, RestoredHolder):
         self._pending_rows.clear()
 
     def commit(self, step: int) -> None:
-        versions = self._versions.begin(step, self._retention)
+        versions = self._versions.begin(step, self._schedule)
         if (row := self._committed_row()) is not None:
             self._pending_rows.append(CheckedRow(row))
         self.drop()
-        self._versions = versions.commit(step, self._retention)
-        if versions.completes(step, self._retention):
+        self._versions = versions.commit(step, self._schedule)
+        if versions.completes(step, self._schedule):
             self._retained_rows, self._pending_rows = self._pending_rows, []
 
     def intact(self) -> bool:
@@ -123,15 +123,15 @@ class _SnapshotHolder(_SnapshotSide, RestoredHolder):
 class ParityHolder(_SnapshotHolder):
     """Holds one parity of the sources' blocks, by slice."""
 
-    def __init__(self, sources: Sequence[int], row: ErasureCode, retention: SnapshotRetention) -> None:
+    def __init__(self, sources: Sequence[int], row: ErasureCode, schedule: SnapshotSchedule) -> None:
         """``row``: a code with this one parity."""
-        super().__init__(retention)
+        super().__init__(schedule)
         self._sources, self._row = tuple(sources), row
         self._current_slices: dict[int, Tensor] = {}
         """source → its slice of the current step"""
 
     def expects(self, step: int) -> tuple[Moment, ...]:
-        if self._retention.in_step:
+        if self._schedule.in_step:
             return ("after",)
         return ("before",) if self._slice(step) >= 0 else ()
 
@@ -164,14 +164,14 @@ class SelfCopySender(_SnapshotSide, Sender):
         return stream(state) if self._slice(step) == 0 else None
 
     def commit(self, step: int) -> None:
-        self._versions = self._versions.begin(step, self._retention).commit(step, self._retention)
+        self._versions = self._versions.begin(step, self._schedule).commit(step, self._schedule)
 
 
 class SelfCopyHolder(_SnapshotHolder):
     """Holds the stage's own state of the retained and of the pending snapshot."""
 
-    def __init__(self, retention: SnapshotRetention) -> None:
-        super().__init__(retention)
+    def __init__(self, schedule: SnapshotSchedule) -> None:
+        super().__init__(schedule)
         self._current_state: Tensor | None = None
 
     def expects(self, step: int) -> tuple[Moment, ...]:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from planaria.models.packing import pack, unpack
-from planaria.models.state import Shapes, StageState
+from planaria.models.state import StageShapes, StageState
 from planaria.pipeline.network.costs import FP32_BYTES
 from planaria.recovery.base import Copy, CopyCost, Holder, Moment, Original, Sender, Twin, numel
 from planaria.recovery.hosted import HostedCopy
@@ -42,7 +42,7 @@ class Redundant(HostedCopy):
         ((stage, original),) = originals.items()
         return TwinHolder(original, self.forward and stage != 0)
 
-    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+    def cost(self, copy: Copy, shapes: Mapping[int, StageShapes]) -> CopyCost:
         ((stage, parameters),) = shapes.items()
         size = FP32_BYTES * numel(parameters)
         return CopyCost(size, 3 * size, forward=self.forward and stage != 0, module=True)

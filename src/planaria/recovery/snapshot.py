@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.models.state import Shapes, StageState
+from planaria.models.state import StageShapes, StageState
 from planaria.recovery.base import (
     Copy,
     CopyCost,
@@ -120,26 +120,28 @@ class Snapshot(CommonSnapshot):
 
     def sender(self, copy: Copy, stage: int) -> Sender:
         if copy.is_self_copy:
-            return SelfCopySender(self.retention)
+            return SelfCopySender(self.snapshot_schedule)
         group = self._group(copy.group)
-        return BlockSender(group.data_stripes(stage).index(_stripe(group, copy)), group.code.data, self.retention)
+        return BlockSender(
+            group.data_stripes(stage).index(_stripe(group, copy)), group.code.data, self.snapshot_schedule
+        )
 
     def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
         if copy.is_self_copy:
-            return SelfCopyHolder(self.retention)
+            return SelfCopyHolder(self.snapshot_schedule)
         group = self._group(copy.group)
         row = group.parity_members(_stripe(group, copy)).index(copy.host)
-        return ParityHolder(copy.sources, ErasureCode(group.code.weights[row : row + 1]), self.retention)
+        return ParityHolder(copy.sources, ErasureCode(group.code.weights[row : row + 1]), self.snapshot_schedule)
 
-    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+    def cost(self, copy: Copy, shapes: Mapping[int, StageShapes]) -> CopyCost:
         # The retained and the pending snapshot; the memory of older ones is reused.
         versions = 2 if self.every else 1
         if copy.is_self_copy:
             return CopyCost(0, versions * stream_bytes(shapes[copy.host]))
         slices = self.slices
         blocks = [block_bytes(own, self._group(copy.group).code.data * slices) for own in shapes.values()]
-        sent = slices * sum(blocks) / len(blocks) / max(1, self.retention.every)
-        return CopyCost(sent, versions * slices * max(blocks), in_background=not self.retention.in_step)
+        sent = slices * sum(blocks) / len(blocks) / max(1, self.snapshot_schedule.every)
+        return CopyCost(sent, versions * slices * max(blocks), in_background=not self.snapshot_schedule.in_step)
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
         group = self._group(replica.stages + 1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from planaria.common.memory_pool import MemoryPool
 from planaria.models.packing import bare_bytes, pack_bare, unpack
-from planaria.models.state import Shapes, StageState
+from planaria.models.state import StageShapes, StageState
 
 HEAD = 64
 """bytes before the packed state, which stays aligned"""
@@ -82,12 +82,12 @@ def join_blocks(blocks: Sequence[Tensor]) -> Tensor:
     return torch.cat([padded[:size] for padded in blocks])[:length]
 
 
-def stream_bytes(shapes: Shapes) -> int:
+def stream_bytes(shapes: StageShapes) -> int:
     """Return the length of the stream of a trained stage with these parameters, in fp32 on a CPU."""
     return HEAD + bare_bytes(shapes)
 
 
-def block_bytes(shapes: Shapes, count: int) -> int:
+def block_bytes(shapes: StageShapes, count: int) -> int:
     """Return the length of each of ``count`` blocks of it, except the last ones."""
     return _size(stream_bytes(shapes), count)
 

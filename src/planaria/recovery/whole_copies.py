@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from planaria.common.errors import UserError
-from planaria.models.state import Shapes, StageState
+from planaria.models.state import StageShapes, StageState
 from planaria.recovery.base import (
     Copy,
     CopyCost,
@@ -52,19 +52,21 @@ class WholeCopies(CommonSnapshot):
         return (*(Copy((s,), s) for s in members), *(Copy((s,), (s + 1) % len(members)) for s in members))
 
     def sender(self, copy: Copy, stage: int) -> Sender:
-        return SelfCopySender(self.retention) if copy.is_self_copy else BlockSender(0, 1, self.retention)
+        return (
+            SelfCopySender(self.snapshot_schedule) if copy.is_self_copy else BlockSender(0, 1, self.snapshot_schedule)
+        )
 
     def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
         if copy.is_self_copy:
-            return SelfCopyHolder(self.retention)
-        return ParityHolder(copy.sources, _IDENTITY, self.retention)
+            return SelfCopyHolder(self.snapshot_schedule)
+        return ParityHolder(copy.sources, _IDENTITY, self.snapshot_schedule)
 
-    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+    def cost(self, copy: Copy, shapes: Mapping[int, StageShapes]) -> CopyCost:
         ((_, parameters),) = shapes.items()
         if copy.is_self_copy:
             return CopyCost(0, 2 * stream_bytes(parameters))
         sent = min(self.slices * block_bytes(parameters, self.slices), stream_bytes(parameters))
-        return CopyCost(sent / self.retention.every, 2 * sent, in_background=True)
+        return CopyCost(sent / self.snapshot_schedule.every, 2 * sent, in_background=True)
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
         if lost and not replica.with_snapshot:

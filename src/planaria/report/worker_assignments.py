@@ -23,7 +23,7 @@ from planaria.control.facts.events import Event, HostLeft, RunStarted, WorkerJoi
 from planaria.control.state.roster import Status
 
 
-class Membership:
+class WorkerAssignments:
     """Current assignments of a run, updated with each fact in order; a resumed run starts again.
 
     A worker keeps its node until its replica is formed again or disbanded, or the worker is lost.
@@ -98,7 +98,7 @@ class Membership:
         Decreases only when a rollback undoes steps.
         """
         started = self.started
-        if started is None or started.most_replicas == 1:
+        if started is None or started.max_replicas == 1:
             return self.steps.get(0, 0)
         floor, beyond = started.used
         since_start = sum(step - started.position_of(replica).step for replica, step in self.steps.items())
@@ -166,7 +166,7 @@ class Membership:
 
     def _begin(self, fact: RunStep) -> None:
         self._own_step_of[fact.replica] = fact.step
-        if self.started is None or self.started.most_replicas == 1:
+        if self.started is None or self.started.max_replicas == 1:
             self._run_step_of[fact.replica] = fact.step
         elif fact.mode == "train":
             self._run_step_of[fact.replica] = self.started.progress(fact.block)

@@ -57,10 +57,10 @@ class ResolvedRun:
         """All nodes of the run."""
         if self.schedule is not None:
             return Arrangement(dict(enumerate(self.schedule.stages)))
-        return replicate_nodes(self.most_replicas, self.config.pipeline.stages)
+        return replicate_nodes(self.max_replicas, self.config.pipeline.stages)
 
     @property
-    def most_replicas(self) -> int:
+    def max_replicas(self) -> int:
         """The largest number of replicas, each with its own nodes."""
         grows = self.config.engine == "fleet" and not self._together
         return (self.config.exchange.max_replicas if grows else None) or self.config.exchange.replicas
@@ -84,7 +84,7 @@ class ResolvedRun:
     @property
     def replicas_step_independently(self) -> bool:
         """Whether several replicas exist or may join, each with its own steps."""
-        return self.replicas_per_plan == 1 and self.most_replicas > 1
+        return self.replicas_per_plan == 1 and self.max_replicas > 1
 
     @property
     def block(self) -> int:
@@ -99,12 +99,12 @@ class ResolvedRun:
 
     def replica_of(self, node: int) -> int:
         """Return the independent replica of a node."""
-        return next(r for r in range(self.most_replicas) if node in self.column(r).stage)
+        return next(r for r in range(self.max_replicas) if node in self.column(r).stage)
 
     def _routes(self, step: int) -> list[Route]:
         if self.schedule is not None:
             return [tuple(route) for route in self.schedule.routes]
-        paths, count, stages = routes(self.config, step), self.most_replicas, self.config.pipeline.stages
+        paths, count, stages = routes(self.config, step), self.max_replicas, self.config.pipeline.stages
         if self.config.routing.mixed:
             return mix_routes(paths, count, stages, self.config.seed, step)
         return replicate_routes(paths, count, stages)
@@ -148,7 +148,7 @@ class ResolvedRun:
             return self.schedule.problem.prices
         return MessageCosts(Costs(self.config.network), message_bytes(self.config.model, self.config.pipeline))
 
-    def position(self, node: int) -> int:
+    def price_index(self, node: int) -> int:
         """Return the index of a node in the prices."""
         return node if self.schedule is not None else self.arrangement.stage[node]
 

@@ -24,7 +24,7 @@ from planaria.swarm.peer.peer import Peer, PeerSetup, describe
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.prompts import PromptFormat, prompt_layout
-from planaria.swarm.records.lines import LOG, PEERS, Started, read_log
+from planaria.swarm.records.lines import LOG, PEERS, PeerStarted, read_log
 from planaria.swarm.serving.remote_sampling import PeerServer
 from planaria.swarm.tasks import TASKS, open_task
 from planaria.swarm.tasks.base import Task
@@ -115,7 +115,7 @@ def _with_members(config: SwarmConfig, known: Set[str]) -> SwarmConfig:
 
 def _check_records(records: Path, run: str) -> None:
     """Check that the log belongs to this run."""
-    if any(isinstance(record, Started) and record.run != run for record in read_log(records / LOG)):
+    if any(isinstance(record, PeerStarted) and record.run != run for record in read_log(records / LOG)):
         raise UserError(f"{records} holds this peer's records of another run; use another --name, or remove the folder")
 
 
@@ -145,7 +145,7 @@ def place_policy(policy: Policy, config: PolicyConfig) -> Policy:
     """
     policy.module.to(select_device(config))
     if isinstance(policy, PromptFormat):
-        policy.room, policy.bf16 = (config.logits_mb << 20) // BYTES, config.precision == "bf16"
+        policy.max_logits, policy.bf16 = (config.logits_mb << 20) // BYTES, config.precision == "bf16"
     elif config.precision != "fp32":
         raise UserError(
             f"policy.precision = {config.precision!r}: {type(policy).__name__} sets its own precision; remove it"

@@ -9,7 +9,7 @@ from planaria.common import documents
 from planaria.config.folders import FIX, PAGE, FolderKind, ReportPage
 
 
-class Swarm(FolderKind):
+class SwarmFolder(FolderKind):
     name, marker = "swarm", "peers"
     has_own_config = True
     functions: ClassVar = {
@@ -29,15 +29,15 @@ class Swarm(FolderKind):
         )
 
 
-class Drill(FolderKind):
+class DrillFolder(FolderKind):
     name, marker = "drill", "drill.json"
 
     def report(self, folder: Path) -> ReportPage:
-        from planaria.swarm import drill as drills
+        from planaria.swarm.drill import Drill
         from planaria.swarm.report.drill_report import body, write_drill_report
 
-        drill = documents.read_model(folder / self.marker, drills.Drill, fix=FIX)
+        drill = documents.read_model(folder / self.marker, Drill, fix=FIX)
         return ReportPage(folder / PAGE, lambda to: write_drill_report(drill, to), lambda: body(drill))
 
 
-KINDS = (Swarm(), Drill())
+KINDS = (SwarmFolder(), DrillFolder())

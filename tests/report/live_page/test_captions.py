@@ -13,7 +13,7 @@ from planaria.control.facts import decisions as d
 from planaria.recovery import RECOVERIES
 from planaria.report import live_page
 from planaria.report.live_page.captions import Captions
-from planaria.report.worker_assignments import Membership
+from planaria.report.worker_assignments import WorkerAssignments
 
 STATIC = Path(live_page.__file__).with_name("static")
 PROGRAM = """
@@ -52,7 +52,7 @@ def test_an_important_sentence_that_stays_states_its_age(tmp_path: Path) -> None
 def test_a_strategy_describes_its_rebuilds(strategy: str, sentence: str) -> None:
     rebuilt = d.Member(worker="e", node=2, stage=2, source=d.Rebuild(by=strategy, donors=[1, 3]))
     form = d.Form(replica=0, generation=2, step=5, outcome="recovered", members=[rebuilt], links=[])
-    caption = Captions(Membership(), 4).caption(form)
+    caption = Captions(WorkerAssignments(), 4).caption(form)
     assert caption == ("recovery", f"Worker e takes over stage 2: {sentence}.")
 
 

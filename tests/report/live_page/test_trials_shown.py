@@ -92,8 +92,8 @@ def test_a_swarms_page_agrees_with_its_report(tmp_path: Path) -> None:
         assert (seen["is"], seen["round"], seen["attack"]) == ("finished", outcome.rounds, peer.attack)
         assert [seen["accuracies"]["0"], seen["accuracy"]] == rates
     anna = state["peers"]["anna"]
-    assert anna["refused"] == {"bert": 9} and anna["rewards"] == {"0": 0.5, "1": 0.6, "2": 0.7}
-    assert anna["aside"] == {"bert": "all of its last 6 were refused"} and state["peers"]["bert"]["refused"] == {}
+    assert anna["rejected"] == {"bert": 9} and anna["rewards"] == {"0": 0.5, "1": 0.6, "2": 0.7}
+    assert anna["aside"] == {"bert": "all of its last 6 were rejected"} and state["peers"]["bert"]["rejected"] == {}
     lines = [frame.line["text"] for frame in shown(source_of(tmp_path)) if frame.line]
     assert sum("sets aside bert" in text for text in lines) == 1, "once, and not in every round"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint
 from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.lab.trials.result_cache import CachedResult, identity
-from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, LayerCounts, Log, RoundDone, Started
+from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, LayerCounts, Log, PeerStarted, RoundDone
 from planaria.swarm.records.measure import HitTally
 
 STEPS, EVERY = 40, 5
@@ -64,8 +64,8 @@ def comparison_in(folder: Path) -> Path:
 def round_of(number: int, when: float, refused: int = 0, aside: str = "") -> RoundDone:
     return RoundDone(
         time=when, round=number, seconds={}, reward=0.5 + number / 10, sent={}, accepted={}, rejected_unread={},
-        refused_messages={}, missing=[], off={}, training_groups=4, skipped=0, influence={}, loss=0.1, grad_norm=1.0,
-        stats={}, weights="", layers={"truth": {IDS["bert"]: LayerCounts(examined=8, refused=refused)}},
+        rejected_messages={}, missing=[], off={}, training_groups=4, skipped=0, influence={}, loss=0.1, grad_norm=1.0,
+        stats={}, weights="", layers={"truth": {IDS["bert"]: LayerCounts(examined=8, rejected=refused)}},
         quarantined={IDS["bert"]: aside} if aside else {},
     )  # fmt: skip
 
@@ -75,13 +75,13 @@ def swarm_in(folder: Path) -> Path:
     for name, attack in (("anna", "none"), ("bert", "text")):
         log = Log(folder / PEERS / name / LOG)
         log.append(
-            Started(time=1000.0, name=name, id=IDS[name], attack=attack, model="tiny", parameters=1, vocab=9,
+            PeerStarted(time=1000.0, name=name, id=IDS[name], attack=attack, model="tiny", parameters=1, vocab=9,
                     first_round=0),
             Evaluated(time=1001.0, round=0, accuracy=HitTally(hits=1, eligible=4), tokens=3.0),
         )  # fmt: skip
         for n in range(3):
             honest = name == "anna"
-            log.append(round_of(n, 1002.0 + n, 3 * honest, "all of its last 6 were refused" if honest and n else ""))
+            log.append(round_of(n, 1002.0 + n, 3 * honest, "all of its last 6 were rejected" if honest and n else ""))
         log.append(
             Evaluated(time=1006.0, round=3, accuracy=HitTally(hits=3, eligible=4), tokens=3.0), Finished(time=1007.0)
         )

@@ -35,8 +35,8 @@ from planaria.swarm.records.lines import (
     Finished,
     LayerCounts,
     Log,
+    PeerStarted,
     RoundDone,
-    Started,
     VoteSummary,
 )
 from planaria.swarm.records.measure import HitTally
@@ -116,7 +116,7 @@ def swarmed(
         name = f"p{place}"
         log = Log(folder / PEERS / name / LOG)
         log.append(
-            Started(name=name, id=f"id{place}", attack=attack, model="m", parameters=9, vocab=257, first_round=0)
+            PeerStarted(name=name, id=f"id{place}", attack=attack, model="m", parameters=9, vocab=257, first_round=0)
         )
         for number in range(rounds):
             alone = HitTally(hits=10, eligible=100) if not place else None
@@ -124,9 +124,9 @@ def swarmed(
             log.append(
                 Evaluated(round=number, accuracy=solved, alone=alone, tokens=9.0, watch={}),
                 RoundDone(
-                    round=number, seconds={}, reward=0.5, sent={}, accepted={}, rejected_unread={}, refused_messages={},
-                    missing=[], layers={"surprisal": {"id2": LayerCounts(examined=4, refused=1)}}, off={},
-                    quarantined={},
+                    round=number, seconds={}, reward=0.5, sent={}, accepted={}, rejected_unread={},
+                    rejected_messages={}, missing=[],
+                    layers={"surprisal": {"id2": LayerCounts(examined=4, rejected=1)}}, off={}, quarantined={},
                     training_groups=4, skipped=0, influence={"id0": 0.4, "id1": 0.6}, loss=1.0, grad_norm=1.0,
                     weights="", agreed=agreed, **{"stats": {}, **of_round},
                 ),

@@ -11,7 +11,7 @@ from planaria.control.facts.decisions import Commit, Decision, Disband, Finish, 
 from planaria.control.facts.events import Event, ReplicaPosition, RunStarted
 from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
-from planaria.report.run.ledger import LedgerLine, prove_exactly_once, sample_ledger
+from planaria.report.run.sample_ledger import LedgerLine, prove_exactly_once, sample_ledger
 
 SAMPLES = 4
 

@@ -40,7 +40,7 @@ from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord, ValidationMetric
 from planaria.report.observe.progress import NoProgress, Progress
 from planaria.report.observe.tally import RunTally
-from planaria.report.run.event_lines import EventLine, Narrator, story
+from planaria.report.run.event_lines import EventLine, Narrator, timed_lines
 from planaria.report.run.repeats import Repeats
 
 
@@ -241,7 +241,7 @@ def test_living_workers_are_counted() -> None:
 
 def test_story_gives_step_and_time(tmp_path: Path) -> None:
     record = read_run(Synthesis(tmp_path, steps=3, deaths={1: 2}).write())
-    times, lines = zip(*story(record), strict=True)
+    times, lines = zip(*timed_lines(record), strict=True)
     assert [line.step for line in lines] == [1, 1, 1] and list(times) == sorted(times)
     assert str(EventLine(3, "note", "x")) == "step 3  · x"
     assert line_texts(RunStep(generation=1, step=2)) == []

@@ -16,7 +16,7 @@ from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report import page
 from planaria.report.run import diagnosis, report
-from planaria.report.run.event_lines import SIGNS, Narrator, story
+from planaria.report.run.event_lines import SIGNS, Narrator, timed_lines
 from planaria.report.run.figures import bytes_figure, loss_figure, recovery_figure
 from planaria.report.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
 from planaria.report.run.recoveries import recoveries
@@ -110,7 +110,7 @@ def test_a_death_shows_dropped_work_links_and_moments(record: RunRecord) -> None
 
 
 def test_undone_steps_are_a_separate_curve(record: RunRecord) -> None:
-    curves = {trace.name: trace for trace in loss_figure(record.metrics, story(record)).data}
+    curves = {trace.name: trace for trace in loss_figure(record.metrics, timed_lines(record)).data}
     assert list(curves["training"].x) == list(range(40))
     assert list(curves["undone"].x) == list(range(20, 27))
     assert list(curves["fault"].x) == [12, 27]
@@ -123,7 +123,7 @@ def test_a_slow_part_is_not_a_fault_in_the_loss_figure(record: RunRecord) -> Non
     )
     reported = Narrator().describe(1.0, blamed)
     assert reported is not None
-    curves = {trace.name: trace for trace in loss_figure(record.metrics, [*story(record), (1.0, reported)]).data}
+    curves = {trace.name: trace for trace in loss_figure(record.metrics, [*timed_lines(record), (1.0, reported)]).data}
     assert list(curves["fault"].x) == [12, 27]
 
 

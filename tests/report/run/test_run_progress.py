@@ -15,13 +15,13 @@ from planaria.control.facts import events as e
 from planaria.control.facts.events import ReplicaPosition
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.checkpoint_times import CheckpointTimes, saves
-from planaria.report.worker_assignments import Membership
+from planaria.report.worker_assignments import WorkerAssignments
 
 
 @given(st.integers(2, 4).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), max_size=40))))
 def test_progress_never_decreases_because_a_replica_is_behind(run: tuple[int, list[int]]) -> None:
     replicas, order = run
-    members, steps, seen = Membership(), dict.fromkeys(range(replicas), 0), [0]
+    members, steps, seen = WorkerAssignments(), dict.fromkeys(range(replicas), 0), [0]
     members.apply(started(replicas, steps=50))
     for count, replica in enumerate(order, 1):
         members.apply(run_step(replica, steps[replica], block=count - 1))
@@ -33,7 +33,7 @@ def test_progress_never_decreases_because_a_replica_is_behind(run: tuple[int, li
 
 
 def test_a_rollback_of_one_replica_undoes_only_its_own_steps() -> None:
-    members = Membership()
+    members = WorkerAssignments()
     members.apply(started(2))
     for step in range(4):
         for replica in (0, 1):
@@ -46,7 +46,7 @@ def test_a_rollback_of_one_replica_undoes_only_its_own_steps() -> None:
 
 
 def test_a_resumed_run_counts_earlier_steps() -> None:
-    members = Membership()
+    members = WorkerAssignments()
     positions = {0: ReplicaPosition(step=5), 1: ReplicaPosition(step=3)}
     members.apply(started(2, first_step=4, positions=positions, first_block=7, blocks_ahead=[8]))
     assert members.progress == 4
@@ -56,7 +56,7 @@ def test_a_resumed_run_counts_earlier_steps() -> None:
 
 
 def test_a_replica_executes_the_run_step_of_its_samples() -> None:
-    members = Membership()
+    members = WorkerAssignments()
     members.apply(started(2))
     assert members.run_step(0) == members.run_step() == 0
     members.apply(run_step(1, step=3, block=10))

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from planaria.swarm.records.lines import RoundDone, Serving, Started
+from planaria.swarm.records.lines import PeerStarted, RoundDone, Serving
 from planaria.swarm.report.progress import SwarmProgress
 
 
@@ -23,7 +23,7 @@ def test_a_warning_of_all_peers_is_given_once_also_beside_a_table(stream: type[i
             warnings = ["no listener", "alone"] if name == "p0" else ["no listener"]
             progress.update(
                 name,
-                Started(
+                PeerStarted(
                     name=name,
                     id=name,
                     attack="none",
@@ -42,7 +42,9 @@ def test_quiet_is_quiet() -> None:
     with SwarmProgress(3, quiet=True, stream=out) as progress:
         progress.update(
             "p0",
-            Started(name="p0", id="0", attack="none", model="m", parameters=1, vocab=2, first_round=0, warnings=["x"]),
+            PeerStarted(
+                name="p0", id="0", attack="none", model="m", parameters=1, vocab=2, first_round=0, warnings=["x"]
+            ),
         )
     assert out.getvalue() == ""
 
@@ -56,7 +58,7 @@ def test_the_activity_of_a_server_is_shown() -> None:
         "sent": {},
         "accepted": {},
         "turned": {},
-        "refused_messages": {},
+        "rejected_messages": {},
         "missing": [],
     }
     done |= {"layers": {}, "off": {}, "aside": {}, "lessons": 0, "skipped": 0, "influence": {}, "loss": 0.0}

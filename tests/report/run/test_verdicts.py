@@ -195,7 +195,7 @@ def test_a_swarm_reports_its_losses() -> None:
     found = of_swarm(RunOutcome(peers=peers, layers=layers, rounds=2, seconds=1.0), 1)
     assert found.good is False and found.badge == "1 peer did not finish"
     assert "2 of 9 poisoned completions were accepted" in found.lost and "p1 did not finish" in found.lost
-    assert "1 of 40 completions of honest peers were refused" in found.lost
+    assert "1 of 40 completions of honest peers were rejected" in found.lost
     assert "of 4 rounds over all honest peers: all layers in 2" in found.lost
 
 

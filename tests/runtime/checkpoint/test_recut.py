@@ -267,8 +267,8 @@ def by_position(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(atoms: Any, kind: str, expected: Any) -> recut.TensorOrigin:
         made = real(atoms, kind, expected)
-        first = [s._replace(key=re.sub(r"\.layers\.\d+\.", ".layers.0.", s.key)) for s in made.of]
-        return made._replace(of=tuple(first)) if kind in KEYS else made
+        first = [s._replace(key=re.sub(r"\.layers\.\d+\.", ".layers.0.", s.key)) for s in made.tensors]
+        return made._replace(tensors=tuple(first)) if kind in KEYS else made
 
     monkeypatch.setattr(recut, "_tensor_origin", wrong)
 

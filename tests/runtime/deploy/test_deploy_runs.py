@@ -17,7 +17,7 @@ from clusters import KEY, environment, free_port, read, real, recipe, shell, sky
 import planaria
 from planaria.control.facts import events as e
 from planaria.control.log.logs import read_run
-from planaria.report.run.ledger import prove_exactly_once
+from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.checkpoint.mirror import Mirror
 
 pytestmark = pytest.mark.timeout(200)

@@ -12,7 +12,7 @@ import torch
 from tiny_engine import Recipe, config_in, engine_of, lose, losses, raw, whole
 
 from planaria.common.errors import UserError
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.models.state import StageState
 from planaria.pipeline.plan.build import build_plan
 from planaria.pipeline.routing import routes
@@ -206,7 +206,7 @@ def test_copies_of_a_dead_host_are_lost_until_sent_again(
         assert raw(engine.runners[original].state())[0] == weights
 
 
-def half_a_step(engine: InlineEngine) -> None:
+def half_a_step(engine: ReferenceEngine) -> None:
     """Do a step without its commit, then drop it, as when another worker dies."""
     pipeline = engine.config.pipeline
     engine._deliver("before")
@@ -284,7 +284,7 @@ def test_copies_send_the_stated_bytes_and_headers(recovery: dict[str, Any], mess
 REDUNDANT: dict[str, Any] = {"strategy": "redundant"}
 
 
-def scheduled(folder: Path, recovery: dict[str, Any]) -> InlineEngine:
+def scheduled(folder: Path, recovery: dict[str, Any]) -> ReferenceEngine:
     """Two nodes to each of four block stages, and two data nodes."""
     return engine_of(on_schedule(config_in(folder, recovery=recovery, **shape(0.5)), folder))
 

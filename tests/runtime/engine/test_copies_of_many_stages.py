@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tiny_engine import Recipe, engine_of, lose, losses, whole
 from torch import Tensor
 
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.models.packing import pack, unpack
-from planaria.models.state import Shapes, StageState
+from planaria.models.state import StageShapes, StageState
 from planaria.recovery import RECOVERIES
 from planaria.recovery.base import (
     Copy,
@@ -47,7 +47,7 @@ class Parity(Recovery):
         assert originals.keys() == set(copy.sources)
         return ParityHolder(copy.sources)
 
-    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+    def cost(self, copy: Copy, shapes: Mapping[int, StageShapes]) -> CopyCost:
         raise NotImplementedError
 
     def donors(self, lost: frozenset[int], replica: DamagedReplica) -> StrategyPlan:
@@ -109,7 +109,7 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECOVERIES.shipped, "parity", Parity)
 
 
-def parity_engine(config: Recipe, **sections: Any) -> InlineEngine:
+def parity_engine(config: Recipe, **sections: Any) -> ReferenceEngine:
     return engine_of(config(recovery={"strategy": "parity"}, optim={"weight_decay": 0.1, "clip": 0.5}, **sections))
 
 

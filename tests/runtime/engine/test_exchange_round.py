@@ -69,7 +69,7 @@ def test_a_prefetched_part_is_sent_once_and_kept() -> None:
     update = circle.update(3, runner)
     assert update.prefetched is early
     assert circle.newly_complete_peers() == [], "of another version of the program, perhaps"
-    assert "its blocking part: torch.uint8 [3], not torch.uint8 [" in circle.newly_refused_peers()[7]
+    assert "its blocking part: torch.uint8 [3], not torch.uint8 [" in circle.newly_rejected_peers()[7]
 
 
 def spoiled(kind: str, update: Update) -> list[tuple[FrameContent, torch.Tensor]]:
@@ -96,10 +96,10 @@ def test_an_invalid_update_is_refused_once_and_left_out(config: ExchangeConfig, 
     for content, part in spoiled(kind, other.update(3, high)):
         one.receive(7, content, part)
     pass_on(third.update(3, mid), one, node=9)
-    assert one.newly_refused_peers().keys() == {7} and one.newly_refused_peers() == {}, "reported once"
+    assert one.newly_rejected_peers().keys() == {7} and one.newly_rejected_peers() == {}, "reported once"
     assert one.newly_complete_peers() == [9]
     pass_on(other.update(3, high), one, node=7)
-    assert (one.newly_complete_peers(), one.newly_refused_peers()) == ([], {}), (
+    assert (one.newly_complete_peers(), one.newly_rejected_peers()) == ([], {}), (
         "a second try in the same round comes too late"
     )
     one.settle(3, 0, {2: 9}, low)

@@ -15,7 +15,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault, Trace
-from planaria.report.run.ledger import prove_exactly_once
+from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.checkpoint.stage_file import read_stage, stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.preparation.prepare import prepare

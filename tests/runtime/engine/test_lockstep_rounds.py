@@ -17,7 +17,7 @@ from planaria.control.facts import events as e
 from planaria.exchange.base import Update
 from planaria.exchange.registry import make_exchange
 from planaria.faults.trace import Fault, Trace
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, replica_folder
 from planaria.runtime.preparation.prepare import prepare
@@ -60,7 +60,7 @@ def run(config: RunConfig, folder: Path, *faults: Fault, origin: Origin = START)
     return [fmean(losses[-REPLICAS:]) for _, losses in sorted(reported.items())]
 
 
-def engine_losses(engine: InlineEngine, lost: dict[int, int]) -> list[float]:
+def engine_losses(engine: ReferenceEngine, lost: dict[int, int]) -> list[float]:
     """Return the losses of an engine without workers that loses node ``lost[step]`` before ``step``."""
     found = []
     for step in range(STEPS):

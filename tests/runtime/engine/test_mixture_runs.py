@@ -16,7 +16,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.log.logs import read_run
 from planaria.data.dataset import Dataset, Split
-from planaria.report.run.ledger import prove_exactly_once
+from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.preparation import run_folders
 
 CONTEXT = 8

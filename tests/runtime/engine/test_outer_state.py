@@ -15,7 +15,7 @@ from planaria.config.schema import ExchangeConfig, ModelConfig, RunConfig
 from planaria.control.facts.events import MessageCompressed
 from planaria.exchange.aggregate import AGGREGATORS, mean
 from planaria.exchange.base import Weights
-from planaria.lab.reference.replicas import InlineReplicas
+from planaria.lab.reference.replicas import ReferenceReplicas
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.runtime.worker.exchange_round import RoundMember
 from planaria.runtime.worker.outer_state import OuterState, UpdateReport
@@ -166,8 +166,8 @@ def test_workers_and_one_process_use_the_same_aggregator(bits: int, monkeypatch:
     monkeypatch.setitem(AGGREGATORS, "half", half)
     config, plain = recipe(bits=bits, aggregator="half"), recipe(bits=bits)
     inline, apart, whole = runners(config), runners(config), runners(plain)
-    InlineReplicas(config, Arrangement({1: NODES}), inline).agree()
-    InlineReplicas(plain, Arrangement({1: NODES}), whole).agree()
+    ReferenceReplicas(config, Arrangement({1: NODES}), inline).agree()
+    ReferenceReplicas(plain, Arrangement({1: NODES}), whole).agree()
     updates = {node: outer.update(apart[node]).blocking for node, outer in states(config, apart).items()}
     for node, runner in apart.items():
         circle = RoundMember(config.exchange)

@@ -42,7 +42,7 @@ def fault_order(signal: str, **more: Any) -> d.InjectFault:
 def faults(reported: list[str] | None = None) -> WorkerFaults:
     """Return the faults of a worker; edges and updates are unaffected."""
     applied = [] if reported is None else reported
-    nowhere = SimpleNamespace(edges={}, round_edges={})
+    nowhere = SimpleNamespace(by_peer={}, round_edges={})
     return WorkerFaults(RunConfig(), nowhere, nowhere, lambda signal, _: applied.append(signal))
 
 

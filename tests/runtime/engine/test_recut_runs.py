@@ -15,7 +15,7 @@ import planaria
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.log.logs import read_run
-from planaria.report.run.ledger import prove_exactly_once, sample_ledger
+from planaria.report.run.sample_ledger import prove_exactly_once, sample_ledger
 from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore

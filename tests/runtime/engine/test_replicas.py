@@ -18,10 +18,10 @@ from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.exchange.weight_message import consensus
 from planaria.faults.trace import Fault, Trace
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.run_observer import RunObserver
-from planaria.report.run.ledger import prove_exactly_once, sample_ledger
+from planaria.report.run.sample_ledger import prove_exactly_once, sample_ledger
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.prepare import prepare
@@ -39,7 +39,7 @@ def replicas(config: Recipe, count: int = 4, mixed: bool = False, kind: str = "a
     )
 
 
-def weights(engine: InlineEngine, node: int) -> list[torch.Tensor]:
+def weights(engine: ReferenceEngine, node: int) -> list[torch.Tensor]:
     return [w.clone() for w in engine.runners[node].state().weights.values()]
 
 

@@ -15,7 +15,7 @@ from observer import Log, train_inline
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
 from planaria.faults.trace import Trace
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.recovery.base import DamagedReplica
 from planaria.recovery.snapshot import Snapshot
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder, remove_orphaned
@@ -28,7 +28,7 @@ from waiting import until
 STAGES = 4
 
 
-def made(config: Recipe, tolerate: int, strategy: str = "snapshot", **options: Any) -> InlineEngine:
+def made(config: Recipe, tolerate: int, strategy: str = "snapshot", **options: Any) -> ReferenceEngine:
     recovery = {"strategy": strategy, "options": {"tolerate": tolerate, **options}}
     return engine_of(config(recovery=recovery, optim={"weight_decay": 0.1, "clip": 0.5}))
 
@@ -122,7 +122,7 @@ def test_a_stage_restored_from_a_snapshot_is_protected_at_once(config: Recipe) -
 def test_whole_copies_at_the_next_stage_are_restored_too(config: Recipe, every: int, slices: int) -> None:
     options = {"strategy": "whole_copies", "options": {"every": every, "slices": slices}}
 
-    def fresh() -> InlineEngine:
+    def fresh() -> ReferenceEngine:
         return engine_of(config(recovery=options, optim={"weight_decay": 0.1, "clip": 0.5}))
 
     unbroken = fresh()
@@ -188,7 +188,7 @@ def test_snapshots_of_one_process_outlive_it_until_the_run_is_saved(config: Reci
     assert not [thread for thread in threading.enumerate() if thread.name == "snapshots"]
 
 
-def flip(engine: InlineEngine, node: int) -> None:
+def flip(engine: ReferenceEngine, node: int) -> None:
     """Flip a bit kept at ``node``, of a parity where it holds one."""
     assert engine.copies[node].intact(), "this makes its checksum"
     *_, holder = (h for h in engine.copies[node]._all_holders.values() if h.nbytes)

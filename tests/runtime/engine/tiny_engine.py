@@ -1,4 +1,4 @@
-"""A recipe whose model trains in milliseconds on generated text, and its inline engine."""
+"""A recipe whose model trains in milliseconds on generated text, and its reference engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import planaria
 from planaria.config.schema import RunConfig
 from planaria.data.stream import Stream
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.models.packing import pack
 from planaria.models.state import StageState
 from planaria.recovery.chain import ChainPlan
@@ -45,15 +45,15 @@ def train_stream(config: RunConfig) -> Stream:
     return planaria.streams(config)[0]
 
 
-def engine_of(config: RunConfig) -> InlineEngine:
-    return InlineEngine(config, *planaria.streams(config))
+def engine_of(config: RunConfig) -> ReferenceEngine:
+    return ReferenceEngine(config, *planaria.streams(config))
 
 
-def losses(engine: InlineEngine, steps: int) -> list[float]:
+def losses(engine: ReferenceEngine, steps: int) -> list[float]:
     return [engine.train_step().loss for _ in range(steps)]
 
 
-def lose(engine: InlineEngine, *nodes: int) -> ChainPlan:
+def lose(engine: ReferenceEngine, *nodes: int) -> ChainPlan:
     """Overwrite the weights of these nodes with NaN, then lose the nodes."""
     for node in nodes:
         for parameter in engine.runners[node].parameters.values():
@@ -61,7 +61,7 @@ def lose(engine: InlineEngine, *nodes: int) -> ChainPlan:
     return engine.lose(nodes)
 
 
-def whole(engine: InlineEngine) -> dict[int, bytes]:
+def whole(engine: ReferenceEngine) -> dict[int, bytes]:
     """Return node → its weights, moments, clocks and norms as bytes."""
     return {node: pack(runner.state().trained).numpy().tobytes() for node, runner in engine.runners.items()}
 

@@ -27,14 +27,14 @@ from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.control.replay import replay
 from planaria.faults.trace import Fault, Trace
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.models.packing import pack
 from planaria.models.state import StageState
 from planaria.report import page
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.run_observer import RunObserver
 from planaria.report.run import report
-from planaria.report.run.ledger import prove_exactly_once
+from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint, read_manifest
 from planaria.runtime.engine import process_engine
@@ -346,7 +346,7 @@ def digests(folder: Path, step: int) -> list[str]:
 
 
 def inline(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
-    """Return the training and validation losses by step of an inline engine that repeats the log of ``record``.
+    """Return the training and validation losses by step of a reference engine that repeats the log of ``record``.
 
     It loads and loses the same stages at the same steps. Stages of a generation that broke up before it was complete
     are lost and rebuilt again in the next.
@@ -357,18 +357,18 @@ def inline(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
 
 def inline_losses(config: RunConfig, steps: int | None = None) -> dict[int, float]:
     """Return step → loss of an undisturbed run in one process, over the steps of the recipe or the first ``steps``."""
-    engine = InlineEngine(config, *planaria.streams(config))
+    engine = ReferenceEngine(config, *planaria.streams(config))
     return {result.step: result.loss for result in (engine.train_step() for _ in range(steps or config.train.steps))}
 
 
-def inline_too(record: RunRecord) -> tuple[dict[int, float], dict[int, float], InlineEngine]:
+def inline_too(record: RunRecord) -> tuple[dict[int, float], dict[int, float], ReferenceEngine]:
     """Return the same, and the engine at its end."""
     config, checkpoints = record.config, record.folder / "checkpoints"
     trained, validated = {}, {}
     for _, fact in record.history:
         match fact:
             case e.RunStarted():
-                engine = InlineEngine(config, *planaria.streams(config))
+                engine = ReferenceEngine(config, *planaria.streams(config))
             case d.Form():
                 engine.step = fact.step
                 engine.skip(engine.stage.keys() - {m.node for m in fact.members})

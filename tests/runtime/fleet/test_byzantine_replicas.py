@@ -16,7 +16,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault, Trace
-from planaria.report.run.event_lines import story
+from planaria.report.run.event_lines import timed_lines
 from planaria.runtime.preparation.prepare import prepare
 
 BYZANTINE = 1
@@ -83,7 +83,7 @@ def test_a_robust_run_survives_corrupted_gradients(tmp_path: Path) -> None:
         assert (BYZANTINE in of) == (step not in (2, 3, 4)), "a refused update has no weight"
     injected = {(fault.node, fault.number) for fault in facts(record, e.FaultInjected)}
     assert injected == {(fault.stage, number) for number, fault in enumerate(faults)}
-    lines = [str(line) for _, line in story(record) if "invalid update" in line.text]
+    lines = [str(line) for _, line in timed_lines(record) if "invalid update" in line.text]
     assert len(lines) == 6 and all("replica 1" in line for line in lines), "once for each stage and reason"
 
 
@@ -204,7 +204,7 @@ def test_a_round_settles_without_a_replica_that_equivocates(tmp_path: Path) -> N
     settled = {fact.round: (fact.members, list(fact.left_out)) for fact in facts(record, d.Settle)}
     assert settled[0] == ([0, 1, 2], []) and settled[1] == ([0, 2], [BYZANTINE]), "the replica copies one of the others"
     assert [fact.replica for fact in facts(record, d.Adopt)] == [BYZANTINE]
-    reported = [line.text for _, line in story(record) if line.text.startswith("round 1")]
+    reported = [line.text for _, line in timed_lines(record) if line.text.startswith("round 1")]
     assert len(reported) == 1 and "it sent different updates to different members" in reported[0]
     single = in_one_process(several(tmp_path / "inline", 3, steps=9, **chosen), faults)
     same = {step: loss for step, loss in mean_losses(record).items() if step <= 6}  # then it depends on when it copies

@@ -21,7 +21,7 @@ from planaria.control.log.run_record import RunRecord
 from planaria.exchange.coded.coded_facts import CloseRound
 from planaria.exchange.coded.coding import make_coding
 from planaria.faults.trace import Fault
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.runtime.preparation.config_checks import check
 from schedules import on_schedule, shape
 
@@ -51,7 +51,7 @@ def counted(record: RunRecord) -> dict[int, list[frozenset[int]]]:
 
 def inline_losses(config: RunConfig, rounds: dict[int, list[frozenset[int]]] | None = None) -> dict[int, float]:
     """Return the losses of one process in which the same replicas' results count in each round."""
-    engine = InlineEngine(config, *planaria.streams(config))
+    engine = ReferenceEngine(config, *planaria.streams(config))
     if rounds is not None:
         engine.rounds.counts = lambda step, so_far: rounds[step][len(so_far)]
     return {step: engine.train_step().loss for step in range(STEPS)}

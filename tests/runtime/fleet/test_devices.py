@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from planaria.common.errors import UserError
+from planaria.config.names import WorkerId
 from planaria.config.schema import RunConfig
 from planaria.models.families import stage_parameters
 from planaria.runtime.fleet.devices import (
     Device,
     DeviceNeeds,
     Inventory,
-    Name,
     device_of,
     require_devices,
     why_insufficient,
@@ -29,9 +29,9 @@ def gpus(*gigabytes: int) -> tuple[Device, ...]:
     return tuple(Device(f"GPU-{number}", size * GB) for number, size in enumerate(gigabytes))
 
 
-def assigned_devices(workers: int, devices: tuple[Device, ...]) -> dict[Name, str]:
+def assigned_devices(workers: int, devices: tuple[Device, ...]) -> dict[WorkerId, str]:
     """Return the devices of ``workers`` workers that started one after the other."""
-    homes: dict[Name, str] = {}
+    homes: dict[WorkerId, str] = {}
     for number in range(workers):
         homes[f"w{number}", 1] = device_of(f"w{number}", devices, homes)
     return homes
@@ -59,7 +59,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self, sizes: list[int], more: int) -> None:
         self.devices = gpus(*sizes)
         self.most = len(sizes) + more
-        self.processes: dict[Name, str] = {}
+        self.processes: dict[WorkerId, str] = {}
         self.newest: dict[str, int] = {}
         self.dead: set[str] = set()
         self.crowded = False

@@ -13,7 +13,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault
-from planaria.report.run.event_lines import story
+from planaria.report.run.event_lines import timed_lines
 
 BYZANTINE = 1
 """the replica"""
@@ -51,7 +51,7 @@ def test_spares_replace_a_replica_with_repeated_invalid_updates(tmp_path: Path) 
     assert set(gone.workers) == {fact.worker for fact in facts(record, e.WorkerLost)}, "nobody else"
     last = [fact for fact in facts(record, d.Settle) if fact.round == 5]
     assert [fact.members for fact in last] == [[0, 1, 2, 3]]
-    reported = [line.text for _, line in story(record) if "excluded" in line.text]
+    reported = [line.text for _, line in timed_lines(record) if "excluded" in line.text]
     assert reported == [f"replica 1 excluded: {gone.reason}; workers that leave: {', '.join(gone.workers)}"]
 
 

@@ -81,7 +81,7 @@ class Victim:
     def reports_of(self, frames: Frames) -> list[UpdateReceived | UpdateRejected]:
         """Return the node's reports of these frames, until their sender has disconnected."""
         channel = self.stranger.call(self.port.address, f"r{self.round}", SOON_S, lambda: False)
-        edge, reported = self.messages.links.round_edges[self.high], list[UpdateReceived | UpdateRejected]()
+        edge, reported = self.messages.edges.round_edges[self.high], list[UpdateReceived | UpdateRejected]()
         left = memoryview(b"".join(part for frame in frames for part in frame))
         while left:
             left = left[channel.write_some(left, left[:0]) :]
@@ -108,7 +108,7 @@ def victim(tmp_path: Path) -> Iterator[Victim]:
     controller, line = Pipe()
     created = Victim(tmp_path, controller, line)
     yield created
-    created.messages.links.close()
+    created.messages.edges.close()
     created.port.close()
     created.stranger.close()
 

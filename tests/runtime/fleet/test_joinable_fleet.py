@@ -22,7 +22,7 @@ from planaria.runtime.fleet.joinable_fleet import JoinedMachines, RunInvitation
 from planaria.runtime.fleet.joined_machine import RunMembership
 from planaria.runtime.fleet.joining import RunAddress, read_or_create_key
 from planaria.runtime.fleet.remote import RemoteFleet
-from planaria.runtime.transport.listener import VISITOR
+from planaria.runtime.transport.listener import MACHINE
 from planaria.runtime.transport.secure import new_key
 from waiting import until
 
@@ -46,7 +46,7 @@ class Scene:
         self.guests, self.notices = created[0], list[Notice]()
 
     def ask_to_join(self, workers: int = 2, version: str = planaria.__version__) -> BlockingConnection:
-        connection = call(self.guests.address, self.guests.key, "a machine", VISITOR)
+        connection = call(self.guests.address, self.guests.key, "a machine", MACHINE)
         send(connection, joining.JoinRequest(called="a\x1b[31m machine", version=version, workers=workers))
         return connection
 
@@ -170,7 +170,7 @@ def test_a_silent_machine_is_lost_and_one_that_sends_heartbeats_is_not(scene: Sc
      [b'{"kind":"departing","detail":"' + b"x" * 300 + b'"}']],
 )  # fmt: skip
 def test_an_invalid_message_ends_only_its_connection(scene: Scene, messages: list[bytes]) -> None:
-    good, connection = scene.join(), call(scene.guests.address, scene.guests.key, "a machine", VISITOR)
+    good, connection = scene.join(), call(scene.guests.address, scene.guests.key, "a machine", MACHINE)
     for message in messages:
         connection.send_bytes(message)
     with pytest.raises((EOFError, OSError)):
@@ -271,7 +271,7 @@ def led_remotely() -> Iterator[Scene]:
 
 
 def come_back(scene: Scene, host: str) -> BlockingConnection:
-    connection = call(scene.guests.address, scene.guests.key, "a machine", VISITOR)
+    connection = call(scene.guests.address, scene.guests.key, "a machine", MACHINE)
     send(connection, joining.JoinRequest(called="back", version=planaria.__version__, workers=1, returning=host))
     return connection
 

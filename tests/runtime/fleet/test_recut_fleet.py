@@ -12,8 +12,8 @@ from harness import apart, ending, facts, folder_of, inline, inline_losses, loss
 from planaria.cli.commands.check import replay_run
 from planaria.control.facts import events as e
 from planaria.faults.trace import Fault
-from planaria.lab.reference.engine import InlineEngine
-from planaria.report.run.ledger import sample_ledger
+from planaria.lab.reference.engine import ReferenceEngine
+from planaria.report.run.sample_ledger import sample_ledger
 from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.preparation import run_folders
 
@@ -91,7 +91,7 @@ def test_three_all_reduced_replicas_resume_two_of_noloco(tmp_path: Path, capfd: 
     shape = "step-00000005: 2 stages, 2 replicas (noloco), now 1 stage, 3 replicas (allreduce)"
     assert f"continued in another shape: {shape}" in replay_run(folder)
     after = run_folders.config_of(folder)
-    engine = InlineEngine(after, *planaria.streams(after))
+    engine = ReferenceEngine(after, *planaria.streams(after))
     engine.load_states({n: load_stage(saved.folder, after, s, n // 2) for n, s in engine.stage.items()})
     engine.step, engine.sample_offset = 5, 80 - 5 * after.samples
     found = {result.step: result.loss for result in (engine.train_step() for _ in range(3))}

@@ -19,7 +19,7 @@ from harness import LiveWorkers, ending, facts, folder_of, inline, losses, outco
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.report.run.event_lines import story
+from planaria.report.run.event_lines import timed_lines
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def test_a_dead_only_relay_is_named_and_waited_for(tmp_path: Path) -> None:
         restart.join()
     assert ending(record).outcome == "finished" and losses(record) == inline(record)[0]
     assert len(facts(record, d.Form)) <= 4, "at the start, in vain, and once it answered (twice if its port was slow)"
-    lines = [line.text for _, line in story(record)]
+    lines = [line.text for _, line in timed_lines(record)]
     first = next(n for n, line in enumerate(lines) if line.startswith("relay a does not answer: could not be opened"))
     assert lines[first + 1].startswith("no relay answers: a (") and "fleet.join_s" in lines[first + 1]
     assert not any("replaced" in line for line in lines[: lines.index("relay a answers again")])

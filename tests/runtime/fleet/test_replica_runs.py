@@ -17,7 +17,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault
-from planaria.report.run.event_lines import story
+from planaria.report.run.event_lines import timed_lines
 from planaria.runtime.checkpoint.loading import load_model
 
 TOLERANCE = 1e-5
@@ -137,7 +137,7 @@ def test_invalid_updates_of_a_replica_do_not_harm_others(tmp_path: Path) -> None
     together = {settle.round: len(settle.members) == 2 for settle in facts(record, d.Settle)}
     assert together == {0: False, 1: False, 2: True} and not facts(record, e.RoundWaitExpired)
     assert all(weight.isfinite().all() for weight in final_weights(record).values())
-    reported = [str(line) for _, line in story(record) if "(invalid update: " in line.text]
+    reported = [str(line) for _, line in timed_lines(record) if "(invalid update: " in line.text]
     assert len(reported) == 2 and "replica 0 continued alone without replica 1" in reported[0]
 
 

@@ -113,34 +113,34 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> Itera
 
 def test_links_keep_an_edge_while_its_id_stays(scene: Scene) -> None:
     messages, _ = scene
-    before, replaced = messages.links.edges[1], messages.links.edges[3]
-    assert set(messages.links.edges) == {1, 3}, "stage 2 has no part in the edge 0-1"
+    before, replaced = messages.edges.by_peer[1], messages.edges.by_peer[3]
+    assert set(messages.edges.by_peer) == {1, 3}, "stage 2 has no part in the edge 0-1"
     messages.handle(EdgeOpened(before, 0.0))
     messages.assign(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
-    assert messages.links.edges[1] is before and not before.abandoned
-    assert messages.links.edges[3] is not replaced and replaced.abandoned
-    assert messages.links.unopened == [3]
-    called = {peer: edge.spec.at for peer, edge in messages.links.edges.items()}
+    assert messages.edges.by_peer[1] is before and not before.abandoned
+    assert messages.edges.by_peer[3] is not replaced and replaced.abandoned
+    assert messages.edges.unopened == [3]
+    called = {peer: edge.spec.at for peer, edge in messages.edges.by_peer.items()}
     assert called == {1: "w1's:1", 3: ""}, "the high end of an edge calls the low one"
 
 
 def test_both_ends_of_a_rebuild_have_an_edge_until_it_ends(scene: Scene) -> None:
     messages, _ = scene
     messages.assign(2, form(2, {(1, 2): "g1:1-2"}, {3: Rebuild(by="checkfree", donors=[2, 4])}))
-    (gift,) = messages.links.transfers.values()
+    (gift,) = messages.edges.transfers.values()
     assert (gift.spec.link_id, gift.spec.peer, gift.spec.at) == ("g2:state:2>3", 3, "w3's:1"), "donors call"
     messages.assign(2, form(3, {(1, 2): "g1:1-2"}, {2: Rebuild(by="checkfree", donors=[1, 3])}))
     assert gift.abandoned
-    assert {edge.spec.link_id for edge in messages.links.transfers.values()} == {"g3:state:1>2", "g3:state:3>2"}
-    assert {edge.spec.at for edge in messages.links.transfers.values()} == {""}
-    messages.links.end_transfers()
-    assert not messages.links.transfers
+    assert {edge.spec.link_id for edge in messages.edges.transfers.values()} == {"g3:state:1>2", "g3:state:3>2"}
+    assert {edge.spec.at for edge in messages.edges.transfers.values()} == {""}
+    messages.edges.end_transfers()
+    assert not messages.edges.transfers
 
 
 @pytest.mark.parametrize("kind", ["frame", "state", "broken", "opened"])
 def test_items_of_an_edge_of_an_older_generation_are_ignored(scene: Scene, kind: str) -> None:
     messages, controller = scene
-    old: Any = messages.links.edges[3]
+    old: Any = messages.edges.by_peer[3]
     messages.assign(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
     item = {
         "frame": FrameArrived(old, *frame(first_visit(2, 7))),
@@ -150,13 +150,13 @@ def test_items_of_an_edge_of_an_older_generation_are_ignored(scene: Scene, kind:
     }[kind]
     messages.handle(item)
     waiting = [FrameId(old.spec.peer, label) for label in (first_visit(2, 7), State(3))]
-    assert not [frame for frame in waiting if frame in messages.frames_in] and old not in messages.links.opened
+    assert not [frame for frame in waiting if frame in messages.frames_in] and old not in messages.edges.opened
     assert not controller.poll(), "a false alarm would cost a generation"
 
 
 def test_a_frame_of_a_wrong_shape_is_reported(scene: Scene) -> None:
     messages, controller = scene
-    messages.handle(FrameArrived(messages.links.edges[1], *frame(first_visit(1, 7), shape=(2, 32, 31))))
+    messages.handle(FrameArrived(messages.edges.by_peer[1], *frame(first_visit(1, 7), shape=(2, 32, 31))))
     report = REPORT.validate_json(controller.recv_bytes())
     assert isinstance(report, EdgeBroken)
     assert (report.node, report.peer, report.generation) == (2, 1, 1)
@@ -167,7 +167,7 @@ def test_a_frame_of_a_wrong_shape_is_reported(scene: Scene) -> None:
 
 def test_a_frame_of_the_present_generation_is_accepted(scene: Scene) -> None:
     messages, _ = scene
-    messages.handle(FrameArrived(messages.links.edges[1], *frame(first_visit(1, 7))))
+    messages.handle(FrameArrived(messages.edges.by_peer[1], *frame(first_visit(1, 7))))
     assert messages.input_of(SECOND_VISIT) == FrameId(1, first_visit(1, 7))
     assert messages.input_of(SECOND_VISIT) in messages.frames_in
     own_data = Action("forward", 4, 0, node=0, source=None, target=1)
@@ -177,7 +177,7 @@ def test_a_frame_of_the_present_generation_is_accepted(scene: Scene) -> None:
 def test_a_wait_beyond_the_timeout_is_reported_once_and_continues(scene: Scene) -> None:
     messages, controller = scene
     messages.wait_timeout = WaitTimeout(0.01)
-    gradient = FrameArrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(4,), value=2.0))
+    gradient = FrameArrived(messages.edges.by_peer[3], *frame(GradientShare(1, 7), shape=(4,), value=2.0))
     threading.Timer(0.2, lambda: messages.control_link.inbox.put(gradient)).start()
     (taken,) = messages.take_shares([3], torch.zeros(4))
     assert torch.equal(taken, torch.full((4,), 2.0))
@@ -189,8 +189,8 @@ def test_a_wait_beyond_the_timeout_is_reported_once_and_continues(scene: Scene) 
 
 def test_a_gradient_of_a_wrong_shape_is_rejected_and_waited_for_again(scene: Scene) -> None:
     messages, controller = scene
-    messages.handle(FrameArrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(3,))))
-    gradient = FrameArrived(messages.links.edges[3], *frame(GradientShare(1, 7), shape=(4,)))
+    messages.handle(FrameArrived(messages.edges.by_peer[3], *frame(GradientShare(1, 7), shape=(3,))))
+    gradient = FrameArrived(messages.edges.by_peer[3], *frame(GradientShare(1, 7), shape=(4,)))
     threading.Timer(0.2, lambda: messages.control_link.inbox.put(gradient)).start()
     (taken,) = messages.take_shares([3], torch.zeros(4))
     assert taken.shape == (4,)
@@ -211,7 +211,7 @@ class OnDevice(Tensor):
 def test_results_are_sent_once_on_the_host_unless_a_generation_has_begun(scene: Scene) -> None:
     messages, _ = scene
     copier, sent = cast(FakeCopier, messages.staging._copier), list[tuple[Label, float]]()
-    edge: Any = messages.links.edges[3]
+    edge: Any = messages.edges.by_peer[3]
     edge.send = lambda label, payload: sent.append((label, payload.sum().item()))
     first = Action("forward", 0, 2, node=2, source=1, target=3)
     for number, generation in ((1.0, 1), (2.0, 2)):
@@ -229,7 +229,7 @@ def test_results_are_sent_once_on_the_host_unless_a_generation_has_begun(scene: 
 def test_arrivals_are_copied_to_the_device_at_once_and_joined_when_taken(scene: Scene) -> None:
     messages, _ = scene
     copier, (header, payload) = cast(FakeCopier, messages.staging._copier), frame(first_visit(1, 7))
-    messages.handle(FrameArrived(messages.links.edges[1], header, payload.as_subclass(OnDevice)))
+    messages.handle(FrameArrived(messages.edges.by_peer[1], header, payload.as_subclass(OnDevice)))
     (event,) = copier.events
     assert not copier.joined
     taken = messages.take(FrameId(1, first_visit(1, 7)))

@@ -13,7 +13,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
-from planaria.report.run.event_lines import story
+from planaria.report.run.event_lines import timed_lines
 from planaria.report.run.run_verdict import facts_of, verdict
 from planaria.runtime.checkpoint.store import CheckpointStore
 
@@ -48,7 +48,7 @@ def test_a_replica_that_differs_is_named_at_the_next_save(tmp_path: Path, backgr
     record = train(config(tmp_path, background, compress=compress, **WRONG))
     odd = [d.UnequalReplicas(stage=stage, replicas=[0, 1, 2], differing=[2]) for stage in (0, 1)]
     assert found(record) == [(3, []), (6, odd)]
-    (line,) = (line for _, line in story(record) if "weights" in line.text)
+    (line,) = (line for _, line in timed_lines(record) if "weights" in line.text)
     assert "replica 2: weights of stage 0 differ from those of 2 replicas but should be equal" in line.text
     assert "replica 2: weights of stage 1" in line.text
     assert "had different weights in 1 checkpoint." in verdict(facts_of(record, 1.0)).summary

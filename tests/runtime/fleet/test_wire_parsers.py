@@ -37,7 +37,7 @@ from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.listener import (
     CALLED_FOR,
     FILES,
-    VISITOR,
+    MACHINE,
     ConnectingPeer,
     answers,
     connect,
@@ -56,7 +56,7 @@ from planaria.runtime.transport.wire import (
 from planaria.runtime.worker.setup import SETUP, Setup
 
 KEY = new_key()
-GREETINGS = [["w1", 1, 7], ["g1:0-1", VISITOR, 7], ["waits e", CALLED_FOR, 7], ["files", FILES, 7]]
+GREETINGS = [["w1", 1, 7], ["g1:0-1", MACHINE, 7], ["waits e", CALLED_FOR, 7], ["files", FILES, 7]]
 FROM_MACHINE = [
     joining.JoinRequest(called="x", version="1", workers=2, at="127.0.0.1:1"),
     joining.Started(worker="w1", incarnation=1),

@@ -22,7 +22,7 @@ from planaria.runtime.fleet.joining import InjectFaultRequest, read_run_address
 from planaria.runtime.fleet.supervised_fleet import supervisor_pid
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.resolved_run import ResolvedRun
-from planaria.runtime.transport.listener import VISITOR
+from planaria.runtime.transport.listener import MACHINE
 from planaria.runtime.transport.secure import StrangerError
 
 _PATIENCE_S = 10.0
@@ -94,7 +94,7 @@ def request_fault(folder: Path, target: str, fields: Mapping[str, Any]) -> str:
     require_readers(resolved, [fault], "planaria run chaos")
     run_address = read_run_address(folder)
     try:
-        line = call(run_address.at, bytes.fromhex(run_address.key), "the owner", VISITOR, _PATIENCE_S)
+        line = call(run_address.at, bytes.fromhex(run_address.key), "the owner", MACHINE, _PATIENCE_S)
         line.send_bytes(InjectFaultRequest(fault=fault).model_dump_json().encode())
         if not line.poll(_PATIENCE_S):
             raise TimeoutError("no answer")

@@ -202,7 +202,7 @@ class RunStarted(Fact):
         return bool(self.exchange.coded)
 
     @property
-    def most_replicas(self) -> int:
+    def max_replicas(self) -> int:
         """Largest number of replicas at any time."""
         return max(self.replicas, len(self.nodes_by_replica))
 
@@ -281,7 +281,7 @@ class RunStarted(Fact):
         """Node → its stage, in all replicas that may exist."""
         held = [
             (node, stage)
-            for r in range(self.most_replicas)
+            for r in range(self.max_replicas)
             for stage, nodes in enumerate(self.nodes(r))
             for node in nodes
         ]
@@ -290,4 +290,4 @@ class RunStarted(Fact):
     @cached_property
     def replica_of(self) -> dict[int, int]:
         """Node → its replica, of all that may exist."""
-        return {node: r for r in range(self.most_replicas) for nodes in self.nodes(r) for node in nodes}
+        return {node: r for r in range(self.max_replicas) for nodes in self.nodes(r) for node in nodes}

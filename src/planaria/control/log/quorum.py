@@ -50,7 +50,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Member(_Record):
+class QuorumMember(_Record):
     """A holder's state of the run's membership."""
 
     id: Hex32
@@ -87,7 +87,7 @@ class Answer(_Record):
     """whether the holder did what was asked"""
     promised: Ballot = NONE
     accepted: Ballot = NONE
-    member: Member | None = None
+    member: QuorumMember | None = None
     error: str = ""
     """why the holder could not answer; then it counts as silent"""
     value: Annotated[bytes, Field(exclude=True)] = b""
@@ -98,7 +98,7 @@ def with_folder_id(request: Request, holder: str) -> Request:
     return request.model_copy(update={"holder": holder}) if isinstance(request, Vote) else request
 
 
-def vote(member: Member, slot: Slot, request: Vote) -> tuple[Slot, Answer]:
+def vote(member: QuorumMember, slot: Slot, request: Vote) -> tuple[Slot, Answer]:
     """Return the new state of an object and the answer, which is sent once the state is on disk."""
     if request.holder != member.id:
         return slot, Answer(error=_FOREIGN)
@@ -111,7 +111,7 @@ def vote(member: Member, slot: Slot, request: Vote) -> tuple[Slot, Answer]:
     return slot, Answer(ok=granted, promised=slot.promised, accepted=slot.accepted, value=value)
 
 
-def enrol(member: Member, request: Enrolment) -> tuple[Member, Answer]:
+def enrol(member: QuorumMember, request: Enrolment) -> tuple[QuorumMember, Answer]:
     """Return a holder's new membership and the answer, which is sent once the membership is on disk."""
     fits = member.roster in ({}, request.roster) and member.id in request.roster.values()
     if request.kind == "enrol" and fits:

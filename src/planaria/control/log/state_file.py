@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from planaria.common import atomic, documents
 from planaria.common.documents import former_names
 from planaria.common.errors import UserError
+from planaria.config.names import WorkerId
 from planaria.control.state.run import RunState
 
 STATE = "state.json"
@@ -53,8 +54,8 @@ class StateFile(BaseModel):
     workers: list[LiveWorker]
 
 
-StartTicks = Mapping[tuple[str, int], int | None]
-"""(worker, incarnation) → start time of its process"""
+StartTicks = Mapping[WorkerId, int | None]
+"""worker → start time of its process"""
 
 
 def describe(state: RunState, ticks: StartTicks = MappingProxyType({})) -> StateFile:
@@ -65,7 +66,7 @@ def describe(state: RunState, ticks: StartTicks = MappingProxyType({})) -> State
             worker=name,
             incarnation=w.incarnation,
             pid=w.pid,
-            start_ticks=ticks[name, w.incarnation] if (name, w.incarnation) in ticks else start_ticks(w.pid),
+            start_ticks=ticks[key] if (key := WorkerId(name, w.incarnation)) in ticks else start_ticks(w.pid),
             node=nodes.get(name),
             stage=stage_of.get(nodes.get(name, -1)),
         )
@@ -112,7 +113,7 @@ class StateWriter:
         began, self._written = self._clock(), state
         try:
             file = describe(state, self._start_ticks)
-            self._start_ticks = {(w.worker, w.incarnation): w.start_ticks for w in file.workers}
+            self._start_ticks = {WorkerId(w.worker, w.incarnation): w.start_ticks for w in file.workers}
             atomic.write_text(self._path, documents.seal(file))
         finally:
             self._ended = self._clock()

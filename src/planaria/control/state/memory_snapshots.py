@@ -1,7 +1,7 @@
 """Snapshots that a replica's workers hold together in memory, from which lost stages can be restored. Pure.
 
 The content follows from the steps started and committed, and from which workers are new; each worker derives it in the
-same way (``recovery/retention.py``).
+same way (``recovery/snapshot_schedule.py``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from planaria.recovery.chain import Chain
-from planaria.recovery.retention import SnapshotRetention, SnapshotVersions
+from planaria.recovery.snapshot_schedule import SnapshotSchedule, SnapshotVersions
 
 NONE_YET = SnapshotVersions()
 
@@ -19,9 +19,8 @@ NONE_YET = SnapshotVersions()
 class MemorySnapshot:
     """The step of the snapshot, and the nodes whose workers hold their part of it."""
 
-    by: str
-    """the strategy"""
-    rule: SnapshotRetention
+    strategy: str
+    schedule: SnapshotSchedule
     versions: SnapshotVersions = NONE_YET
     nodes: frozenset[int] = frozenset()
     coming: frozenset[int] = frozenset()
@@ -39,13 +38,13 @@ class MemorySnapshot:
 
     def begin(self, step: int) -> MemorySnapshot:
         """Return the memory after all started a step."""
-        return replace(self, versions=self.versions.begin(step, self.rule))
+        return replace(self, versions=self.versions.begin(step, self.schedule))
 
     def commit(self, step: int, everybody: Collection[int]) -> MemorySnapshot:
         """Return the memory after all committed the started step."""
-        if not self.versions.completes(step, self.rule):
+        if not self.versions.completes(step, self.schedule):
             return self
-        return replace(self, versions=self.versions.commit(step, self.rule), nodes=frozenset(everybody))
+        return replace(self, versions=self.versions.commit(step, self.schedule), nodes=frozenset(everybody))
 
     def form(self, renewed: Collection[int], restored: Collection[int]) -> MemorySnapshot:
         """Return the memory of a new generation.
@@ -74,4 +73,4 @@ class MemorySnapshot:
 
     def void(self) -> MemorySnapshot:
         """Return the memory after all returned to an unrelated state."""
-        return MemorySnapshot(self.by, self.rule)
+        return MemorySnapshot(self.strategy, self.schedule)

@@ -222,7 +222,7 @@ class ReplicaState:
         )
         nodes = state.arrangement.stage
         if settings.snapshot_step >= 0 and memory is not None:
-            recall = Recall(by=memory.by, step=settings.snapshot_step, file=settings.recalled_from)
+            recall = Recall(by=memory.strategy, step=settings.snapshot_step, file=settings.recalled_from)
             recalled = settings.snapshot_nodes
             memory = memory.resume(settings.snapshot_step, recalled)
             lost = frozenset(nodes.keys() - set(recalled))

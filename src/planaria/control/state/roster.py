@@ -36,7 +36,7 @@ class WorkerState:
 
 
 @dataclass(frozen=True)
-class Host:
+class MachineState:
     """A machine that has joined."""
 
     workers: int
@@ -63,14 +63,14 @@ class Roster:
     """All workers and machines. Immutable; derived facts are cached."""
 
     workers: Mapping[str, WorkerState] = field(default_factory=lambda: MappingProxyType({}))
-    hosts: Mapping[str, Host] = field(default_factory=lambda: MappingProxyType({}))
+    machines: Mapping[str, MachineState] = field(default_factory=lambda: MappingProxyType({}))
     """machines that have joined"""
 
     def with_workers(self, changed: Mapping[str, WorkerState]) -> Roster:
         return replace(self, workers=MappingProxyType({**self.workers, **changed}))
 
-    def with_host(self, name: str, host: Host) -> Roster:
-        return replace(self, hosts=MappingProxyType({**self.hosts, name: host}))
+    def with_machine(self, name: str, machine: MachineState) -> Roster:
+        return replace(self, machines=MappingProxyType({**self.machines, name: machine}))
 
     def with_status(self, status: Status) -> tuple[str, ...]:
         """Return the workers in this status, in order of identity."""
@@ -79,11 +79,11 @@ class Roster:
     def stays(self, worker: str) -> bool:
         """Return whether the worker is not leaving and its machine still takes workers."""
         state = self.workers[worker]
-        return not state.leaving and (not state.host or self.hosts[state.host].stays)
+        return not state.leaving and (not state.host or self.machines[state.host].stays)
 
-    def staying_on(self, host: str) -> int:
-        """Return the number of living, staying workers on a host; "" is the run's own machines."""
-        return self._staying[host]
+    def staying_on(self, machine: str) -> int:
+        """Return the number of living, staying workers on a machine; "" is the run's own machines."""
+        return self._staying[machine]
 
     def with_room(self, replacing: bool) -> tuple[str, ...]:
         """Return joined machines with room for one more worker; dead workers free room if ``replacing``."""
@@ -107,7 +107,7 @@ class Roster:
     @cached_property
     def rejected(self) -> tuple[str, ...]:
         """Machines to dismiss."""
-        return tuple(name for name, host in self.hosts.items() if host.rejection)
+        return tuple(name for name, machine in self.machines.items() if machine.rejection)
 
     @cached_property
     def _by_status(self) -> Mapping[Status, tuple[str, ...]]:
@@ -122,11 +122,11 @@ class Roster:
 
     @cached_property
     def _with_room(self) -> Mapping[bool, tuple[str, ...]]:
-        fit = {name: host for name, host in self.hosts.items() if host.failed_starts < MAX_FAILED_STARTS}
+        fit = {name: machine for name, machine in self.machines.items() if machine.failed_starts < MAX_FAILED_STARTS}
         ever = Counter(worker.host for worker in self.workers.values()) if fit else Counter[str]()
         return {
-            True: tuple(name for name, host in fit.items() if self.staying_on(name) < host.workers),
-            False: tuple(name for name, host in fit.items() if ever[name] < host.workers),
+            True: tuple(name for name, machine in fit.items() if self.staying_on(name) < machine.workers),
+            False: tuple(name for name, machine in fit.items() if ever[name] < machine.workers),
         }
 
 

@@ -15,7 +15,7 @@ from planaria.control.state.data_position import BlockAllocation, BlockSet
 from planaria.control.state.gauges import Gauges
 from planaria.control.state.replica import CACHED_PROPERTY_INPUTS, ReplicaGroup, ReplicaState
 from planaria.control.state.rollback import RollbackPoint
-from planaria.control.state.roster import Host, Roster, Status, WorkerState
+from planaria.control.state.roster import MachineState, Roster, Status, WorkerState
 from planaria.exchange.base import Exchange
 from planaria.exchange.registry import make_exchange
 from planaria.exchange.robust.suspicion import Suspicion
@@ -24,21 +24,21 @@ from planaria.exchange.robust.suspicion import Suspicion
 class Replicas(Mapping[int, ReplicaState]):
     """Replicas by number, in order; immutable. Replacing one copies the index of all, but no replica.
 
-    ``troubled``: numbers of present ones that are incomplete (:attr:`ReplicaState.troubled`). ``gone``: numbers of
+    ``troubled``: numbers of present ones that are incomplete (:attr:`ReplicaState.troubled`). ``left``: numbers of
     those that left or do not exist yet. ``generation``: the latest of all.
     """
 
     def __init__(self, replicas: Mapping[int, ReplicaState]) -> None:
         self._all = dict(replicas)
         self.troubled = frozenset[int]()
-        self.gone = frozenset[int]()
+        self.left = frozenset[int]()
         self.generation = max(replica.generation for replica in self._all.values())
         for replica in self._all.values():
             self._index(replica)
 
     def _index(self, replica: ReplicaState) -> None:
         only_this, ended = {replica.number}, replica.phase == "left"
-        self.gone = self.gone | only_this if ended else self.gone - only_this
+        self.left = self.left | only_this if ended else self.left - only_this
         self.troubled = self.troubled | only_this if replica.troubled and not ended else self.troubled - only_this
 
     def with_replica(self, replica: ReplicaState) -> Replicas:
@@ -59,7 +59,7 @@ class Replicas(Mapping[int, ReplicaState]):
     @property
     def live(self) -> Mapping[int, ReplicaState]:
         """Present replicas."""
-        return {n: replica for n, replica in self._all.items() if n not in self.gone} if self.gone else self
+        return {n: replica for n, replica in self._all.items() if n not in self.left} if self.left else self
 
     @cached_property
     def replica_of_worker(self) -> Mapping[str, int]:
@@ -99,7 +99,7 @@ class UnsavedCheckpoint:
     detail: str
     tries: int
     """failed attempts under this name"""
-    hosts: frozenset[str]
+    machines: frozenset[str]
     """machines at which saves failed since the last seal; "" is the run's own"""
     since: int
     """steps made at that time; the next interval starts there"""
@@ -144,7 +144,7 @@ class RunState:
     """the newest complete checkpoint of this run"""
     groups: Mapping[int, tuple[ReplicaGroup, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """round → its groups, drawn when the first replica reached it"""
-    links_with_open_prefetch: Mapping[int, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
+    edges_with_open_prefetch: Mapping[int, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
     """round → ids of the links over which prefetched parts may be sent"""
     suspicion: Suspicion = field(default_factory=Suspicion)
     """evidence against replicas from earlier steps and rounds"""
@@ -185,7 +185,7 @@ class RunState:
             allotment = allotment.started_past_checkpoint(settings.first_step - settings.durable_step)
         return cls(
             settings=settings,
-            replicas=Replicas({n: ReplicaState.start(settings, n) for n in range(settings.most_replicas)}),
+            replicas=Replicas({n: ReplicaState.start(settings, n) for n in range(settings.max_replicas)}),
             allotment=allotment,
             save_every=settings.save_every,
             saved=durable.step,
@@ -245,9 +245,9 @@ class RunState:
         return self.roster.workers
 
     @property
-    def hosts(self) -> Mapping[str, Host]:
+    def machines(self) -> Mapping[str, MachineState]:
         """Machines that have joined."""
-        return self.roster.hosts
+        return self.roster.machines
 
     @property
     def spares(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from planaria.common.errors import UserError, nearest
-from planaria.exchange.attacks.base import Attack
+from planaria.exchange.attacks.base import UpdateAttack
 from planaria.exchange.attacks.update_attacks import (
     Alie,
     Equivocate,
@@ -28,7 +28,7 @@ from planaria.exchange.attacks.update_attacks import (
     Zero,
 )
 
-ATTACKS: dict[str, type[Attack]] = {
+ATTACKS: dict[str, type[UpdateAttack]] = {
     "sign_flip": SignFlip,
     "own_flip": OwnFlip,
     "zero": Zero,
@@ -51,7 +51,7 @@ DEFAULT_ATTACK = "nan"
 """attack of a fault without ``attack``"""
 
 
-def make_attack(name: str | None, strength: float | None) -> Attack:
+def make_attack(name: str | None, strength: float | None) -> UpdateAttack:
     """Return the attack of a fault with its strength.
 
     :raises UserError: for an unknown attack or an invalid strength.

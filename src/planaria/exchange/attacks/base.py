@@ -41,7 +41,7 @@ class AttackView:
     """``known`` of the first round of the attack"""
 
 
-class Attack(Choice, ABC):
+class UpdateAttack(Choice, ABC):
     """A Byzantine behaviour; its fields are its options."""
 
     listens: ClassVar[bool] = False
@@ -63,7 +63,7 @@ class Attack(Choice, ABC):
         """Return the message to send instead of ``honest``, which is ``codec``'s encoding of ``scene.own``."""
 
 
-class VectorAttack(Attack, ABC):
+class VectorAttack(UpdateAttack, ABC):
     """An attack with valid messages of a corrupted vector."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class VectorAttack(Attack, ABC):
         return codec.encode(self.vector(scene), scene.round)
 
 
-class MessageAttack(Attack, ABC):
+class MessageAttack(UpdateAttack, ABC):
     """An attack with invalid messages."""
 
     @abstractmethod

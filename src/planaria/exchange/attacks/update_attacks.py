@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from planaria.exchange.attacks.base import Attack, AttackView, MessageAttack, Strength, VectorAttack
+from planaria.exchange.attacks.base import AttackView, MessageAttack, Strength, UpdateAttack, VectorAttack
 from planaria.exchange.compress.base import Compressor
 
 _USUAL = 1.5
@@ -183,7 +183,7 @@ class WrongType(MessageAttack):
         return raw_bytes[: len(raw_bytes) // 2 * 2].view(torch.bfloat16) if honest.dtype == torch.uint8 else raw_bytes
 
 
-class LabelFlip(Attack):
+class LabelFlip(UpdateAttack):
     """y ← V − 1 − y for every target y of a vocabulary of V (arXiv 2012.10333 and others).
 
     The message follows from these labels. The attack acts on the ends stage only, which has the targets.

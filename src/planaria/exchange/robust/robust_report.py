@@ -145,7 +145,7 @@ def section(record: RunRecord) -> Iterator[str]:
         rows = sorted(_rows(trust), key=lambda row: (-int(row[3]), row))
         more = f" The {ROWS} most frequent of {len(rows)}." if len(rows) > ROWS else ""
         parts += [page.subheading("Rejected"), page.paragraph(f"Invalid updates.{more}")]
-        parts.append(page.table("refused", head, rows[:ROWS], numbers_from=3))
+        parts.append(page.table("rejected", head, rows[:ROWS], numbers_from=3))
     yield page.section("TrustHistory", text.strip(), *parts)
 
 

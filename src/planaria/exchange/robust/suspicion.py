@@ -16,8 +16,8 @@ class MemberRejections:
 
     proved: int = 0
     """earlier rounds in which more members rejected than may be Byzantine"""
-    by: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
-    """member → other earlier rounds in which it rejected"""
+    earlier_rounds: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """member → number of other earlier rounds in which it rejected"""
     round: int = -1
     """the newest round with a rejection"""
     now: frozenset[int] = frozenset()
@@ -37,20 +37,25 @@ class MemberRejections:
     def strikes(self, byzantine: int) -> int:
         """Return the minimum number of rounds with an invalid update, with at most ``byzantine`` Byzantine members."""
         closed = self._merge_newest(byzantine)
-        counts = sorted(closed.by.values(), reverse=True)
+        counts = sorted(closed.earlier_rounds.values(), reverse=True)
         return closed.proved + (counts[byzantine] if len(counts) > byzantine else 0)
 
     def without(self, member: int) -> MemberRejections:
         """Return the state without rejections by ``member``."""
-        by = MappingProxyType({other: rounds for other, rounds in self.by.items() if other != member})
-        return replace(self, by=by, now=self.now - {member})
+        earlier_rounds = MappingProxyType(
+            {other: rounds for other, rounds in self.earlier_rounds.items() if other != member}
+        )
+        return replace(self, earlier_rounds=earlier_rounds, now=self.now - {member})
 
     def _merge_newest(self, byzantine: int) -> MemberRejections:
         """Return the state with the newest round merged into the earlier ones."""
         if len(self.now) > byzantine:
             return replace(self, proved=self.proved + 1, now=frozenset())
-        by = {**self.by, **{member: self.by.get(member, 0) + 1 for member in self.now}}
-        return replace(self, by=MappingProxyType(by), now=frozenset())
+        earlier_rounds = {
+            **self.earlier_rounds,
+            **{member: self.earlier_rounds.get(member, 0) + 1 for member in self.now},
+        }
+        return replace(self, earlier_rounds=MappingProxyType(earlier_rounds), now=frozenset())
 
 
 Finding = tuple[int, ...]

@@ -83,7 +83,9 @@ def _require_supported(path: Path, spec: ExpertsSpec, base: RunConfig) -> None:
     if base.data.mixture:
         raise UserError(f"{path}: data.mixture: each expert reads its own domain; remove it")
     if base.data.max_chars is not None:
-        raise UserError(f"{path}: data.max_chars: would omit some domains; set experts.most, which limits each domain")
+        raise UserError(
+            f"{path}: data.max_chars: would omit some domains; set experts.max_chars, which limits each domain"
+        )
     if base.data.document_mask:
         raise UserError(f"{path}: data.document_mask: an ensemble reads samples without masks; remove it")
     if base.checkpoint.store is not None:

@@ -250,8 +250,8 @@ def predict(
     f is the best interval for these numbers, and at least the checkpoints' delay.
     """
     recoveries = _stage_recoveries(config, failures.affected_stages)
-    rolling_back = [stage for stage, stage_recovery in recoveries.items() if stage_recovery.by is None]
-    rebuilding = [stage_recovery for stage_recovery in recoveries.values() if stage_recovery.by is not None]
+    rolling_back = [stage for stage, stage_recovery in recoveries.items() if stage_recovery.strategy is None]
+    rebuilding = [stage_recovery for stage_recovery in recoveries.values() if stage_recovery.strategy is not None]
     unready = sum(1.0 - (1.0 - failures.rate) ** stage_recovery.unready for stage_recovery in rebuilding)
     chance = 1.0 - (1.0 - failures.rate) ** (len(rolling_back) + unready)
     interval = None
@@ -280,7 +280,7 @@ def predict(
 class _StageRecovery(NamedTuple):
     """Recovery of a stage that is lost alone."""
 
-    by: str | None
+    strategy: str | None
     """the strategy that rebuilds it, or None if all roll back"""
     unready: int
     """steps after another failure during which it would roll back anyway"""
@@ -291,8 +291,8 @@ def _curves_used(
 ) -> list[tuple[Curve, float]]:
     """Return the curves that predict a recipe's strategy, each with the failures per step that it repairs."""
     chain = make_chain(config.recovery, config.pipeline.stages).strategies
-    by = [stage_recovery.by for stage_recovery in recoveries.values() if stage_recovery.by is not None]
-    rebuilding = Counter(strategy_of(name, chain[name]) for name in by)
+    named = [stage_recovery.strategy for stage_recovery in recoveries.values() if stage_recovery.strategy is not None]
+    rebuilding = Counter(strategy_of(name, chain[name]) for name in named)
     curves = experience.curves
     return [(curves[strategy], count * rate) for strategy, count in rebuilding.items() if strategy in curves]
 

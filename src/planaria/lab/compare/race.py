@@ -1,4 +1,4 @@
-"""One arm of a comparison with one seed, trained on the inline engine under the trace that all arms share.
+"""One arm of a comparison with one seed, trained on the reference engine under the trace that all arms share.
 
 Time is counted in *ticks*, executed steps. A rollback undoes steps, never ticks: the same failures occur in every arm
 after the same amount of work.
@@ -16,7 +16,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import PEER
 from planaria.data.shards import Data
 from planaria.data.stream import Stream
-from planaria.lab.reference.engine import InlineEngine
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.models.state import StageState
 from planaria.recovery.checkpoint import PendingSave
 
@@ -67,7 +67,7 @@ class _Race:
         train, validation = (
             Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation")
         )
-        self.engine = InlineEngine(config, train, validation)
+        self.engine = ReferenceEngine(config, train, validation)
         self._kept: dict[int, Mapping[int, StageState]] = {0: self._states()}
         """committed steps → states, durable or being written"""
         self._durable = 0

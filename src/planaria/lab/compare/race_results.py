@@ -154,13 +154,13 @@ class ArmScore(Record):
         redundant = "redundant" in changes.get("recovery.strategy", "").replace(",", " ").split()
         return {**fields, "computes_copies": redundant and changes.get("recovery.options.forward") != "False"}
 
-    def spread(self, of: str) -> Spread | None:
+    def spread(self, measure: str) -> Spread | None:
         """Return the spread of a number over the seeds, or None if a seed lacks it."""
-        return spread(getattr(run, of) for run in self.runs)
+        return spread(getattr(run, measure) for run in self.runs)
 
-    def interval(self, of: str) -> tuple[float, float] | None:
+    def interval(self, measure: str) -> tuple[float, float] | None:
         """Return the 95 % bootstrap interval of a number's mean, or None if a seed lacks it or there are few."""
-        numbers = [getattr(run, of) for run in self.runs]
+        numbers = [getattr(run, measure) for run in self.runs]
         return None if len(numbers) < MIN_SEEDS or None in numbers else bootstrap(numbers)
 
     @property
@@ -259,10 +259,10 @@ class ComparisonResults(Record):
 
         Arms that missed the target come last.
         """
-        of = "hours" if self.priced else "ticks"
+        measure = "hours" if self.priced else "ticks"
 
         def rank(arm: ArmScore) -> tuple[int, float]:
-            numbers = arm.spread(of)
+            numbers = arm.spread(measure)
             return (arm.missed, numbers[0] if numbers else 0.0)
 
         return [self.arms[0], *sorted(self.arms[1:], key=rank)]

@@ -266,8 +266,8 @@ def resolve_arms(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tup
         raise UserError(f"{path}: train.start: arms start with the weights of their seed; remove it")
     for arm in arms:
         if arm.config.checkpoint.store is not None:
-            folder = path if arm.config == arms[0].config else f"{path}: compare.arms.{arm.name}"
-            raise UserError(f"{folder}: checkpoint.store: races keep their checkpoints in memory; remove it")
+            location = path if arm.config == arms[0].config else f"{path}: compare.arms.{arm.name}"
+            raise UserError(f"{location}: checkpoint.store: races keep their checkpoints in memory; remove it")
     clock_configs = {arm.name: clock_config(path, comparison, arm, arms[0].config) for arm in arms}
     clocks = {arm.name: _make_clock(path, arm, clock_configs[arm.name]) for arm in arms}
     resolved_arms = [_with_best_interval(comparison, arm, clock_configs[arm.name], clocks[arm.name]) for arm in arms]
@@ -282,9 +282,9 @@ def _make_clock(path: Path, arm: Arm, config: RunConfig) -> ArmClock:
         return arm_clock(config)
 
 
-def _with_best_interval(comparison: Comparison, arm: Arm, clock_configs: RunConfig, clock: ArmClock) -> Arm:
+def _with_best_interval(comparison: Comparison, arm: Arm, clocked: RunConfig, clock: ArmClock) -> Arm:
     """Return the arm with its best intervals as numbers of steps, by the clock and the trace's rate."""
-    config, trace = arm.config.model_copy(update={"recovery": clock_configs.recovery}), comparison.trace
+    config, trace = arm.config.model_copy(update={"recovery": clocked.recovery}), comparison.trace
     if config.checkpoint.every != "best":
         return arm.model_copy(update={"config": config})
     eligible_stages = set(range(0 if trace.ends else 1, config.pipeline.stages + 1)) - set(trace.exempt)

@@ -52,7 +52,7 @@ class DocumentPart(NamedTuple):
 
 
 def write_domains(spec: ExpertsSpec, folder: Path) -> None:
-    """Copy at most ``spec.most`` characters of each domain into ``folder``; of untrained domains only test text.
+    """Copy at most ``spec.max_chars`` characters of each domain into ``folder``; of untrained domains only test text.
 
     Existing files stay.
 
@@ -62,20 +62,20 @@ def write_domains(spec: ExpertsSpec, folder: Path) -> None:
         return
     known: dict[str, str] = {}
     for name, domain in spec.untrained.items():
-        kept = every_nth(_pieces(f"experts.untrained.{name}", domain), spec.most // SPLIT_PARTS, _length)
+        kept = every_nth(_pieces(f"experts.untrained.{name}", domain), spec.max_chars // SPLIT_PARTS, _length)
         known |= dict.fromkeys((piece.document for piece in kept), TEST)
         _write(folder / TEST / f"{name}.jsonl", kept)
     if spec.clusters:
         _cut_into_clusters(spec, folder, known)
     for name in () if spec.clusters else spec.parts(GENERALIST):
         location = f"experts.domains.{name}"
-        kept = every_nth(_pieces(location, spec.domains[name]), spec.most, _length)
+        kept = every_nth(_pieces(location, spec.domains[name]), spec.max_chars, _length)
         _require_enough_text(location, kept)
         known |= split_documents([piece.document for piece in kept], known)
         _write_parts(name, location, kept, known, folder)
     if spec.seed.text.source:
         location = "experts.seed.text"
-        kept = every_nth(_pieces(location, spec.seed.text), spec.most * len(spec.domains), _length)
+        kept = every_nth(_pieces(location, spec.seed.text), spec.max_chars * len(spec.domains), _length)
         own = [piece for piece in kept if known.get(piece.document, TRAINED) == TRAINED]
         _require_enough_text(location, own)
         _write(folder / GENERAL / f"{GENERAL}.jsonl", own)
@@ -116,7 +116,7 @@ def _cut_into_clusters(spec: ExpertsSpec, folder: Path, known: dict[str, str]) -
     """Cut one body of unlabelled text into domains by the content of its pieces."""
     name, domain = next(iter(spec.domains.items()))
     location = f"experts.domains.{name.rpartition('-')[0]}"
-    kept = every_nth(_pieces(location, domain), spec.most, _length)
+    kept = every_nth(_pieces(location, domain), spec.max_chars, _length)
     groups = k_means_groups([piece.text for piece in kept], spec.clusters)
     known |= split_documents([piece.document for piece in kept], known)
     for number, name in enumerate(spec.domains):

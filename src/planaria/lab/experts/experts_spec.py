@@ -14,6 +14,7 @@ from planaria.config import bounds, recipe
 from planaria.config.bounds import Fraction, Natural, Positive
 from planaria.config.names import KEY_RULE, is_key
 from planaria.config.schema import ModelConfig, RunConfig, Section
+from planaria.config.section import formerly
 from planaria.lab.experts.budget import GENERALIST
 from planaria.lab.experts.lineage import chains
 from planaria.lab.experts.minimax_weights import FLOOR
@@ -158,8 +159,8 @@ class ExpertsSpec(SeededTrials, JobSettings):
     """domains that have an expert each"""
     untrained: dict[str, DomainSpec] = Field(default_factory=dict)
     """domains without an expert, which measure how far the ensemble generalises"""
-    most: Positive = 4_000_000
-    """characters of a domain that are used"""
+    max_chars: Annotated[Positive, formerly("max_chars", "most")] = 4_000_000
+    """maximum characters of a domain that are used"""
     clusters: Natural = 0
     """number of domains into which a single domain of unlabelled text is cut by content; 0: not cut"""
     test_windows: Positive = 200

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from planaria.lab.experts import ridge
 from planaria.lab.experts.log_probabilities import BATCH
 from planaria.models.llama_stages import Llama
-from planaria.models.moe_layer import MoELayer, Routing
+from planaria.models.moe_layer import ExpertRouting, MoELayer
 
 _OWN, _ALL = ".mlp.", ".mlp.experts.{}."
 
@@ -29,7 +29,7 @@ def mean(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def merge_experts(experts: Sequence[Llama], top_k: int, bias: bool) -> Llama:
     """Return one model of N experts of equal shape; its routers are zero until :func:`route` sets them."""
     states = [expert.global_state() for expert in experts]
-    model = Llama(experts[0].config, routing=Routing(len(experts), top_k, bias), initialise=False)
+    model = Llama(experts[0].config, routing=ExpertRouting(len(experts), top_k, bias), initialise=False)
     blocks = {
         name.replace(_OWN, _ALL.format(number)): tensor
         for number, state in enumerate(states)

@@ -1,4 +1,7 @@
-"""Reference engine: all stages in this process, and a plan's actions in one fixed topological order."""
+"""Reference engine: all stages in this process, without controller and workers, in one fixed topological order.
+
+Tests compare the runs of both engines (``engine = "inline"`` and ``"fleet"``) with it.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from planaria.control.state.memory_snapshots import MemorySnapshot
 from planaria.control.state.replica import after_commit
 from planaria.data.stream import Stream
 from planaria.exchange.coded.coded_worker import coded_steps
-from planaria.lab.reference.replicas import InlineReplicas, StageRounds
-from planaria.lab.reference.rounds import InlineRounds, run_plan
+from planaria.lab.reference.replicas import ReferenceReplicas, StageRounds
+from planaria.lab.reference.rounds import ReferenceRounds, run_plan
 from planaria.models.packing import pack, unpack
 from planaria.models.state import StageState
 from planaria.pipeline.plan.actions import Action, StepPlan
@@ -41,7 +44,7 @@ class StepResult:
     """rounds of the replicas' exchange settled after this step"""
 
 
-class InlineEngine:
+class ReferenceEngine:
     """A replica, or several, in one process. ``step`` is the number of committed steps.
 
     State is kept by node; if every stage has one node, that is the stage's number.
@@ -73,9 +76,9 @@ class InlineEngine:
         self.detour: Sequence[Sequence[int]] = ()
         """routes for the remaining nodes, instead of the schedule's"""
         several = config.exchange.replicas > 1
-        self.replicas = InlineReplicas(config, self.resolved.arrangement, self.runners) if several else None
+        self.replicas = ReferenceReplicas(config, self.resolved.arrangement, self.runners) if several else None
         coded = coded_steps(self.resolved)
-        self.rounds = None if coded is None else InlineRounds(coded, self.runners)
+        self.rounds = None if coded is None else ReferenceRounds(coded, self.runners)
         """rounds of coded steps"""
         self._ages = dict.fromkeys(self.runners, 0)
         self._caught_up: frozenset[int] = frozenset()
@@ -201,7 +204,7 @@ class InlineEngine:
         for node, (by, donated) in by_strategy.items():
             self.copies[node].restore_copies(by, self.runners[node].state(), donated, self.step)
         if self._memory is not None:
-            restored = [node for node, (by, _) in by_strategy.items() if by == self._memory.by]
+            restored = [node for node, (by, _) in by_strategy.items() if by == self._memory.strategy]
             self._memory = replace(self._memory, nodes=self._memory.nodes.union(restored))
 
     def _donated_state(self, by: str, stage: int, donor: int) -> StageState:
@@ -293,7 +296,7 @@ class InlineEngine:
 
         run_plan(plan, self.runners, observe)
 
-    def _run_rounds(self, rounds: InlineRounds, stream: Stream, first_sample: int) -> None:
+    def _run_rounds(self, rounds: ReferenceRounds, stream: Stream, first_sample: int) -> None:
         samples = self._data(stream, first_sample, rounds.microbatches)
         for copies in self.copies.values():
             copies.begin(samples.masks)

@@ -58,7 +58,7 @@ class _Pending:
     received: Received
 
 
-class InlineReplicas:
+class ReferenceReplicas:
     """The outer state of every node, and the rounds of the exchange."""
 
     def __init__(self, config: RunConfig, arrangement: Arrangement, runners: Mapping[int, StageRunner]) -> None:

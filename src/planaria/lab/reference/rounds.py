@@ -16,7 +16,7 @@ Counts = Callable[[int, CountedReplicas], frozenset[int]]
 """(step, replicas counted in its rounds so far) → the replicas whose results count in the next round"""
 
 
-class InlineRounds:
+class ReferenceRounds:
     """Runs the rounds of coded steps; ``counts`` determines which replicas are late."""
 
     def __init__(self, steps: CodedSteps, runners: Mapping[int, StageRunner]) -> None:

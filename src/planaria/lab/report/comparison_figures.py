@@ -92,15 +92,15 @@ def bands(arm: ArmScore, over: Over) -> tuple[list[float], list[Spread]] | None:
     return grid.tolist(), [Spread.of(losses) for losses in drawn.T.tolist()]
 
 
-def hours_figure(results: ComparisonResults, of: str = "hours", unit: str = "hours") -> go.Figure:
+def hours_figure(results: ComparisonResults, measure: str = "hours", unit: str = "hours") -> go.Figure:
     """Plot hours to the target: mean over seeds as a bar, minimum to maximum as a whisker; dotted: without failures.
 
-    ``of`` and ``unit`` select another number of a run.
+    ``measure`` and ``unit`` select another number of a run.
     """
     arms, shade = results.ranked(), colours(results)
     rows = [escape_label(arm.name) for arm in arms]
     fig = figure(80 + ROW * len(rows), x=f"{unit} to target", bargap=0.3, showlegend=False)
-    spreads = {escape_label(arm.name): spread for arm in arms if (spread := arm.spread(of)) is not None}
+    spreads = {escape_label(arm.name): spread for arm in arms if (spread := arm.spread(measure)) is not None}
     means = [mean for mean, _, _ in spreads.values()]
     fig.add_bar(
         y=list(spreads),
@@ -109,7 +109,7 @@ def hours_figure(results: ComparisonResults, of: str = "hours", unit: str = "hou
         marker={"color": [shade[arm.name] for arm in arms if escape_label(arm.name) in spreads]},
         error_x=error_bars(list(spreads.values()), color=INK, width=5),
         text=[
-            f"{format_number(mean)} {'h' if of == 'hours' else unit}"
+            f"{format_number(mean)} {'h' if measure == 'hours' else unit}"
             + (f" · × {mean / means[0]:.3f}" if means[0] else "")
             for mean in means
         ],

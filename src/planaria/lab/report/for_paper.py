@@ -101,8 +101,8 @@ def _loss_figure(results: ComparisonResults, over: Over) -> Any:
 
 def _target_figure(results: ComparisonResults) -> Any:
     """Plot hours to the target, or steps if they take no time: mean, and minimum to maximum."""
-    of = "hours" if results.priced else "ticks"
-    known = [(arm, spread) for arm in reversed(results.ranked()) if (spread := arm.spread(of)) is not None]
+    measure = "hours" if results.priced else "ticks"
+    known = [(arm, spread) for arm in reversed(results.ranked()) if (spread := arm.spread(measure)) is not None]
     figure, axes = empty_figure(0.6 + 0.28 * len(known))
     means = [spread.mean for _, spread in known]
     errors = [[spread.mean - spread.least for _, spread in known], [spread.most - spread.mean for _, spread in known]]

@@ -12,14 +12,14 @@ from planaria.pipeline.plan.actions import Graph, StepPlan, build_graph, deadloc
 
 
 @dataclass(frozen=True)
-class StepBound:
+class PlanBound:
     """A lower bound on a step, seconds, and the part of the plan that attains it."""
 
     step_s: float
     binds: str
 
 
-def lower_bound(plan: StepPlan, costs: Costs, message_bytes: MessageBytes) -> StepBound:
+def lower_bound(plan: StepPlan, costs: Costs, message_bytes: MessageBytes) -> PlanBound:
     """Return the largest of these lower bounds on the time of any execution of ``plan``:
 
     - a *microbatch*: its route, alone in the pipeline;
@@ -48,7 +48,7 @@ def lower_bound(plan: StepPlan, costs: Costs, message_bytes: MessageBytes) -> St
         *_link_terms(numbered, prices, compute, heads, tails),
     ]
     ticks, binds = max(terms, key=lambda term: term[0])  # the first of equals: the simplest reason
-    return StepBound(MessageCosts.seconds(ticks), binds)
+    return PlanBound(MessageCosts.seconds(ticks), binds)
 
 
 def _describe_memory_limit(plan: StepPlan) -> str:

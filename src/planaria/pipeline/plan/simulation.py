@@ -18,7 +18,7 @@ from typing import NamedTuple
 from planaria.common.errors import UserError
 from planaria.pipeline.network.costs import MessageCosts
 from planaria.pipeline.plan.actions import Action, Key, StepPlan, build_graph, deadlock_error
-from planaria.pipeline.plan.plan_bound import StepBound
+from planaria.pipeline.plan.plan_bound import PlanBound
 
 _ENDS, _ARRIVES, _FREE, _LANDS = range(4)
 """an action ends and sends its output; a message arrives; a node ends its shadow computation; a message is in the
@@ -238,7 +238,7 @@ class SimulatedStep:
         return sum(blocks) / len(blocks)
 
 
-def draw(simulated: SimulatedStep, bound: StepBound, width: int = 100, unit: str = "s") -> str:
+def draw(simulated: SimulatedStep, bound: PlanBound, width: int = 100, unit: str = "s") -> str:
     """Return one row of ``width`` characters per stage, and a legend with step time, lower bound and bubble fraction.
 
     A forward of microbatch 3 looks like ``F3---``, a backward like ``B3===``. Short actions show the letter alone;

@@ -25,7 +25,7 @@ class NodeKinds(NamedTuple):
 
     first: Ints
     """[kinds]: a node of each kind"""
-    of: Ints
+    kind_of: Ints
     """[nodes]: each node's kind"""
     size: Ints
     """[kinds]: nodes of each kind"""
@@ -34,8 +34,8 @@ class NodeKinds(NamedTuple):
 def kinds_of(problem: PlanningProblem) -> NodeKinds:
     """Return the kinds of a problem's nodes."""
     columns = np.vstack([problem.site, problem.slots, problem.role, problem.forward, problem.backward])
-    _, first, of, count = np.unique(columns, axis=1, return_index=True, return_inverse=True, return_counts=True)
-    return NodeKinds(first, of.reshape(-1), count)
+    _, first, kind_of, count = np.unique(columns, axis=1, return_index=True, return_inverse=True, return_counts=True)
+    return NodeKinds(first, kind_of.reshape(-1), count)
 
 
 Bools = NDArray[np.bool_]
@@ -112,14 +112,14 @@ def shortest_round_trips(problem: PlanningProblem, kinds: NodeKinds) -> Ints:
     routes = [
         0 if problem.role[k] == ROLES.index("worker") else _shortest_from(problem, kinds, int(k)) for k in kinds.first
     ]
-    return np.array(routes, np.int64)[kinds.of]
+    return np.array(routes, np.int64)[kinds.kind_of]
 
 
 def _shortest_from(problem: PlanningProblem, kinds: NodeKinds, origin: int) -> int:
     sites = problem.site[kinds.first]
     both = (problem.link + problem.link.T)[np.ix_(sites, sites)]
     work = problem.passes[:, kinds.first]
-    home = int(kinds.of[origin])
+    home = int(kinds.kind_of[origin])
     ahead = _remaining_time(both + work[BLOCK], both[:, home], problem.visits)
     left = np.where(problem.role[kinds.first] == ROLES.index("data"), 0, kinds.size).tolist()
     left[home] -= 1

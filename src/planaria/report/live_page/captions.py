@@ -12,7 +12,7 @@ from planaria.recovery.base import Recovery
 from planaria.report.run.event_lines import SLOWNESS
 from planaria.report.run.naming import Naming, replicas, stages
 from planaria.report.run.slowness_lines import slowness_line
-from planaria.report.worker_assignments import Membership
+from planaria.report.worker_assignments import WorkerAssignments
 
 
 class Caption(NamedTuple):
@@ -52,7 +52,7 @@ CAUSES = {
 class Captions:
     """Finds captions for facts; ``members`` must process each fact first."""
 
-    def __init__(self, members: Membership, microbatches: int) -> None:
+    def __init__(self, members: WorkerAssignments, microbatches: int) -> None:
         self._members, self._microbatches = members, microbatches
         self._naming = Naming()
         self._sources: dict[int, d.Source] = {}

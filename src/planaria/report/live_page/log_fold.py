@@ -38,7 +38,7 @@ from planaria.report.run.event_lines import Narrator
 from planaria.report.run.naming import Naming
 from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.slowness_lines import slowness_line
-from planaria.report.worker_assignments import Membership
+from planaria.report.worker_assignments import WorkerAssignments
 
 PHASES: dict[type, str] = {
     d.RunStep: "step", d.Commit: "commit", d.Form: "link", d.Save: "save", d.Replan: "replan", d.Disband: "vacated",
@@ -285,7 +285,7 @@ def _verdict_summary(verdict: SlowVerdict, naming: Naming) -> Json:
 class MicrobatchRoutes:
     """Finds the nodes that each microbatch visits, from the recipe and the log; ``members`` has the live nodes."""
 
-    def __init__(self, config: RunConfig, members: Membership) -> None:
+    def __init__(self, config: RunConfig, members: WorkerAssignments) -> None:
         self._config, self._members = config, members
         self._shipped = config.routing.kind in ROUTINGS.shipped
         self._fixed = routes(config, 0) if self._shipped and not routes_vary(config) else None

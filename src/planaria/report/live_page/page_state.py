@@ -12,7 +12,7 @@ from planaria.control.facts import events as e
 from planaria.control.state.roster import identity_order
 from planaria.report.live_page.frames import Json
 from planaria.report.live_page.limits import MAX_LOST
-from planaria.report.worker_assignments import Membership
+from planaria.report.worker_assignments import WorkerAssignments
 
 SILENCING_FAULTS = {
     "SIGKILL": "killed",
@@ -28,7 +28,7 @@ SILENCING_FAULTS = {
 class PageState:
     """Nodes, workers and links as the page shows them; ``members`` must process each fact first."""
 
-    def __init__(self, members: Membership) -> None:
+    def __init__(self, members: WorkerAssignments) -> None:
         self._members = members
         self._reset()
 

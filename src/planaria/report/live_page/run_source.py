@@ -158,27 +158,27 @@ def source_of(folder: Path) -> LogSource:
 
 
 class RunSource:
-    """Reads a run's log and folds it into a story."""
+    """Reads a run's log and folds it into the state of the live page."""
 
     def __init__(self, folder: Path) -> None:
         """:raises UserError: if ``folder`` is not a run's."""
         self._folder, self._log = folder, LogFollower(folder)
-        self._story = LogFold(self._log.config)
-        self.tally: RunTally | None = self._story.tally
+        self._fold = LogFold(self._log.config)
+        self.tally: RunTally | None = self._fold.tally
         self.began = False
         self._reading: Iterator[tuple[float, LogItem]] | None = None
         """new facts of the log that have not been folded"""
 
     @property
     def state(self) -> Json:
-        return self._story.state
+        return self._fold.state
 
     @property
     def age_s(self) -> float:
         return age_s([self._folder / EVENTS])
 
     def initial_frame(self) -> StateChange:
-        return self._story.initial_frame()
+        return self._fold.initial_frame()
 
     def read(self, limit: int) -> Iterator[StateChange | None]:
         """Yield frames; per-stage reports are skipped while the log is far ahead, so that long ones open in seconds."""
@@ -189,4 +189,4 @@ class RunSource:
                 self._reading = None
                 return
             self.began = self.began or isinstance(entry[1], RunStarted)
-            yield self._story.apply(*entry)
+            yield self._fold.apply(*entry)

@@ -97,7 +97,7 @@ def _samples_by_label(label: str, values: Mapping[str, float], always: Iterable[
 
 def _info(tally: RunTally) -> Iterator[MetricSample]:
     if (started := tally.members.started) is not None:
-        exchange = started.exchange.kind if started.most_replicas > 1 else "none"
+        exchange = started.exchange.kind if started.max_replicas > 1 else "none"
         shape = {"stages": str(started.stages), "replicas": str(started.replicas)}
         yield MetricSample(1, {**shape, "recovery": started.recovery.strategy, "exchange": exchange})
 

@@ -14,7 +14,7 @@ from planaria.report.run.naming import Naming, naming_of, replicas, stages
 from planaria.report.run.repeats import Repeats
 from planaria.report.run.round_history import RoundHistory, Rounds
 from planaria.report.run.slowness_lines import differing_replicas, slowness_line
-from planaria.report.worker_assignments import Membership
+from planaria.report.worker_assignments import WorkerAssignments
 
 Tone = Literal["fault", "slow", "loss", "recovery", "rollback", "relink", "note"]
 SIGNS: dict[Tone, str] = {
@@ -50,7 +50,7 @@ class Narrator:
     """Converts events and decisions to lines; ``members`` holds the current assignments."""
 
     def __init__(self) -> None:
-        self.members = Membership()
+        self.members = WorkerAssignments()
         self._t = 0.0
         self._vacated: list[int] = []
         """nodes that the present fact leaves without a worker"""
@@ -347,12 +347,12 @@ class Narrator:
         return EventLine(step, tone, printable(text))
 
 
-def story(record: RunRecord) -> list[tuple[float, EventLine]]:
+def timed_lines(record: RunRecord) -> list[tuple[float, EventLine]]:
     """Return all lines of a run with their times, in order."""
-    return list(record.cached(_story))
+    return list(record.cached(_timed_lines))
 
 
-def _story(record: RunRecord) -> list[tuple[float, EventLine]]:
+def _timed_lines(record: RunRecord) -> list[tuple[float, EventLine]]:
     narrator = Narrator()
     # Reports of single stages are only needed for the rounds of several replicas.
     facts = record.history if naming_of(record).several else record.turns

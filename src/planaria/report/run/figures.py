@@ -44,7 +44,7 @@ PhaseBar = tuple[str, Mapping[str, float | None], float | None]
 """name, seconds by phase, and total seconds"""
 
 
-def loss_figure(metrics: Iterable[Metric], story: Sequence[tuple[float, EventLine]]) -> go.Figure:
+def loss_figure(metrics: Iterable[Metric], lines: Sequence[tuple[float, EventLine]]) -> go.Figure:
     """Draw training and validation loss over steps, undone steps in grey, and a line per fault."""
     fig = figure(400, x="step", y="loss, nats per token", hovermode="closest")
     kept, undone, validations = _curves(metrics)
@@ -63,7 +63,7 @@ def loss_figure(metrics: Iterable[Metric], story: Sequence[tuple[float, EventLin
             line={"color": ORANGE, "width": 1.5, "dash": "dot"},
             marker={"size": 7, "line": {"color": PAPER, "width": 1.5}},
         )
-    _mark_faults(fig, kept, story)
+    _mark_faults(fig, kept, lines)
     return theme.integer_x_axis(fig, [step for curve in (kept, undone, validations) for step, _ in curve])
 
 
@@ -92,9 +92,9 @@ def _curves(metrics: Iterable[Metric]) -> tuple[Curve, Curve, Curve]:
     return sorted(trained.items()), undone, sorted(validated.items())
 
 
-def _mark_faults(fig: go.Figure, kept: Curve, story: Sequence[tuple[float, EventLine]]) -> None:
+def _mark_faults(fig: go.Figure, kept: Curve, lines: Sequence[tuple[float, EventLine]]) -> None:
     by_step: dict[int, list[EventLine]] = defaultdict(list)
-    for _, line in story:
+    for _, line in lines:
         by_step[line.step].append(line)
     faults = {step: lines for step, lines in by_step.items() if any(line.tone in ("fault", "loss") for line in lines)}
     if not faults or not kept:

@@ -69,7 +69,7 @@ class StepMetrics:
 
     def on_event(self, t: float, event: e.Event) -> ValidationMetric | None:
         """Return the metric of a validation if this is its last report."""
-        if isinstance(event, e.RunStarted) and event.most_replicas > 1:
+        if isinstance(event, e.RunStarted) and event.max_replicas > 1:
             self._start(event)
         if isinstance(event, e.SaveFailed) and event.worker == e.CONTROLLER:
             self._saved_before = 0

@@ -13,7 +13,7 @@ class Naming:
     """Names of one run's nodes."""
 
     def __init__(self, started: RunStarted | None = None) -> None:
-        self.several = started is not None and started.most_replicas > 1
+        self.several = started is not None and started.max_replicas > 1
         """whether the run has several replicas"""
         self._scheduled = bool(started and started.arrangement)
         self._stage = started.stage_of if started and (self.several or self._scheduled) else {}
@@ -62,7 +62,7 @@ class Naming:
 
 def naming_of(record: RunRecord) -> Naming:
     """Return the names for a whole log, by its part with the most replicas; replicas keep their nodes."""
-    return Naming(max((fact for _, fact in record.starts), key=lambda started: started.most_replicas, default=None))
+    return Naming(max((fact for _, fact in record.starts), key=lambda started: started.max_replicas, default=None))
 
 
 def stages(numbers: Iterable[int]) -> str:

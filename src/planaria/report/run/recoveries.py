@@ -14,7 +14,7 @@ from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.recovery_timing import EXCLUDED, Outcome, RecoveryTiming
-from planaria.report.worker_assignments import Membership
+from planaria.report.worker_assignments import WorkerAssignments
 
 
 class RecoveryFold:
@@ -30,7 +30,7 @@ class RecoveryFold:
         self._folds = [_ReplicaRecoveries(self._shared, 0, self._done)]
 
     @property
-    def members(self) -> Membership:
+    def members(self) -> WorkerAssignments:
         """Current assignments."""
         return self._shared.members
 
@@ -40,7 +40,7 @@ class RecoveryFold:
         if isinstance(fact, e.RunStarted):
             self._close()
             self._folds = [
-                _ReplicaRecoveries(self._shared, replica, self._done) for replica in range(fact.most_replicas)
+                _ReplicaRecoveries(self._shared, replica, self._done) for replica in range(fact.max_replicas)
             ]
         for replica in _replicas_with_changed_recovery(fact, left, self._shared.members):
             self._folds[replica].apply(t, fact, left)
@@ -80,7 +80,9 @@ class RecoveryFold:
         return over
 
 
-def _replicas_with_changed_recovery(fact: e.Event | d.Decision, left: list[int], members: Membership) -> list[int]:
+def _replicas_with_changed_recovery(
+    fact: e.Event | d.Decision, left: list[int], members: WorkerAssignments
+) -> list[int]:
     """Return the replicas whose recoveries a fact may change; ``left``: nodes that lost their holder."""
     if isinstance(fact, d.RunStep | d.Form | d.Unrecoverable | d.Commit | d.Disband):
         return [fact.replica]
@@ -93,7 +95,7 @@ class _SharedState:
     """State shared by all replicas' recoveries: assignments, injected faults and completed microbatches."""
 
     def __init__(self) -> None:
-        self.members, self.naming = Membership(), Naming()
+        self.members, self.naming = WorkerAssignments(), Naming()
         self.injected: dict[str, float] = {}
         """worker → time of its injected fault"""
         self._ends: dict[tuple[int, int, str], list[float]] = defaultdict(list)

@@ -13,9 +13,9 @@ from planaria.control.facts.decisions import Disband, Form, ReplicaRestarted
 from planaria.control.log.run_record import RunRecord
 from planaria.report import page
 from planaria.report.phrases import format_count
-from planaria.report.run.ledger import sample_ledger
 from planaria.report.run.recoveries import recoveries
 from planaria.report.run.round_history import RoundHistory, settled_rounds, totals, totals_lines
+from planaria.report.run.sample_ledger import sample_ledger
 from planaria.report.theme import (
     CARRIED,
     GREEN,

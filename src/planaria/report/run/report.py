@@ -20,7 +20,7 @@ from planaria.report import page
 from planaria.report.phrases import format_count, format_value
 from planaria.report.run import diagnosis, failovers, snapshots, stage_peaks
 from planaria.report.run.checkpoint_times import saves
-from planaria.report.run.event_lines import story
+from planaria.report.run.event_lines import timed_lines
 from planaria.report.run.figures import (
     MAX_RECOVERIES,
     bytes_figure,
@@ -31,13 +31,13 @@ from planaria.report.run.figures import (
     speed_figure,
 )
 from planaria.report.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
-from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.naming import naming_of
 from planaria.report.run.recoveries import faults_summary, recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.replica_report import replica_section
 from planaria.report.run.round_history import settled_rounds, totals
 from planaria.report.run.run_verdict import facts_of, verdict
+from planaria.report.run.sample_ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.stage_holders import holdings, machine_section
 from planaria.report.run.summary import key_metrics
 
@@ -78,7 +78,7 @@ def _loss_and_speed(record: RunRecord) -> Iterator[str]:
         yield page.section(
             "Loss",
             f"Mean cross-entropy of each step, and of the validation set.{means} A cross marks a step with a fault.",
-            page.chart(loss_figure(record.metrics, story(record)), "loss"),
+            page.chart(loss_figure(record.metrics, timed_lines(record)), "loss"),
         )
         yield page.section(
             "Speed",
@@ -260,7 +260,7 @@ def _recoveries(record: RunRecord) -> Iterator[str]:
 def _what_happened(record: RunRecord) -> Iterator[str]:
     if recoveries(record) or failovers.failovers(record):
         zero = _start_t(record)
-        lines = [(f"{t - zero:.2f} s", str(line)) for t, line in story(record)]
+        lines = [(f"{t - zero:.2f} s", str(line)) for t, line in timed_lines(record)]
         yield page.section("What happened", "Seconds since the start of the run.", page.log("story", lines))
 
 

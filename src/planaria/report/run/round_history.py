@@ -10,7 +10,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
 from planaria.report.phrases import format_count
-from planaria.report.worker_assignments import Membership
+from planaria.report.worker_assignments import WorkerAssignments
 
 
 @dataclass
@@ -57,7 +57,7 @@ ROUNDS_KEPT = 1000
 class Rounds:
     """Folds facts into round histories; reports after a round was settled are added to its history."""
 
-    def __init__(self, members: Membership) -> None:
+    def __init__(self, members: WorkerAssignments) -> None:
         """``members`` must process each fact first."""
         self._members = members
         self._part = -1
@@ -87,7 +87,7 @@ class Rounds:
         started = self._members.started
         if isinstance(fact, e.RunStarted):
             self._reset()
-        elif started is not None and started.most_replicas > 1:
+        elif started is not None and started.max_replicas > 1:
             self._t, self._left = t, left
             return self._apply(fact)
         return None
@@ -164,18 +164,18 @@ class Rounds:
     @_apply.register
     def _on_worker_lost(self, fact: e.WorkerLost) -> None:
         self._writing.discard(fact.worker)
-        self._drop_meetings()
+        self._drop_rounds()
 
     @_apply.register
     def _on_disband(self, fact: d.Disband) -> None:
-        self._drop_meetings()
+        self._drop_rounds()
 
     def _on_work(self, worker: str) -> None:
         """Record that a worker has just finished work of its replica."""
         if worker in self._members.node_of:
             self._worked[self._members.replica(self._members.node_of[worker])] = self._t
 
-    def _drop_meetings(self) -> None:
+    def _drop_rounds(self) -> None:
         """Forget the current rounds of replicas that lost a node."""
         for node in self._left:
             self._met.pop(self._members.replica(node), None)
@@ -234,9 +234,9 @@ def settled_rounds(record: RunRecord) -> list[RoundHistory]:
 
 
 def _fold_rounds(record: RunRecord) -> list[RoundHistory]:
-    if all(started.most_replicas == 1 for _, started in record.starts):
+    if all(started.max_replicas == 1 for _, started in record.starts):
         return []
-    members = Membership()
+    members = WorkerAssignments()
     rounds = Rounds(members)
     histories = (rounds.apply(t, fact, members.apply(fact)) for t, fact in record.history)
     return [history for history in histories if history is not None]

@@ -11,9 +11,9 @@ from planaria.control.facts.events import LeaderStarted, RunStarted
 from planaria.control.log.run_record import RunRecord
 from planaria.report.phrases import format_count, join_names
 from planaria.report.run.checkpoint_times import saves
-from planaria.report.run.ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.recoveries import faults_summary, recoveries
 from planaria.report.run.round_history import settled_rounds, totals
+from planaria.report.run.sample_ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.summary import key_metrics
 from planaria.report.verdict import Verdict
 

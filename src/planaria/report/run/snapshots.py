@@ -19,21 +19,19 @@ def section(record: RunRecord) -> Iterator[str]:
     memory = MemorySnapshot.start(record.starts[-1][1].chain) if record.starts else None
     if memory is None:
         return
-    rule = memory.rule
-    if rule.in_step:
+    schedule = memory.schedule
+    if schedule.in_step:
         rule_text = "parities follow every update, without rollbacks"
     else:
-        rule_text = (
-            f"one every {format_count(rule.every, 'step')}, sent over {rule.slices}; after a loss, all go back to "
-        )
-        rule_text += "the last one"
-        rule_text += ", which is also in files in the machine's memory" if rule.persist else ""
+        rule_text = f"one every {format_count(schedule.every, 'step')}, sent over {schedule.slices}; after a loss, "
+        rule_text += "all return to the last one"
+        rule_text += ", which is also in files in the machine's memory" if schedule.persist else ""
     blocked = [sum(s.end - s.start for s in w.spans if s.action == "copy") for _, w in record.worked]
     pauses = [seconds for seconds in blocked if seconds > 0]
     rollbacks = [timing for timing in recoveries(record) if timing.outcome == "recalled"]
     repeated = [timing.step - timing.resumed_step for timing in rollbacks if timing.resumed_step is not None]
     rows = [
-        ("snapshots retained", "–" if rule.in_step else str(_count_snapshots(record))),
+        ("snapshots retained", "–" if schedule.in_step else str(_count_snapshots(record))),
         ("time a worker spent copying and sending, median of such steps", _format_ms(pauses, median)),
         ("maximum", _format_ms(pauses, max)),
         ("rollbacks to a snapshot", str(len(rollbacks))),
@@ -42,7 +40,7 @@ def section(record: RunRecord) -> Iterator[str]:
     ]
     yield page.section(
         "Snapshots",
-        f"Kept by {memory.by}: {rule_text}.",
+        f"Kept by {memory.strategy}: {rule_text}.",
         page.table("snapshots", ["what", "value"], rows, numbers_from=1),
     )
 
@@ -60,7 +58,7 @@ def _count_snapshots(record: RunRecord) -> int:
         elif isinstance(fact, d.RunStep) and fact.mode == "train":
             memory = memory.begin(fact.step)
         elif isinstance(fact, d.Commit):
-            count += memory.versions.completes(fact.step, memory.rule)
+            count += memory.versions.completes(fact.step, memory.schedule)
             memory = memory.commit(fact.step, ())
     return count
 

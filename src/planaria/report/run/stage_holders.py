@@ -10,7 +10,7 @@ from planaria.control.facts.events import Event, HostJoined, HostLeft, RunStarte
 from planaria.control.log.run_record import RunRecord
 from planaria.report import page
 from planaria.report.run.naming import Naming, naming_of
-from planaria.report.worker_assignments import Membership
+from planaria.report.worker_assignments import WorkerAssignments
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def holdings(record: RunRecord) -> list[StageStay]:
     """Return all holdings by node and time; open ones end at the last fact."""
     done: list[StageStay] = []
     holders: dict[int, tuple[str, float]] = {}
-    members = Membership()
+    members = WorkerAssignments()
     naming = Naming()
     last = 0.0
 
@@ -80,7 +80,7 @@ class _Stays:
     def __init__(self) -> None:
         self.all: list[MachineStay] = []
         self._present: dict[str, MachineStay] = {}
-        self._members = Membership()
+        self._members = WorkerAssignments()
 
     def apply(self, t: float, fact: Event | Decision) -> None:
         left = self._members.apply(fact)

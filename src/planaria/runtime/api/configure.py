@@ -50,7 +50,7 @@ def configure(recipe: Recipe, *, settings: Settings | None = None, **short: obje
 
 
 def streams(config: RunConfig) -> tuple[Stream, Stream]:
-    """Return the training and validation samples of a configuration, for an :class:`planaria.InlineEngine`.
+    """Return the training and validation samples of a configuration, for an :class:`planaria.ReferenceEngine`.
 
     Tokenises the text, or uses the cache. Sample ``n`` is int64 [model.context + 1].
     :raises UserError: if the text is unavailable, or too short for one sample.

@@ -27,8 +27,8 @@ from planaria.report.observe.run_observer import RunIdentity, RunObserver
 from planaria.report.observe.step_callbacks import Step, StepListener
 from planaria.report.observe.tracker import settings as reported_settings
 from planaria.report.observe.trackers import trackers
-from planaria.report.run.ledger import require_exactly_once
 from planaria.report.run.report import write_report
+from planaria.report.run.sample_ledger import require_exactly_once
 from planaria.report.run.summary import key_metrics, summary
 from planaria.runtime.api.completer import complete
 from planaria.runtime.api.import_export import export_run
@@ -95,7 +95,7 @@ def mirror_of(config: RunConfig, folder: Path, may_exist: bool = False) -> Mirro
 
 
 @dataclass(frozen=True)
-class Takeover:
+class StandbyTakeover:
     """A run that a standby continues, since its controller was lost."""
 
     failover: FailoverState
@@ -120,7 +120,7 @@ class RunExecution:
     origin: Origin
     mirror: Mirror | None
     callbacks: Callbacks
-    takeover: Takeover | None = None
+    takeover: StandbyTakeover | None = None
     """of a run whose controller was lost"""
 
     def execute(self) -> Run:

@@ -172,7 +172,7 @@ class ParameterState:
 
     def read(self, kind: str) -> Tensor:
         """Read a tensor in fp32, the mean of several replicas; UserError if it is damaged."""
-        with tensor_maker({source.held.path: source.held for source in self.how[kind].of}.values()) as make:
+        with tensor_maker({source.held.path: source.held for source in self.how[kind].tensors}.values()) as make:
             return make(self.how[kind])
 
 
@@ -209,7 +209,7 @@ class _Taken(ParameterState):
 
     def read(self, kind: str) -> Tensor:
         assert kind == "weights", "moments belong to what is stored"
-        return self.part.taken(self.source.read(kind)).contiguous()
+        return self.part.extract(self.source.read(kind)).contiguous()
 
 
 def weights_of(saved: SealedCheckpoint) -> list[ParameterState]:
@@ -218,7 +218,7 @@ def weights_of(saved: SealedCheckpoint) -> list[ParameterState]:
     if not model.factored:
         return list(atoms.values())
     part_of = stored_parameters(model, [(atom.name, atom.shape) for atom in atoms.values()])
-    taken = ((name, part, atoms[part.of]) for name, part in part_of.items())
+    taken = ((name, part, atoms[part.stored_name]) for name, part in part_of.items())
     return [_Taken(name, part.shape, None, atom.scale, {}, atom, part) for name, part, atom in taken]
 
 
@@ -285,17 +285,17 @@ def tensor_maker(files: Iterable[StageContents]) -> Iterator[Callable[[recut.Ten
 
         def make(how: recut.TensorOrigin) -> Tensor:
             if how.how == "copy" and not how.rows:
-                return tensor(how.of[0])
+                return tensor(how.tensors[0])
             with one_by_one:  # limits memory for its sources
                 return _resize_rows(combined(how), how.rows) if how.rows else combined(how)
 
         def combined(how: recut.TensorOrigin) -> Tensor:
             if how.how == "copy":
-                return tensor(how.of[0])
+                return tensor(how.tensors[0])
             if how.how == "mean":
-                return consensus([{"": tensor(source)} for source in how.of])[""]
-            total = tensor(how.of[0]).clone()
-            for source in how.of[1:]:
+                return consensus([{"": tensor(source)} for source in how.tensors])[""]
+            total = tensor(how.tensors[0]).clone()
+            for source in how.tensors[1:]:
                 total += tensor(source)
             return total / how.among
 

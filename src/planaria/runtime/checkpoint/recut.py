@@ -44,7 +44,7 @@ class TensorOrigin(NamedTuple):
     """The origin of a tensor: a copy, the mean of several, or their sum divided by ``among``."""
 
     how: Literal["copy", "mean", "sum"]
-    of: tuple[FileTensor, ...]
+    tensors: tuple[FileTensor, ...]
     among: int = 1
     rows: int = 0
     """number of rows if the vocabulary's size differs; new rows are the mean of all saved ones"""
@@ -69,7 +69,7 @@ class StagePlan:
         """All files that are used."""
         moments = [origin for by_kind in self.moments.values() for origin in by_kind.values()]
         origins = (*self.weights.values(), *moments, *self.outer.values())
-        sources = [source for origin in origins for source in origin.of]
+        sources = [source for origin in origins for source in origin.tensors]
         sources += [*self.generators.values(), *filter(None, [self.rounds])]
         return {str(source.held.path): source.held for source in sources}
 
@@ -233,7 +233,7 @@ def _tensor_origin(atoms: Sequence[_Atom], kind: str, expected: PackedTensor) ->
 
 def _fit_rows(origin: TensorOrigin, expected: PackedTensor) -> TensorOrigin:
     """Set the number of rows if it differs; other differences are rejected elsewhere."""
-    (held, key), shape = origin.of[0], expected.shape
+    (held, key), shape = origin.tensors[0], expected.shape
     return origin if held.entries[key].shape == shape else origin._replace(rows=shape[0])
 
 

@@ -139,7 +139,7 @@ class CheckpointStore:
             file.write(documents.seal(manifest))
             file.flush()
             os.fsync(file.fileno())
-        replaced = self._set_aside(final, _REPLACED) if final.exists() else None
+        replaced = self._mark_for_removal(final, _REPLACED) if final.exists() else None
         try:
             gathered.replace(final)
         except OSError:
@@ -149,7 +149,7 @@ class CheckpointStore:
         _sync_folder(self.folder)
         # Later checkpoints belong to a history that was abandoned on resumption; keep them.
         for old in [s for s in self.list() if s.whole and s.step <= manifest.step][:-keep]:
-            self._set_aside(old.folder, _DROPPED)
+            self._mark_for_removal(old.folder, _DROPPED)
         self.discard_unfinished()
         return SealedCheckpoint(final, manifest)
 
@@ -189,7 +189,7 @@ class CheckpointStore:
             if not (before := aside.with_name(aside.name.removesuffix(_REPLACED))).exists():
                 aside.replace(before)
 
-    def _set_aside(self, folder: Path, why: str) -> Path:
+    def _mark_for_removal(self, folder: Path, why: str) -> Path:
         """Rename a folder before its removal, so that a crash never leaves a partial checkpoint under its name."""
         doomed = folder.with_name(f"{folder.name}{why}")
         if doomed.exists():

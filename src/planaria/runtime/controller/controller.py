@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from planaria.common.atomic import write_error
 from planaria.common.documents import first_error
+from planaria.config.names import WorkerId
 from planaria.config.schema import RunConfig
 from planaria.control.apply import apply
 from planaria.control.apply_base import mark_undecided
@@ -32,8 +33,8 @@ from planaria.control.protocols import FaultSource, Observer, RoutePlanner
 from planaria.control.run_deadlines import RunDeadlines
 from planaria.control.state.run import RunState
 from planaria.control.stop_reasons import underlying_error
+from planaria.control.stuck_workers import ActionDeadlines
 from planaria.control.worker_assignment import machine_loss_costs
-from planaria.control.worker_deadlines import WorkerDeadlines
 from planaria.exchange.coded.coded_facts import CloseRound
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
 from planaria.runtime.controller.manifest import manifest_of, saved_generations
@@ -83,15 +84,15 @@ class Controller:
         self._planner = planner
         self._relays = relays
         self._store = CheckpointStore(folder / "checkpoints")
-        self._deadlines = WorkerDeadlines(config)
+        self._action_deadlines = ActionDeadlines(config)
         self._cadence = _cadence_of(config, started)
         self._ending: d.Finish | None = None
         self._broken_edges = BrokenEdges()
-        self._waits = RunDeadlines(config)
+        self._run_deadlines = RunDeadlines(config)
         self._state_file = StateWriter(folder / STATE, lambda: time.monotonic())
         self._state_file_written = True
         """whether the last write of the state file succeeded"""
-        self._replaced_reporters: set[tuple[str, int]] = set()
+        self._replaced_reporters: set[WorkerId] = set()
         self._warned_machines: dict[str, str] = {}
         self._edge_errors: dict[str, str] = {}
         """worker → why one of its edges has not opened yet"""
@@ -131,7 +132,7 @@ class Controller:
         )  # fmt: skip
         self._record(now, started)
         for replica in self.state.live.values():
-            self._deadlines.record_order(now, replica.waiting)
+            self._action_deadlines.record_order(now, replica.waiting)
         self._observer.secure()
         for decision in () if failover.elsewhere else failover.repeat:
             self._carry_out(decision)
@@ -152,7 +153,7 @@ class Controller:
     def _lost_machines(self) -> list[e.Event]:
         """Return the loss of all joined machines: their connections ended with the former controller; they rejoin."""
         detail = "its controller was lost"
-        machines = [name for name, host in self.state.hosts.items() if host.workers]
+        machines = [name for name, machine in self.state.machines.items() if machine.workers]
         lost = [(name, w.incarnation) for name, w in self.state.workers.items() if w.host and w.status != "dead"]
         return [
             *(e.HostLeft(host=name, detail=detail) for name in machines),
@@ -174,7 +175,7 @@ class Controller:
             self._process_event(blamed)
         for change in self._relays.changes(now, self.state.unreachable_relays) if self._relays is not None else ():
             self._process_event(change)
-        for event in self._waits.expired(now, lambda: self.state):
+        for event in self._run_deadlines.expired(now, lambda: self.state):
             if isinstance(event, e.StopOverdue):
                 error = underlying_error(self.state, self._edge_errors, unreachable)
                 event = e.StopOverdue(detail=f"{event.detail} ({error})") if error else event
@@ -182,7 +183,7 @@ class Controller:
 
     def _poll_timeout_s(self) -> float:
         """Return the seconds until the next deadline."""
-        due = [*self._waits.due, *self._broken_edges.due]
+        due = [*self._run_deadlines.due, *self._broken_edges.due]
         if (resumption := self._faults.next_due()) is not None:
             due.append(resumption)
         until_due = min(due, default=math.inf) - time.monotonic()
@@ -222,7 +223,7 @@ class Controller:
             if isinstance(report, e.Heartbeat):
                 self._process_heartbeat(notice, report)
             elif isinstance(report, e.WorkReport):
-                self._deadlines.record_durations(report)
+                self._action_deadlines.record_durations(report)
                 self._observer.on_worked(time.monotonic(), report)
             else:
                 self._process_event(report, notice.number)
@@ -234,8 +235,8 @@ class Controller:
         self._edge_errors[report.worker] = beat.trouble
         replica = self.state.replica_of(report.worker)
         awaited = frozenset() if replica is None else replica.waiting
-        detail = self._deadlines.overdue_action_reason(time.monotonic(), report.worker, beat, awaited)
-        detail = detail or self._deadlines.overdue_write_reason(report.worker, beat, self.state.writing.keys())
+        detail = self._action_deadlines.overdue_action_reason(time.monotonic(), report.worker, beat, awaited)
+        detail = detail or self._action_deadlines.overdue_write_reason(report.worker, beat, self.state.writing.keys())
         if detail:
             self._kill_worker(report, "stuck", detail)
 
@@ -248,11 +249,10 @@ class Controller:
 
     def _dismiss_replaced_worker(self, report: Reported) -> None:
         """Dismiss a worker that counts as dead and reported again; its stage has a new holder."""
-        self._fleet.send_to_incarnation(
-            report.worker, report.incarnation, d.UnassignWorker().model_dump_json().encode()
-        )
-        if (report.worker, report.incarnation) not in self._replaced_reporters:
-            self._replaced_reporters.add((report.worker, report.incarnation))
+        sender = WorkerId(report.worker, report.incarnation)
+        self._fleet.send_to_incarnation(*sender, d.UnassignWorker().model_dump_json().encode())
+        if sender not in self._replaced_reporters:
+            self._replaced_reporters.add(sender)
             kind = "an invalid report"
             with suppress(ValidationError):
                 kind = e.REPORT.validate_json(report.text).kind
@@ -287,15 +287,15 @@ class Controller:
                 self._observer.secure()
             further += self._faults.on_decision(decision, self.state)
             self._carry_out(decision)
-            if isinstance(decision, d.Form) and self.state.hosts:
+            if isinstance(decision, d.Form) and self.state.machines:
                 further += self._warnings()
             if self._cadence is not None:
                 chosen = chosen or self._cadence.on_decision(time.monotonic(), decision)
         for next_event in [*further, *([chosen] if chosen else [])]:
             self._process_event(next_event)
-        trouble = self._waits.update(time.monotonic(), self.state)
+        trouble = self._run_deadlines.update(time.monotonic(), self.state)
         self.state = mark_undecided(self.state)
-        self._waits.update_save_retry(time.monotonic(), self.state)
+        self._run_deadlines.update_save_retry(time.monotonic(), self.state)
         if trouble is not None:
             self._process_event(trouble)
         self._write_state()
@@ -331,7 +331,7 @@ class Controller:
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
                 requested = self.state.replicas[decision.replica].waiting
                 to_write = isinstance(decision, d.Save) and decision.background
-                self._deadlines.record_order(time.monotonic(), requested, to_write)
+                self._action_deadlines.record_order(time.monotonic(), requested, to_write)
                 if isinstance(decision, d.Save):
                     self._collect(decision)
                 self._order(decision, requested)
@@ -343,7 +343,7 @@ class Controller:
                 for number in decision.members:
                     members = self.state.replicas[number].holders.values()
                     if isinstance(decision, d.Settle):
-                        self._deadlines.record_order(time.monotonic(), members)
+                        self._action_deadlines.record_order(time.monotonic(), members)
                     self._order(decision, members)
             case d.Disband():
                 self._order(decision, decision.workers)

@@ -17,7 +17,7 @@ def manifest_of(seal: d.Seal, settings: RunStarted, config: RunConfig) -> Checkp
         pipeline_stages=config.pipeline.stages,
         samples=settings.samples_before(seal.step),
         replicas=settings.saved_replicas,
-        first_block=seal.first_block if settings.most_replicas > 1 else None,
+        first_block=seal.first_block if settings.max_replicas > 1 else None,
         blocks_ahead=seal.blocks_ahead,
         positions=seal.positions,
         digests={

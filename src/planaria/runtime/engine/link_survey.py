@@ -26,13 +26,13 @@ from planaria.runtime.engine.link_survey_node import (
     REPORT,
     CloseLink,
     LinkFailed,
+    LinkMeasured,
     LinkOpened,
+    NodeReady,
     NodeReport,
     NodeSetup,
     OpenLink,
     Probe,
-    ProbeResult,
-    Ready,
 )
 from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet.base import Fleet, Reported, WorkerEnded
@@ -96,7 +96,7 @@ class SurveyLeader:
         for name in self._names:
             self._fleet.spawn(name, 0)
         while len(self._addresses) < len(self._names):
-            self._addresses |= {node: report.at for node, report in self._reports() if isinstance(report, Ready)}
+            self._addresses |= {node: report.at for node, report in self._reports() if isinstance(report, NodeReady)}
 
     def measure(self, batch: Sequence[NodePair]) -> None:
         """Measure these disjoint pairs concurrently."""
@@ -115,7 +115,7 @@ class SurveyLeader:
         pair = self._busy.get(node)
         if (
             pair is None
-            or not isinstance(report, LinkOpened | ProbeResult | LinkFailed)
+            or not isinstance(report, LinkOpened | LinkMeasured | LinkFailed)
             or report.link != _link_id(pair)
         ):
             return  # a report of an earlier pair
@@ -125,7 +125,7 @@ class SurveyLeader:
                 self._opened.add(node)
                 if self._opened.issuperset(pair):
                     self._order(low, Probe())
-            case ProbeResult(samples=samples):
+            case LinkMeasured(samples=samples):
                 self._samples[node] = samples
                 if node == low:
                     self._order(high, Probe())

@@ -50,7 +50,7 @@ class CloseLink(Fact):
     kind: Literal["close_link"] = "close_link"
 
 
-class Ready(Fact):
+class NodeReady(Fact):
     """The node waits for orders."""
 
     kind: Literal["ready"] = "ready"
@@ -65,7 +65,7 @@ class LinkOpened(Fact):
     link: str
 
 
-class ProbeResult(Fact):
+class LinkMeasured(Fact):
     """The measured samples."""
 
     kind: Literal["probe_result"] = "probe_result"
@@ -82,7 +82,7 @@ class LinkFailed(Fact):
 
 
 NodeOrder = Annotated[OpenLink | Probe | CloseLink | UnassignWorker, Field(discriminator="kind")]
-NodeReport = Annotated[Ready | LinkOpened | ProbeResult | LinkFailed | Heartbeat, Field(discriminator="kind")]
+NodeReport = Annotated[NodeReady | LinkOpened | LinkMeasured | LinkFailed | Heartbeat, Field(discriminator="kind")]
 ORDER: TypeAdapter[NodeOrder] = TypeAdapter(NodeOrder)
 REPORT: TypeAdapter[NodeReport] = TypeAdapter(NodeReport)
 
@@ -122,7 +122,7 @@ class Surveyor:
     def run(self) -> NoReturn:
         """Report the address, then follow orders until the leader sends the order to leave."""
         self._control_link.open()
-        self._control_link.report(Ready(at=self._port.address))
+        self._control_link.report(NodeReady(at=self._port.address))
         while True:
             try:
                 self._process(self._control_link.next())
@@ -137,7 +137,7 @@ class Surveyor:
             case OpenLink():
                 self._edge = Edge(self._spec(item), self._port, self._inbox)
             case Probe() if self._edge is not None:
-                self._control_link.report(ProbeResult(link=self._edge.spec.link_id, samples=self._probe(self._edge)))
+                self._control_link.report(LinkMeasured(link=self._edge.spec.link_id, samples=self._probe(self._edge)))
             case CloseLink() if self._edge is not None:
                 self._edge.abandon()
                 self._edge = None

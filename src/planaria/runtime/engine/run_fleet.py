@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from planaria.common.logs import from_environment
+from planaria.config.names import WorkerId
 from planaria.config.schema import RunConfig
 from planaria.control.failover import FailoverState
 from planaria.control.state.run import RunState
@@ -69,15 +70,15 @@ class FleetRequest:
         return self.failover if self.failover is not None and not self.failover.elsewhere else None
 
     @property
-    def returning(self) -> Mapping[str, Collection[tuple[str, int]]]:
+    def returning(self) -> Mapping[str, Collection[WorkerId]]:
         """Machines of a controller that was lost with its own → their workers."""
         return returning_workers(self.failover.state) if self.failover is not None and self.failover.elsewhere else {}
 
     @property
     def first_machine(self) -> int:
         """Number of the first machine that joins."""
-        hosts = () if self.failover is None else self.failover.state.hosts
-        return 1 + max([len(hosts), *(int(host[1:]) for host in hosts if host[1:].isdigit())])
+        machines = () if self.failover is None else self.failover.state.machines
+        return 1 + max([len(machines), *(int(name[1:]) for name in machines if name[1:].isdigit())])
 
 
 @contextmanager
@@ -104,12 +105,12 @@ def open_fleet(request: FleetRequest) -> Iterator[JoinableFleet]:
             yield fleet
 
 
-def returning_workers(state: RunState) -> dict[str, list[tuple[str, int]]]:
-    """Return the joined machines → living workers (name, incarnation) that a new controller expects to return."""
-    returning: dict[str, list[tuple[str, int]]] = {name: [] for name, host in state.hosts.items() if host.workers}
+def returning_workers(state: RunState) -> dict[str, list[WorkerId]]:
+    """Return the joined machines → living workers that a new controller expects to return."""
+    returning: dict[str, list[WorkerId]] = {name: [] for name, machine in state.machines.items() if machine.workers}
     for name, worker in state.workers.items():
         if worker.host and worker.status not in ("dead", "starting"):
-            returning.setdefault(worker.host, []).append((name, worker.incarnation))
+            returning.setdefault(worker.host, []).append(WorkerId(name, worker.incarnation))
     return returning
 
 

@@ -20,7 +20,7 @@ from planaria.runtime.transport.channel import SILENT_PEER_S, ChannelClosed, Sec
 from planaria.runtime.transport.listener import (
     CALLED_FOR,
     FILES,
-    VISITOR,
+    MACHINE,
     ConnectingPeer,
     EdgeListener,
     connect,
@@ -189,7 +189,7 @@ class ControlListener:
                 self._relay.pair(peer.worker, tls)
             case incarnation if incarnation == FILES:
                 self.on_file_request(BlockingConnection(SecureChannel(tls), MAX_ORDER_BYTES, str(tls.getsockname()[0])))
-            case incarnation if incarnation == VISITOR:
+            case incarnation if incarnation == MACHINE:
                 self.on_join(peer, ControlConnection(SecureChannel(tls), self._max_bytes))
             case _:
                 self._answered(peer, ControlConnection(SecureChannel(tls), self._max_bytes))

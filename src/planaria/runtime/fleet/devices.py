@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planaria.common.errors import UserError
+from planaria.config.names import WorkerId
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 _QUERY = ("--query-gpu=index,uuid,memory.total,mig.mode.current", "--format=csv,noheader,nounits")
@@ -24,8 +25,6 @@ UNKNOWN = 1 << 62
 """bytes of a device that shares the machine's memory; its limit is not checked"""
 _GPU = re.compile(r"GPU (\d+):")
 _INSTANCE = re.compile(r"\s+MIG \S*?(\d+)gb\S*\s+Device\s+\d+:\s+\(UUID: (MIG-[\w/-]+)\)")
-Name = tuple[str, int]
-"""worker, incarnation"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class DeviceNeeds:
 ON_CPUS, NO_INVENTORY = DeviceNeeds(), Inventory()
 
 
-def device_of(worker: str, devices: Sequence[Device], homes: Mapping[Name, str]) -> str:
+def device_of(worker: str, devices: Sequence[Device], homes: Mapping[WorkerId, str]) -> str:
     """Return the device for a new worker on a machine with at least one.
 
     Prefers, in this order: fewest other live workers, fewest processes, most memory, first in the list. ``homes`` maps
@@ -88,9 +87,9 @@ def why_insufficient(needs: DeviceNeeds, devices: Inventory, workers: int) -> st
         return ""
     if not devices.devices:
         return f"has no CUDA device ({devices.lacks})"
-    homes: dict[Name, str] = {}
+    homes: dict[WorkerId, str] = {}
     for number in range(workers):
-        homes[str(number), 1] = device_of(str(number), devices.devices, homes)
+        homes[WorkerId(str(number), 1)] = device_of(str(number), devices.devices, homes)
     memory = {device.name: device.memory for device in devices.devices}
     for device, count in Counter(homes.values()).items():
         if (least := needs.min_memory(count)) > memory[device]:

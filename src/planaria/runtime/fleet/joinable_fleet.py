@@ -21,6 +21,7 @@ from pydantic import ValidationError
 import planaria
 from planaria.common.errors import UserError
 from planaria.common.printing import printable
+from planaria.config.names import WorkerId
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import FaultRequested, Fleet, Joined, Leaving, Left, Notice
@@ -35,17 +36,15 @@ from planaria.runtime.transport.listener import ConnectingPeer, answers
 _MAX_MACHINES = 64
 """maximum number of machines at the same time"""
 
-Name = tuple[str, int]
-
 
 @dataclass
 class _Machine:
     host: str
     connection: ControlConnection
-    workers: set[Name] = field(default_factory=set)
+    workers: set[WorkerId] = field(default_factory=set)
     label: str = ""
     """name for its owner; empty before its join request"""
-    room: int = 0
+    max_workers: int = 0
     """workers that it can start"""
     has_joined: bool = False
     has_left: bool = False
@@ -67,7 +66,7 @@ class RunInvitation:
     """number of the first machine that joins; an earlier controller may have used smaller ones"""
     awaited: str = ""
     """name of the machine that must join before others"""
-    returning: Mapping[str, Collection[Name]] = field(default_factory=lambda: MappingProxyType({}))
+    returning: Mapping[str, Collection[WorkerId]] = field(default_factory=lambda: MappingProxyType({}))
     """machines that a former controller led → their living workers (name, incarnation)"""
     return_s: float = 0.0
     """seconds for their return"""
@@ -120,7 +119,7 @@ class JoinedMachines:
         with self._guarded:
             machine = self._machines.get(self._host_of[worker])
             if machine is not None and not machine.has_left:
-                machine.workers.add((worker, incarnation))
+                machine.workers.add(WorkerId(worker, incarnation))
                 _send(machine.connection, joining.Start(worker=worker, incarnation=incarnation))
                 return
         self._queue.put(Lost(worker, incarnation, "its machine has left"))
@@ -128,7 +127,7 @@ class JoinedMachines:
     def release_slot(self, worker: str, incarnation: int) -> None:
         with self._guarded:
             for machine in self._machines.values():
-                machine.workers.discard((worker, incarnation))
+                machine.workers.discard(WorkerId(worker, incarnation))
 
     def signal(self, worker: str, incarnation: int, number: int) -> None:
         machine = self._machines.get(self._host_of[worker])
@@ -195,18 +194,18 @@ class JoinedMachines:
         match message:
             case joining.JoinRequest() if not machine.label:
                 machine.label = printable(message.called)
-                machine.room = message.workers or self._info.workers_per_replica
+                machine.max_workers = message.workers or self._info.workers_per_replica
                 self._admit(machine, message)
             case joining.MachineReady() if machine.has_joined:
                 pass  # it has returned
-            case joining.MachineReady() if machine.room:
+            case joining.MachineReady() if machine.max_workers:
                 machine.has_joined = True
-                self._queue.put(Joined(machine.host, machine.room, machine.label))
+                self._queue.put(Joined(machine.host, machine.max_workers, machine.label))
             case joining.Started(worker=worker, incarnation=incarnation):
-                if (worker, incarnation) in machine.workers:  # otherwise it was cancelled
+                if WorkerId(worker, incarnation) in machine.workers:  # otherwise it was cancelled
                     self._queue.put(Spawned(worker, incarnation))
             case joining.Failed(worker=worker, incarnation=incarnation, detail=detail):
-                if (worker, incarnation) in machine.workers:
+                if WorkerId(worker, incarnation) in machine.workers:
                     self._queue.put(Lost(worker, incarnation, printable(detail)))
             case joining.Departing(detail=detail) if machine.has_joined and not machine.has_left:
                 self._announce_departure(machine, printable(detail))

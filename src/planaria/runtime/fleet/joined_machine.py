@@ -24,7 +24,7 @@ from planaria.runtime.fleet.control_connections import call
 from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
 from planaria.runtime.fleet.joining import RunAddress
 from planaria.runtime.fleet.process_pool import ProcessPool
-from planaria.runtime.transport.listener import VISITOR, listen
+from planaria.runtime.transport.listener import MACHINE, listen
 from planaria.runtime.transport.reachability import REACHABLE, Reach, listening
 from planaria.runtime.transport.secure import StrangerError
 
@@ -95,7 +95,7 @@ class RunMembership:
         self.address, self.key = address.at, bytes.fromhex(address.key)
         self.workers, self._sending = workers, threading.Lock()
         try:
-            self._connection = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
+            self._connection = call(self.address, self.key, name[:100], MACHINE, _CALL_S)
             with _probe_addresses(self._connection.own_address, self.key, reach) as at:
                 request = joining.JoinRequest(
                     called=name, version=planaria.__version__, workers=workers, at=at, returning=returning

@@ -18,6 +18,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Literal
 
+from planaria.config.names import WorkerId
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet.base import (
     MAX_REPORT_BYTES,
@@ -56,7 +57,7 @@ class _Process:
     last_seen: float = field(default_factory=time.monotonic)
     awaited: bool = False
     """whether it was forked or has reported: from then on silence counts"""
-    gone: bool = False
+    ended: bool = False
 
 
 class LocalFleet:
@@ -96,7 +97,7 @@ class LocalFleet:
     def _device(self, worker: str) -> str:
         """Return the device for a worker, or an empty string without devices."""
         living = [p for p in self._everyone if p.process.exitcode is None]
-        homes = {(p.worker, p.incarnation): p.device for p in living}
+        homes = {WorkerId(p.worker, p.incarnation): p.device for p in living}
         return device_of(worker, self._devices, homes) if self._devices else ""
 
     def send(self, worker: str, text: bytes) -> None:
@@ -114,7 +115,7 @@ class LocalFleet:
         for ready in wait(list(listening), 0.0):
             notices += self._read(listening[ready])  # type: ignore[index]
         for process in self._everyone:
-            if not (process.awaited or process.gone or process.process.pid is None):
+            if not (process.awaited or process.ended or process.process.pid is None):
                 process.awaited = True
                 self._silence.expect(process)
         for process, seconds in self._silence.silent_too_long(lambda process: activity(process.process.pid)):
@@ -129,7 +130,7 @@ class LocalFleet:
                 text = process.connection.recv_bytes(MAX_REPORT_BYTES)
                 notices.append(Reported(process.worker, process.incarnation, text))
                 process.last_seen = time.monotonic()
-                if not process.gone:
+                if not process.ended:
                     process.awaited = True
                     self._silence.receive(process)
         except (EOFError, OSError):
@@ -144,9 +145,9 @@ class LocalFleet:
         self, process: _Process, cause: Literal["connection", "exit", "heartbeat"], detail: str
     ) -> list[WorkerEnded]:
         """Return a notice unless the process was reported before."""
-        if process.gone:
+        if process.ended:
             return []
-        process.gone = True
+        process.ended = True
         self._silence.forget(process)
         return [WorkerEnded(process.worker, process.incarnation, cause, detail)]
 
@@ -163,7 +164,7 @@ class LocalFleet:
 
     def _reap(self) -> None:
         """Release resources of dead incarnations, and kill those that have been stopped for long."""
-        for process in [p for p in self._everyone if p.gone]:
+        for process in [p for p in self._everyone if p.ended]:
             if not process.connection.closed and time.monotonic() - process.last_seen > THAW_LIMIT_S:
                 process.process.signal(signal.SIGKILL)
                 process.connection.close()
@@ -176,7 +177,7 @@ class LocalFleet:
     def close(self, patience_s: float = 2.0) -> None:
         deadline = time.monotonic() + patience_s
         for process in self._everyone:
-            if not process.gone and process.process.pid is not None:  # otherwise kill it immediately
+            if not process.ended and process.process.pid is not None:  # otherwise kill it immediately
                 process.process.join(max(0.0, deadline - time.monotonic()))
             process.process.signal(signal.SIGKILL)
             process.connection.close()

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from planaria.common.errors import UserError
+from planaria.config.names import WorkerId
 from planaria.runtime.fleet.base import Leaving
 from planaria.runtime.fleet.bundles import Bundle, Bundles
 from planaria.runtime.fleet.cluster_errors import cannot_serve, require_files, require_suitable, why
@@ -32,9 +33,6 @@ _FETCH_S = 6 * 3600.0
 _IDLE_S = 60.0
 """seconds after which an unused extra bundle is returned"""
 _CLOSE_S = 2.0
-
-Name = tuple[str, int]
-"""worker, incarnation"""
 
 
 class BundleReserver(Protocol):
@@ -68,7 +66,7 @@ class BundleReserver(Protocol):
 
 @dataclass
 class _Request:
-    name: Name
+    worker: WorkerId
     since: float = field(default_factory=time.monotonic)
 
 
@@ -83,8 +81,8 @@ class Placement:
         self._bundles = Bundles()
         self._nodes: dict[str, Any] = {}
         """node → its process pool"""
-        self._assigned: dict[Name, tuple[Bundle, str]] = {}
-        self._homes: dict[Name, str] = {}
+        self._assigned: dict[WorkerId, tuple[Bundle, str]] = {}
+        self._homes: dict[WorkerId, str] = {}
         """also of incarnations that count as dead"""
         self._waiting: list[_Request] = []
         self._silent: list[Bundle] = []
@@ -109,13 +107,13 @@ class Placement:
     # ---- called by the controller's thread
 
     def start(self, worker: str, incarnation: int) -> None:
-        self._jobs.put(partial(self._assign, _Request((worker, incarnation))))
+        self._jobs.put(partial(self._assign, _Request(WorkerId(worker, incarnation))))
 
     def release_slot(self, worker: str, incarnation: int) -> None:
-        self._jobs.put(partial(self._release, (worker, incarnation)))
+        self._jobs.put(partial(self._release, WorkerId(worker, incarnation)))
 
     def signal(self, worker: str, incarnation: int, number: int) -> None:
-        pool = self._nodes.get(self._homes.get((worker, incarnation), ""))
+        pool = self._nodes.get(self._homes.get(WorkerId(worker, incarnation), ""))
         if pool is not None:
             self._machines.ask(pool, "signal", worker, incarnation, int(number))
 
@@ -169,8 +167,8 @@ class Placement:
             self._waiting.append(request)
             return
         bundle, node = free
-        self._assigned[request.name] = free
-        self._homes[request.name] = node
+        self._assigned[request.worker] = free
+        self._homes[request.worker] = node
         device = self._machines.device(bundle, node)
         if device is None:
             self._start(request, bundle, node)
@@ -182,26 +180,26 @@ class Placement:
         """Start a worker once its bundle's device is known."""
         if future.exception() is not None:
             self._record_start(request, bundle, future)
-        elif self._assigned.get(request.name, (None, ""))[0] == bundle:
+        elif self._assigned.get(request.worker, (None, ""))[0] == bundle:
             self._start(request, bundle, node, future.result())
 
     def _start(self, request: _Request, bundle: Bundle, node: str, *device: str) -> None:
         pool = self._nodes.get(node) or self._open(node)
-        self._ask(pool, "start", *request.name, *device, then=partial(self._record_start, request, bundle))
+        self._ask(pool, "start", *request.worker, *device, then=partial(self._record_start, request, bundle))
 
     def _record_start(self, request: _Request, bundle: Bundle, future: Future[Any]) -> None:
-        if self._assigned.get(request.name, (None, ""))[0] != bundle:
+        if self._assigned.get(request.worker, (None, ""))[0] != bundle:
             return  # cancelled
         if future.exception() is None:
-            self._queue.put(Spawned(*request.name))
+            self._queue.put(Spawned(*request.worker))
         else:  # the process pool is dead, and perhaps its node
-            self._release(request.name)
+            self._release(request.worker)
             self._waiting.append(request)
 
-    def _release(self, name: Name) -> None:
+    def _release(self, worker: WorkerId) -> None:
         """Free a worker's bundle once its node answers, or the bundle has moved."""
-        self._waiting = [request for request in self._waiting if request.name != name]
-        bundle, node = self._assigned.pop(name, (None, ""))
+        self._waiting = [request for request in self._waiting if request.worker != worker]
+        bundle, node = self._assigned.pop(worker, (None, ""))
         if bundle is not None:
             self._bundles.rest(bundle)
             self._probe(bundle, node)
@@ -249,8 +247,8 @@ class Placement:
             remaining_s = future.result() / 1e3 - time.time()
             deadline = f", gone in {remaining_s:.0f} s" if remaining_s > 0 else ""
             self._bundles.avoided_nodes.add(node)
-            for name in self._workers_at(node):
-                self._queue.put(Leaving(*name, f"node {self._machines.display_name(node)} is draining{deadline}"))
+            for worker in self._workers_at(node):
+                self._queue.put(Leaving(*worker, f"node {self._machines.display_name(node)} is draining{deadline}"))
 
     def _confirm_loss(self, node: str, pool: Any, error: BaseException, second: Future[None]) -> None:
         if self._nodes.get(node) is not pool:
@@ -262,11 +260,11 @@ class Placement:
             self._lose_all(node, f"node {self._machines.display_name(node)}: {why(error)}")
 
     def _lose_all(self, node: str, detail: str) -> None:
-        for name in self._workers_at(node):
-            self._queue.put(Lost(*name, detail))
+        for worker in self._workers_at(node):
+            self._queue.put(Lost(*worker, detail))
 
-    def _workers_at(self, node: str) -> list[Name]:
-        return [name for name, (_, home) in self._assigned.items() if home == node]
+    def _workers_at(self, node: str) -> list[WorkerId]:
+        return [worker for worker, (_, home) in self._assigned.items() if home == node]
 
     def _look(self) -> None:
         """Check for changes that no call reports."""
@@ -281,7 +279,7 @@ class Placement:
         now = time.monotonic()
         for request in [request for request in self._waiting if now - request.since > _WAIT_S]:
             self._waiting.remove(request)
-            self._queue.put(Lost(*request.name, f"the cluster had no room for it within {_WAIT_S:g} s"))
+            self._queue.put(Lost(*request.worker, f"the cluster had no room for it within {_WAIT_S:g} s"))
         if not self._waiting:
             for number in self._bundles.idle(_IDLE_S):
                 self._machines.release_slot(number)

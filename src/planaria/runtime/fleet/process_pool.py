@@ -21,6 +21,7 @@ from planaria.common import atomic
 from planaria.common.errors import UserError
 from planaria.config import consent
 from planaria.config.consent import NO_CONSENT, Consent
+from planaria.config.names import WorkerId
 from planaria.runtime.fleet.base import Entry, PrepareWorkplace, Workplace
 from planaria.runtime.fleet.control_connections import ANSWER_S, BlockingConnection, call
 from planaria.runtime.fleet.devices import (
@@ -28,7 +29,6 @@ from planaria.runtime.fleet.devices import (
     ON_CPUS,
     DeviceNeeds,
     Inventory,
-    Name,
     device_of,
     inventory,
     see_only,
@@ -87,8 +87,8 @@ class ProcessPool:
     def __init__(self, orders: PoolConfiguration) -> None:
         self._orders, self._guarded = orders, threading.Lock()
         consent.inherit(orders.consent)
-        self._children: dict[Name, WorkerProcess] = {}
-        self._homes: dict[Name, str] = {}
+        self._children: dict[WorkerId, WorkerProcess] = {}
+        self._homes: dict[WorkerId, str] = {}
         """device of each worker"""
         self._found = inventory() if orders.needs.cuda else NO_INVENTORY
         self._spawner = spawner()
@@ -131,8 +131,8 @@ class ProcessPool:
         except UserError as error:
             raise OSError(str(error)) from None
         with self._guarded:
-            self._children = {name: child for name, child in self._children.items() if child.exitcode is None}
-            self._homes = {name: home for name, home in self._homes.items() if name in self._children}
+            self._children = {key: child for key, child in self._children.items() if child.exitcode is None}
+            self._homes = {key: home for key, home in self._homes.items() if key in self._children}
             if self._found.devices:
                 device = device or device_of(worker, self._found.devices, self._homes)
             standbys = tuple(at for at in orders.standbys if at != self.address)
@@ -141,12 +141,13 @@ class ProcessPool:
             child = self._spawner.spawn(
                 f"planaria {worker}.{incarnation}", run, orders.preload, cwd=workplace.cwd, start_s=orders.start_s
             )
-            self._children[worker, incarnation], self._homes[worker, incarnation] = child, device
+            key = WorkerId(worker, incarnation)
+            self._children[key], self._homes[key] = child, device
         return child.wait_until_started()
 
     def signal(self, worker: str, incarnation: int, number: int) -> None:
         """Send a signal; do nothing if the worker has ended."""
-        if (child := self._children.get((worker, incarnation))) is not None:
+        if (child := self._children.get(WorkerId(worker, incarnation))) is not None:
             child.signal(number)
 
     def leave(self, address: str) -> None:

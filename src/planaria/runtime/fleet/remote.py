@@ -12,6 +12,7 @@ from multiprocessing.connection import wait
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+from planaria.config.names import WorkerId
 from planaria.runtime.fleet.base import (
     MAX_REPORT_BYTES,
     THAW_LIMIT_S,
@@ -82,7 +83,7 @@ class _Worker:
     """None until its host has started it, which may take any time"""
     connection: ControlConnection | None = None
     pid: int | None = None
-    gone: bool = False
+    ended: bool = False
     queued: list[bytes] | None = None
     """orders to a worker that returns from a former controller, until it has; None for other workers"""
 
@@ -191,7 +192,7 @@ class RemoteFleet:
             if connection is not self._queue.wakeup:
                 notices += self._read(connections[connection])  # type: ignore[index]
         for worker, seconds in self._silence.silent_too_long(lambda _: "unknown"):
-            notices += self._lose(worker, WorkerEnded(*_name(worker), "heartbeat", f"silent for {seconds:.2f} s"))
+            notices += self._lose(worker, WorkerEnded(*_id(worker), "heartbeat", f"silent for {seconds:.2f} s"))
         return notices
 
     def _process(self, report: HostReport) -> list[Notice]:
@@ -205,11 +206,11 @@ class RemoteFleet:
             case Lost():
                 lost = self._find(report.worker, report.incarnation)
                 if lost is not None:
-                    return self._lose(lost, WorkerEnded(*_name(lost), "exit", report.detail))
+                    return self._lose(lost, WorkerEnded(*_id(lost), "exit", report.detail))
             case Unreturned():
                 late = self._find(report.worker, report.incarnation)
                 if late is not None and late.connection is None:
-                    return self._lose(late, WorkerEnded(*_name(late), "connection", "did not return"))
+                    return self._lose(late, WorkerEnded(*_id(late), "connection", "did not return"))
             case caller, connection:
                 answered = self._find(caller.worker, caller.incarnation)
                 if answered is None or answered.connection is not None:
@@ -225,7 +226,7 @@ class RemoteFleet:
     def _await(self, worker: _Worker) -> None:
         """Record that a worker's process is alive."""
         worker.last_seen = time.monotonic()
-        if not worker.gone:
+        if not worker.ended:
             self._silence.expect(worker)
 
     def _read(self, worker: _Worker) -> list[Notice]:
@@ -235,18 +236,18 @@ class RemoteFleet:
             texts = worker.connection.receive()
         except (EOFError, OSError):
             worker.connection.close()
-            return self._lose(worker, WorkerEnded(*_name(worker), "connection", f"pid {worker.pid}"))
+            return self._lose(worker, WorkerEnded(*_id(worker), "connection", f"pid {worker.pid}"))
         if texts:
             worker.last_seen = time.monotonic()
-            if not worker.gone:
+            if not worker.ended:
                 self._silence.receive(worker)
-        return [Reported(*_name(worker), text) for text in texts]
+        return [Reported(*_id(worker), text) for text in texts]
 
     def _lose(self, worker: _Worker, notice: WorkerEnded) -> list[Notice]:
         """Return the notice unless the worker was reported before."""
-        if worker.gone:
+        if worker.ended:
             return []
-        worker.gone = True
+        worker.ended = True
         self._silence.forget(worker)
         self._hosts.release_slot(worker.worker, worker.incarnation)
         return [notice]
@@ -259,14 +260,14 @@ class RemoteFleet:
 
     def _reap(self) -> None:
         """Remove dead incarnations, and kill those that have been stopped for long."""
-        for worker in [w for w in self._everyone if w.gone]:
+        for worker in [w for w in self._everyone if w.ended]:
             if worker.connection is None or worker.connection.closed:
                 self._everyone.remove(worker)
             elif worker.last_seen is not None and time.monotonic() - worker.last_seen > THAW_LIMIT_S:
                 self._hosts.signal(worker.worker, worker.incarnation, signal.SIGKILL)
 
     def _find(self, worker: str, incarnation: int) -> _Worker | None:
-        return next((w for w in self._everyone if _name(w) == (worker, incarnation)), None)
+        return next((w for w in self._everyone if _id(w) == (worker, incarnation)), None)
 
     def shut_down(self) -> None:
         """Close the connections of all workers; their processes continue. Any thread may call this."""
@@ -277,7 +278,7 @@ class RemoteFleet:
     def close(self, patience_s: float = 2.0) -> None:
         """Wait for workers that received an order to leave, then end the rest."""
         deadline = time.monotonic() + patience_s
-        while any(not w.gone for w in self._everyone) and (remaining_s := deadline - time.monotonic()) > 0:
+        while any(not w.ended for w in self._everyone) and (remaining_s := deadline - time.monotonic()) > 0:
             self.poll(remaining_s)
         self._hosts.close()
         self._control_listener.close()
@@ -287,5 +288,5 @@ class RemoteFleet:
         self._queue.close()
 
 
-def _name(worker: _Worker) -> tuple[str, int]:
-    return worker.worker, worker.incarnation
+def _id(worker: _Worker) -> WorkerId:
+    return WorkerId(worker.worker, worker.incarnation)

@@ -26,11 +26,11 @@ from planaria.runtime.fleet.supervisor_messages import (
     MAX_BYTES,
     TO_LEADER,
     Close,
-    Deposed,
-    Hello,
+    LeadGranted,
+    LeadRequest,
+    LeadTaken,
     Logged,
     Send,
-    Welcome,
 )
 
 _ANSWER_S = 10.0
@@ -82,7 +82,7 @@ class SupervisedFleet:
         :raises UserError: if no supervisor answers, or a controller with this term or a higher one leads.
         """
         self._connection, self._child = _connect(folder), child
-        self._order(Hello(term=term, received=received))
+        self._order(LeadRequest(term=term, received=received))
         try:
             is_answered = self._connection.poll(_ANSWER_S)
             answer = TO_LEADER.validate_json(self._connection.recv_bytes(MAX_BYTES)) if is_answered else None
@@ -92,7 +92,7 @@ class SupervisedFleet:
             raise UserError(
                 f"{folder / SOCKET}: the supervisor of the workers does not answer; end it and resume the run"
             )
-        if not isinstance(answer, Welcome):
+        if not isinstance(answer, LeadGranted):
             raise UserError(f"{folder}: another controller leads this run; stop that first")
         self.shared = answer.shared
         self._sent = {worker: set(texts) for worker, texts in answer.sent.items()}
@@ -136,9 +136,9 @@ class SupervisedFleet:
 
     def _notices(self, text: bytes) -> list[Notice]:
         message = TO_LEADER.validate_json(text)
-        if isinstance(message, Deposed):
+        if isinstance(message, LeadTaken):
             raise RunStopped(f"another controller leads this run, as term {message.term}")
-        if isinstance(message, Welcome):
+        if isinstance(message, LeadGranted):
             return []
         self._received = max(self._received, message.number)
         return [message.notice()]

@@ -30,6 +30,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from planaria.common import logs
+from planaria.config.names import WorkerId
 from planaria.control.log.line_format import report_kind_of
 from planaria.runtime.fleet.base import Entry, Fleet, Notice, Reported, WorkerEnded
 from planaria.runtime.fleet.devices import Device
@@ -42,13 +43,13 @@ from planaria.runtime.fleet.supervisor_messages import (
     FROM_LEADER,
     MAX_BYTES,
     Close,
-    Deposed,
     Ended,
-    Hello,
+    LeadGranted,
+    LeadRequest,
+    LeadTaken,
     Logged,
     Relayed,
     Send,
-    Welcome,
 )
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class WorkerSupervisor:
         self._term = 0
         self._led = time.monotonic()
         """time when a controller last led"""
-        self._started: set[tuple[str, int]] = set()
+        self._started: set[WorkerId] = set()
         self._orders: dict[str, deque[str]] = {}
         """worker → its last orders"""
         self._number = 0
@@ -234,7 +235,7 @@ class WorkerSupervisor:
         poll.register(self._leader, select.POLLOUT)
         return bool(poll.poll(0))
 
-    def _send(self, message: Relayed | Ended | Welcome) -> None:
+    def _send(self, message: Relayed | Ended | LeadGranted) -> None:
         """Send the leader a message. If it reads no more, its own last messages must still be read, up to their end."""
         if self._leader is not None and self._leader_reads:
             try:
@@ -265,11 +266,11 @@ class WorkerSupervisor:
                 if isinstance(message, Start):
                     self._pass_on(WorkerEnded(message.worker, message.incarnation, "exit", f"not started: {error}"))
 
-    def _carry_out(self, message: Hello | Start | Send | Signal | Logged | Close) -> None:
+    def _carry_out(self, message: LeadRequest | Start | Send | Signal | Logged | Close) -> None:
         match message:
             case Start(worker=worker, incarnation=incarnation):
-                if (worker, incarnation) not in self._started:
-                    self._started.add((worker, incarnation))
+                if WorkerId(worker, incarnation) not in self._started:
+                    self._started.add(WorkerId(worker, incarnation))
                     self._orders[worker] = deque(maxlen=RECENT)
                     self._fleet.spawn(worker, incarnation)
             case Send(worker=worker, incarnation=None, text=text) if worker in self._orders:
@@ -284,7 +285,7 @@ class WorkerSupervisor:
                     self._kept.popleft()
             case Close():
                 self._over = True
-            case Hello():
+            case LeadRequest():
                 self._lose_leader()  # a leader greets once
 
     def _accept(self) -> None:
@@ -313,8 +314,8 @@ class WorkerSupervisor:
             hello = FROM_LEADER.validate_json(connection.recv_bytes(MAX_BYTES))
             # A controller that was lost before it logged its term leaves the term to the next one.
             led = self._term if self._leader is not None else self._term - 1
-            if not isinstance(hello, Hello) or hello.term <= led:
-                connection.send_bytes(Deposed(term=self._term).model_dump_json().encode())
+            if not isinstance(hello, LeadRequest) or hello.term <= led:
+                connection.send_bytes(LeadTaken(term=self._term).model_dump_json().encode())
                 connection.close()
                 return
         except (EOFError, OSError, ValidationError):
@@ -322,13 +323,13 @@ class WorkerSupervisor:
             return
         if self._leader is not None:
             with suppress(OSError):
-                self._leader.send_bytes(Deposed(term=hello.term).model_dump_json().encode())
+                self._leader.send_bytes(LeadTaken(term=hello.term).model_dump_json().encode())
             self._lose_leader()
         self._leader = connection
         self._leader_pid = peer_pid(connection.fileno())
         self._leader_reads, self._warned = True, False
         self._term = hello.term
-        self._send(Welcome(shared=self._config.shared, sent={w: list(texts) for w, texts in self._orders.items()}))
+        self._send(LeadGranted(shared=self._config.shared, sent={w: list(texts) for w, texts in self._orders.items()}))
         self._flushed = hello.received
         self._flush()
 

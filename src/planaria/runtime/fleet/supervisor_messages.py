@@ -13,8 +13,8 @@ MAX_BYTES = 2 * MAX_REPORT_BYTES
 """maximum size of a message, a report as a JSON string, bytes"""
 
 
-class Hello(Message):
-    """A controller asks to lead."""
+class LeadRequest(Message):
+    """A controller requests the lead."""
 
     kind: Literal["hello"] = "hello"
     term: int
@@ -45,7 +45,7 @@ class Close(Message):
     kind: Literal["close"] = "close"
 
 
-class Welcome(Message):
+class LeadGranted(Message):
     """The controller leads now."""
 
     kind: Literal["welcome"] = "welcome"
@@ -55,7 +55,7 @@ class Welcome(Message):
     """worker → its last orders, oldest first"""
 
 
-class Deposed(Message):
+class LeadTaken(Message):
     """Another controller leads."""
 
     kind: Literal["deposed"] = "deposed"
@@ -89,9 +89,9 @@ class Ended(Message):
         return WorkerEnded(self.worker, self.incarnation, self.cause, self.detail, self.number)
 
 
-FROM_LEADER: TypeAdapter[Hello | Start | Send | Signal | Logged | Close] = TypeAdapter(
-    Annotated[Hello | Start | Send | Signal | Logged | Close, Field(discriminator="kind")]
+FROM_LEADER: TypeAdapter[LeadRequest | Start | Send | Signal | Logged | Close] = TypeAdapter(
+    Annotated[LeadRequest | Start | Send | Signal | Logged | Close, Field(discriminator="kind")]
 )
-TO_LEADER: TypeAdapter[Welcome | Deposed | Relayed | Ended] = TypeAdapter(
-    Annotated[Welcome | Deposed | Relayed | Ended, Field(discriminator="kind")]
+TO_LEADER: TypeAdapter[LeadGranted | LeadTaken | Relayed | Ended] = TypeAdapter(
+    Annotated[LeadGranted | LeadTaken | Relayed | Ended, Field(discriminator="kind")]
 )

@@ -14,7 +14,7 @@ from planaria.config.schema import ModelConfig, RunConfig
 from planaria.models.families import build_stage, frozen_parameters
 from planaria.models.llama_stages import parameter_count
 from planaria.models.optimizers import make_optimizer
-from planaria.models.state import Shapes
+from planaria.models.state import StageShapes
 from planaria.pipeline.network.costs import FP32_BYTES, Costs, message_bytes
 from planaria.recovery import RECOVERIES, strategy_names
 from planaria.recovery.base import Copy, CopyCost, MachineProperties, numel
@@ -29,7 +29,7 @@ def state_bytes(config: RunConfig) -> int:
 
 def costs_of_copies(run: ResolvedRun) -> list[tuple[Copy, CopyCost]]:
     """Return the cost of every copy that the recipe's strategies keep."""
-    named = [(run.recovery.strategies[slot.by], slot.copy) for slot in run.recovery.slots]
+    named = [(run.recovery.strategies[slot.strategy], slot.copy) for slot in run.recovery.slots]
     return [
         (copy, by.cost(copy, {stage: shapes_of(run.config, stage) for stage in copy.sources})) for by, copy in named
     ]
@@ -54,9 +54,9 @@ def shadowed_stages(run: ResolvedRun) -> dict[int, tuple[int, ...]]:
     return {copy.host: copy.sources for copy, cost in costs if cost.forward}
 
 
-def shapes_of(config: RunConfig, stage: int) -> Shapes:
+def shapes_of(config: RunConfig, stage: int) -> StageShapes:
     """Return the shapes of a stage's parameters, by local name."""
-    return Shapes(_stage_shapes(config.model, config.pipeline.stages, stage), make_optimizer(config.optim).keys)
+    return StageShapes(_stage_shapes(config.model, config.pipeline.stages, stage), make_optimizer(config.optim).keys)
 
 
 @cache

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from planaria.common.errors import UserError
+from planaria.config.names import WorkerId
 from planaria.config.schema import RunConfig
 from planaria.models.activations import PassMode
 from planaria.models.families import frozen_parameters, make_family, trained_parameters
@@ -206,9 +207,9 @@ def combined_peak(config: RunConfig, memory: Sequence[StageMemory], crowd: int) 
 
 def homes_of(devices: Inventory, workers: int) -> Mapping[str, int]:
     """Return the number of workers on each of the devices."""
-    homes: dict[tuple[str, int], str] = {}
+    homes: dict[WorkerId, str] = {}
     for number in range(workers if devices.devices else 0):
-        homes[str(number), 1] = device_of(str(number), devices.devices, homes)
+        homes[WorkerId(str(number), 1)] = device_of(str(number), devices.devices, homes)
     return Counter(homes.values())
 
 

@@ -112,7 +112,7 @@ def run_started(resolved: ResolvedRun, origin: Origin) -> RunStarted:
     paths = routes(config, 0) if resolved.schedule is None and independent else resolved.routes(0)
     walked, stages = [list(route) for route in paths], range(config.pipeline.stages + 1)
     shared = resolved.schedule is not None or resolved.column(0).shared
-    columns = [[resolved.arrangement.nodes(stage)[r] for stage in stages] for r in range(resolved.most_replicas)]
+    columns = [[resolved.arrangement.nodes(stage)[r] for stage in stages] for r in range(resolved.max_replicas)]
     return RunStarted(
         **origin.start_fields,
         name=config.name,

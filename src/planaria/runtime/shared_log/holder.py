@@ -30,7 +30,7 @@ from planaria.control.log.quorum import (
     Answer,
     Ballot,
     Enrolment,
-    Member,
+    QuorumMember,
     Request,
     Slot,
     Vote,
@@ -73,12 +73,14 @@ class HolderFolder:
             self._lock = (folder / "lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not (folder / _MEMBER).exists():
-                atomic.write_durable(folder / _MEMBER, Member(id=secrets.token_hex(16)).model_dump_json().encode())
+                atomic.write_durable(
+                    folder / _MEMBER, QuorumMember(id=secrets.token_hex(16)).model_dump_json().encode()
+                )
         except BlockingIOError:
             raise UserError(f"{folder}: another holder uses it; start this one in another directory") from None
         except OSError as error:
             raise UserError(f"{atomic.write_error(folder, error)}; make room, or start it elsewhere") from None
-        self.member = documents.read_model(folder / _MEMBER, Member, fix="the holder must not vote without it")
+        self.member = documents.read_model(folder / _MEMBER, QuorumMember, fix="the holder must not vote without it")
 
     def answer(self, request: Request) -> Answer:
         """Apply a request; its effect is on disk when this returns."""
@@ -128,7 +130,7 @@ def _slot(path: Path) -> Slot:
     raise UserError(f"{path}: damaged; stop this holder, and let the others continue without it")
 
 
-class Holder:
+class LogHolder:
     """Serves the clients of one run until :meth:`close`, each in a thread."""
 
     def __init__(self, location: QuorumLocation, at: str, key: bytes, folder: HolderFolder) -> None:
@@ -185,7 +187,7 @@ def hold(url: str, at: str, key: Path, notify: Notify) -> None:
         raise UserError(f"--hold {at}: the holders are {', '.join(location.holders)}; use this machine's")
     folder = FOLDER / location.run / re.sub(r"[^A-Za-z0-9.]", "-", at)
     secret = read_or_create_key(key, new_key())
-    with closing(HolderFolder(folder)) as kept, closing(Holder(location, at, secret, kept)):
+    with closing(HolderFolder(folder)) as kept, closing(LogHolder(location, at, secret, kept)):
         notify(f"holding       the log of {location.run} at {at} (pid {os.getpid()}, folder {folder})")
         with suppress(KeyboardInterrupt), interrupt_on_stop():
             threading.Event().wait()

@@ -20,7 +20,7 @@ from typing import IO
 from planaria.common.errors import UserError
 from planaria.control.facts.events import ControllerEnd
 from planaria.control.failover import FailoverState
-from planaria.runtime.api.execution import Callbacks, RunExecution, Takeover, conclude, display_of, mirror_of
+from planaria.runtime.api.execution import Callbacks, RunExecution, StandbyTakeover, conclude, display_of, mirror_of
 from planaria.runtime.api.run import MODEL, Run
 from planaria.runtime.fleet.process import activity
 from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, has_supervisor
@@ -67,7 +67,7 @@ def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
         if not has_supervisor(folder):
             raise UserError(f"{folder}: no workers are left; `planaria train --resume {folder}`")
         callbacks.notify(f"standby       leads {folder}; to save and stop the run: kill {os.getpid()}")
-        takeover = Takeover(failover, run)
+        takeover = StandbyTakeover(failover, run)
         return RunExecution(prepared, folder, START, mirror_of(config, folder), callbacks, takeover).execute()
 
 

@@ -24,7 +24,7 @@ from planaria.control.log import log_segments
 from planaria.control.log.log_copy import LogCopy
 from planaria.control.log.logs import EVENTS, ID, METRICS
 from planaria.control.log.shared_log import BEGIN, LeadershipLost, LogAppender, SharedLog, SharedPosition
-from planaria.runtime.api.execution import Callbacks, RunExecution, Takeover, display_of, mirror_of
+from planaria.runtime.api.execution import Callbacks, RunExecution, StandbyTakeover, display_of, mirror_of
 from planaria.runtime.api.run import Run
 from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.checkpoint.store import CheckpointStore
@@ -140,7 +140,7 @@ class Candidate:
         with closing(Leadership(leader, lease_s)) as leadership:
             failover = replace(run.lost("silent", copy.noticed), silent_since=copy.silent_since)
             failover = replace(failover, has_checkpoint=self._has_checkpoint(failover))
-            takeover = Takeover(failover, run, leadership)
+            takeover = StandbyTakeover(failover, run, leadership)
             mirror = mirror_of(self._config, folder)
             return RunExecution(self._prepared, folder, START, mirror, self._callbacks, takeover).execute()
 

@@ -24,11 +24,11 @@ from planaria.runtime.transport.pieces import Incoming, Outgoing
 from planaria.runtime.transport.port import PeerUnreachable, Port, RelayUnanswered
 from planaria.runtime.transport.wire import (
     HEADER_BYTES,
+    Ack,
     Activation,
     EdgeClosing,
     Label,
     Piece,
-    Taken,
     TensorHeader,
     WireError,
     as_bytes,
@@ -39,7 +39,7 @@ from planaria.runtime.transport.wire import (
 )
 
 _EDGE_CLOSING = memoryview(pack(TensorHeader(EdgeClosing(), torch.uint8, (0,))))
-_TAKEN = memoryview(pack(TensorHeader(Taken(), torch.uint8, (0,))))
+_ACK = memoryview(pack(TensorHeader(Ack(), torch.uint8, (0,))))
 _NOTHING, _IN_RING = torch.empty(0), memoryview(b"")
 _TURN_BYTES = 4 << 20
 """bytes of a large frame to read before orders and other edges get a turn"""
@@ -208,7 +208,7 @@ class Edge(EdgeEnd):
             self._later.clear()
             if self._channel is not None and not self._over:
                 self._channel.expire()
-                self._inbox.want_room(self, True)
+                self._inbox.watch_writable(self, True)
         self._port.wake_waiters()
 
     def reset(self) -> None:
@@ -227,7 +227,7 @@ class Edge(EdgeEnd):
             if self._unsent or self._later or self._abandoned:
                 with self._sending:
                     if self._send_on(channel):
-                        self._inbox.want_room(self, False)
+                        self._inbox.watch_writable(self, False)
             # Closing with unread data would discard sent data: the other end closes after the goodbye.
             if self._read(channel):
                 self._close(channel)
@@ -259,7 +259,7 @@ class Edge(EdgeEnd):
         self._inbox.watch(self)
         with self._sending:  # requests from before it was watched
             if not self._over and (self._unsent or self._later or self._abandoned):
-                self._inbox.want_room(self, True)
+                self._inbox.watch_writable(self, True)
 
     def _is_finished(self) -> bool:
         """Return whether the edge was abandoned and has nothing left to send."""
@@ -304,7 +304,7 @@ class Edge(EdgeEnd):
                 self._header = unpack(self._raw, self.spec.max_bytes)
                 if isinstance(self._header.label, EdgeClosing):
                     return True
-                self._missing = self._room(self._header, channel)
+                self._missing = self._payload_memory(self._header, channel)
             if not self._missing:
                 self._process_frame(self._header)
                 self._header = None
@@ -315,13 +315,13 @@ class Edge(EdgeEnd):
         channel.expect(len(self._missing))
         return False
 
-    def _room(self, header: TensorHeader, channel: Channel) -> memoryview:
+    def _payload_memory(self, header: TensorHeader, channel: Channel) -> memoryview:
         """Return the memory for the payload that follows a header."""
         if header.announced:
             self._coming.announce(header)
             return memoryview(b"")
         if isinstance(header.label, Piece):
-            return self._coming.room(header.nbytes)
+            return self._coming.piece_memory(header.nbytes)
         if header.slot:
             self._payload = channel.shared(header)
             return _IN_RING
@@ -330,7 +330,7 @@ class Edge(EdgeEnd):
 
     def _process_frame(self, header: TensorHeader) -> None:
         """Process a complete frame."""
-        if isinstance(header.label, Taken):
+        if isinstance(header.label, Ack):
             with self._sending:
                 self._later.on_ack()
                 self._push()
@@ -349,13 +349,13 @@ class Edge(EdgeEnd):
         """Acknowledge a piece, so that the next can be sent."""
         with self._sending:
             if not self._over and not self._abandoned:
-                self._unsent.append((_TAKEN, _TAKEN[:0]))
+                self._unsent.append((_ACK, _ACK[:0]))
                 self._push()
 
     def _push(self) -> None:
         """Send without blocking, and let the inbox send the rest."""
         if self._channel is not None and not self._send_on(self._channel):
-            self._inbox.want_room(self, True)
+            self._inbox.watch_writable(self, True)
 
     def _emulate_link(self, header: TensorHeader) -> float:
         """Return when the emulated link, if any, delivers a frame (monotonic seconds)."""

@@ -168,8 +168,8 @@ class Inbox:
         self._served[served.fileno()] = served
         self._epoll.register(served.fileno(), select.EPOLLIN)
 
-    def want_room(self, served: InboxClient, wanted: bool) -> None:
-        """Set whether to serve this also when there is room to write."""
+    def watch_writable(self, served: InboxClient, wanted: bool) -> None:
+        """Set whether to serve an object also while it is writable."""
         with contextlib.suppress(OSError, ValueError):  # already closed
             self._epoll.modify(served.fileno(), select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
 

@@ -27,8 +27,8 @@ from planaria.runtime.transport.secure import StrangerError, begin, cut_off, pro
 
 log = logging.getLogger(__name__)
 # instead of an incarnation
-VISITOR = 0
-"""a machine that wants to join"""
+MACHINE = 0
+"""a machine that requests to join, or the run's owner"""
 CALLED_FOR = -1
 """an end of an edge for the relay"""
 FILES = -2

@@ -97,7 +97,7 @@ class Incoming:
         self._header, self._payload = header, receive_buffer(header)
         self._left = as_bytes(self._payload)
 
-    def room(self, size: int) -> memoryview:
+    def piece_memory(self, size: int) -> memoryview:
         """Return the memory for the next piece of ``size`` bytes; WireError if it exceeds the missing bytes."""
         if self._header is None or size > len(self._left):
             raise WireError(f"piece of {size} bytes exceeds the {len(self._left)} missing bytes")

@@ -54,13 +54,13 @@ class FrameContent(enum.IntEnum):
     BLOCKING = 7
     PING = 8
     PONG = 9
-    GOODBYE = 10
+    CLOSING = 10
     PIECE = 11
-    TAKEN = 12
+    ACK = 12
 
 
 Pass = Literal[FrameContent.FORWARD, FrameContent.BACKWARD]
-Renewal = Literal[FrameContent.COPY_BEFORE, FrameContent.COPY_AFTER]
+CopyMoment = Literal[FrameContent.COPY_BEFORE, FrameContent.COPY_AFTER]
 Part = Literal[FrameContent.PREFETCHED, FrameContent.BLOCKING]
 
 
@@ -92,7 +92,7 @@ class CopyMessage(NamedTuple):
     step: int
     slot: int
     """the copy's index in the recovery chain's slots"""
-    content: Renewal
+    content: CopyMoment
 
 
 class State(NamedTuple):
@@ -120,7 +120,7 @@ class Ping(NamedTuple):
 class EdgeClosing(NamedTuple):
     """The last frame of an edge."""
 
-    content: Literal[FrameContent.GOODBYE] = FrameContent.GOODBYE
+    content: Literal[FrameContent.CLOSING] = FrameContent.CLOSING
 
 
 class Piece(NamedTuple):
@@ -129,18 +129,18 @@ class Piece(NamedTuple):
     content: Literal[FrameContent.PIECE] = FrameContent.PIECE
 
 
-class Taken(NamedTuple):
+class Ack(NamedTuple):
     """Acknowledgement of a piece."""
 
-    content: Literal[FrameContent.TAKEN] = FrameContent.TAKEN
+    content: Literal[FrameContent.ACK] = FrameContent.ACK
 
 
-Label = Activation | GradientShare | CopyMessage | State | UpdatePart | Ping | EdgeClosing | Piece | Taken
+Label = Activation | GradientShare | CopyMessage | State | UpdatePart | Ping | EdgeClosing | Piece | Ack
 """identity of a frame: numbers below 2³², then its content, so that labels of different kinds differ"""
 
 _KINDS: tuple[Any, ...] = (
     Activation, Activation, GradientShare, CopyMessage, CopyMessage, State, UpdatePart, UpdatePart, Ping, Ping,
-    EdgeClosing, Piece, Taken
+    EdgeClosing, Piece, Ack
 )  # fmt: skip
 _LABELS = {content: (content, kind, len(kind._fields) - 1) for content, kind in zip(FrameContent, _KINDS, strict=True)}
 """code of a content → the content, its label, and the label's count of numbers"""

@@ -112,7 +112,7 @@ class RoundMember:
         parts[content] = payload
         return True
 
-    def refuse(self, peer: int, why: str) -> None:
+    def reject(self, peer: int, why: str) -> None:
         """Mark a peer's update of this round as invalid."""
         self._rejected.setdefault(peer, why)
 
@@ -162,7 +162,7 @@ class RoundMember:
         sent, codec = self._sent.get(me, self._own), self.outer.exchange.codec(self.outer.settled)
         return self._own if invalid_updates({me: sent}, self._own, codec) else sent
 
-    def newly_refused_peers(self) -> dict[int, str]:
+    def newly_rejected_peers(self) -> dict[int, str]:
         """Return the peers whose update was found invalid since the last call, with the reason."""
         self._check()
         if self._own is None:  # the round has not started here

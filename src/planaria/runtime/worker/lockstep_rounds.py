@@ -83,7 +83,7 @@ class LockstepRounds:
                     messages.send_share(node, sent, part)
             for node, received in zip(nodes, messages.take_shares(nodes, None, part), strict=True):
                 member.receive(node, content, received)
-        for node, why in member.newly_refused_peers().items():
+        for node, why in member.newly_rejected_peers().items():
             raise NonFinite(f"round {round}: the update of {messages.assignment.name_of(node)} {why}; lower optim.lr")
 
     def _group(self, messages: PeerMessages, round: int) -> Mapping[int, int]:

@@ -23,12 +23,12 @@ from planaria.runtime.transport.wire import FrameContent, WireError
 from planaria.runtime.worker.assignment import Assignment
 from planaria.runtime.worker.control_link import ControlLink
 from planaria.runtime.worker.exchange_round import RoundMember
-from planaria.runtime.worker.links import WorkerLinks
 from planaria.runtime.worker.outer_state import UpdateReport
 from planaria.runtime.worker.received_frames import FrameId, ReceivedFrames
 from planaria.runtime.worker.recovery_copies import CopyMessageId, StageCopies
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.setup import Setup
+from planaria.runtime.worker.worker_edges import WorkerEdges
 
 _TIMEOUT_IN_STEPS = 3
 """maximum wait for one message, in step durations"""
@@ -66,7 +66,7 @@ class WaitTimeout:
 
 
 _PASSES: dict[PassKind, wire.Pass] = {"forward": FrameContent.FORWARD, "backward": FrameContent.BACKWARD}
-_MOMENTS: dict[Moment, wire.Renewal] = {"before": FrameContent.COPY_BEFORE, "after": FrameContent.COPY_AFTER}
+_MOMENTS: dict[Moment, wire.CopyMoment] = {"before": FrameContent.COPY_BEFORE, "after": FrameContent.COPY_AFTER}
 
 
 class PeerMessages:
@@ -88,7 +88,7 @@ class PeerMessages:
         self.on_repeated: Callable[[Commit | Settle], None] = lambda order: None
         """called with an order that arrives during a step: one that another machine's controller repeats"""
         self.round_member = RoundMember(setup.config.exchange)
-        self.links = WorkerLinks(setup, resolved, transport)
+        self.edges = WorkerEdges(setup, resolved, transport)
         self.staging: Staging | None = None
         """copies between host and device, if stages compute on a device in several processes"""
         model, pipeline = setup.config.model, setup.config.pipeline
@@ -110,12 +110,12 @@ class PeerMessages:
         """Take the assignment to ``node`` from ``form``, and drop the state of older generations."""
         self._drop_copies()
         self.assignment.move(node, form)
-        self.links.close_round_edges()
+        self.edges.close_round_edges()
         self.round_member.drop()
         self.advance(form.step)
-        self.links.form(form, node)
+        self.edges.form(form, node)
         # An edge may have broken while the controller formed this generation, which has not seen that report.
-        self._broken = {edge: broken for edge, broken in self._broken.items() if self.links.is_current(edge)}
+        self._broken = {edge: broken for edge, broken in self._broken.items() if self.edges.is_current(edge)}
         for broken in self._broken.values():
             self._report_broken(broken)
 
@@ -130,7 +130,7 @@ class PeerMessages:
     def unassign(self) -> None:
         """Clear the assignment."""
         self._drop_copies()
-        self.links.close()
+        self.edges.close()
         self.round_member.drop()
         self.assignment.node = self.assignment.stage = -1
 
@@ -146,7 +146,7 @@ class PeerMessages:
 
     def handle(self, item: Any) -> None:
         """Process an item from the inbox. Items of an older generation are ignored."""
-        if isinstance(item, FrameArrived | EdgeOpened | EdgeFailed) and not self.links.is_current(item.edge):
+        if isinstance(item, FrameArrived | EdgeOpened | EdgeFailed) and not self.edges.is_current(item.edge):
             return  # of an older generation
         match item:
             case Donate() | BeginRound():
@@ -158,13 +158,13 @@ class PeerMessages:
             case FrameArrived():
                 self._on_frame(item)
             case EdgeOpened():
-                self.links.opened.add(item.edge)
+                self.edges.opened.add(item.edge)
             case EdgeFailed():
                 self._on_edge_failed(item)
 
     def _on_frame(self, frame: FrameArrived) -> None:
         edge = frame.edge
-        if edge in self.links.round_edges.values():
+        if edge in self.edges.round_edges.values():
             self._receive_update(edge, frame.header, frame.payload)
             return
         try:
@@ -174,15 +174,15 @@ class PeerMessages:
 
     def _on_edge_failed(self, failure: EdgeFailed) -> None:
         """Report a broken edge; on an edge of a round, the wait for the peer's update ends by time-out instead."""
-        if failure.edge not in self.links.round_edges.values():
+        if failure.edge not in self.edges.round_edges.values():
             self._broken[failure.edge] = failure
             self._report_broken(failure)
         elif failure.received_invalid_frame:
-            self._refuse(failure.edge, failure.detail)
+            self._reject(failure.edge, failure.detail)
 
     def _report_broken(self, broken: EdgeFailed) -> None:
         spec = broken.edge.spec
-        relay = self.links.relay_at(spec.relay_address) if broken.silent_relay else ""
+        relay = self.edges.relay_at(spec.relay_address) if broken.silent_relay else ""
         self.assignment.report_broken(spec.peer, broken.detail, relay=relay)
 
     def handle_pending(self) -> None:
@@ -219,7 +219,7 @@ class PeerMessages:
     def open_prefetch_links(self, order: OpenPrefetchLinks) -> None:
         """Send the next round's prefetched part to the same stage of the other members."""
         prefetched = self.round_member.prefetch(order.round)
-        for edge in self.links.open_round_edges(order.links, self.assignment.node):
+        for edge in self.edges.open_round_edges(order.links, self.assignment.node):
             self.round_member.forget(edge.spec.peer)
             self._send_part(edge, FrameContent.PREFETCHED, prefetched)
 
@@ -228,13 +228,13 @@ class PeerMessages:
         update = self.round_member.update(order.round, runner)
         me = self.assignment.replica
         replica_of = self._resolved.replica_of
-        for edge in self.links.open_round_edges(order.links, self.assignment.node):
+        for edge in self.edges.open_round_edges(order.links, self.assignment.node):
             self.round_member.forget(edge.spec.peer)
             self._send_part(edge, FrameContent.PREFETCHED, update.prefetched)
         updates = self.round_member.updates_for(
             self.assignment.step, me, [member for member in order.members if member != me]
         )
-        for peer, edge in self.links.round_edges.items():
+        for peer, edge in self.edges.round_edges.items():
             self._send_part(edge, FrameContent.BLOCKING, updates[replica_of(peer)].blocking)
         digest, products = self.round_member.own_digest(me), self.round_member.products(me, me, None)
         if digest or products:
@@ -249,23 +249,23 @@ class PeerMessages:
         """Process a frame of the current round."""
         label, round = header.label, self.round_member.round
         if not isinstance(label, wire.UpdatePart):
-            self._refuse(edge, f"sent {label}, which is not part of an update")
+            self._reject(edge, f"sent {label}, which is not part of an update")
         elif label.round != round:
-            self._refuse(edge, f"its {label.content.name.lower()} part: of round {label.round}, not {round}")
+            self._reject(edge, f"its {label.content.name.lower()} part: of round {label.round}, not {round}")
         elif self.round_member.receive(edge.spec.peer, label.content, payload):
             self._report_received()
         else:
-            self._refuse(edge, f"its {label.content.name.lower()} part: sent twice")
+            self._reject(edge, f"its {label.content.name.lower()} part: sent twice")
 
-    def _refuse(self, edge: EdgeEnd, why: str) -> None:
+    def _reject(self, edge: EdgeEnd, why: str) -> None:
         """Reject a peer's update, and close the edge."""
-        self.round_member.refuse(edge.spec.peer, why)
+        self.round_member.reject(edge.spec.peer, why)
         edge.reset()
         self._report_received()
 
     def _report_received(self) -> None:
         round, replica_of = self.round_member.round, self._resolved.replica_of
-        for peer, reason in self.round_member.newly_refused_peers().items():
+        for peer, reason in self.round_member.newly_rejected_peers().items():
             self.assignment.report(e.UpdateRejected, round=round, replica=replica_of(peer), reason=reason)
         for peer in self.round_member.newly_complete_peers():
             digest, replica = self.round_member.digest_of(peer), replica_of(peer)
@@ -281,7 +281,7 @@ class PeerMessages:
     def send(self, action: Action, out: Tensor) -> None:
         """Send an action's output to the node that needs it, once it is on the host."""
         assert action.target is not None
-        send = partial(self.links.edges[action.target].send, self._activation(action.key))
+        send = partial(self.edges.by_peer[action.target].send, self._activation(action.key))
         if self.staging is not None and out.is_cuda:
             self.staging.send(out, send)
         else:
@@ -298,7 +298,7 @@ class PeerMessages:
 
     def send_share(self, node: int, flat: Tensor, part: int = 0) -> None:
         """Send a share of the step's gradient, or a ``part`` of it, to another node of this stage."""
-        self.links.edges[node].send(wire.GradientShare(self.assignment.generation, self.assignment.step, part), flat)
+        self.edges.by_peer[node].send(wire.GradientShare(self.assignment.generation, self.assignment.step, part), flat)
 
     def take_shares(self, nodes: Sequence[int], like: Tensor | None, part: int = 0) -> list[Tensor]:
         """Wait for the shares of these ``nodes``, and return them in this order.
@@ -327,11 +327,11 @@ class PeerMessages:
 
     def send_copy(self, host: int, message_id: CopyMessageId, flat: Tensor) -> None:
         """Send a copy's message to its host; messages sent before the step have a lower priority."""
-        self.links.edges[host].send(self._copy_label(message_id), flat, later=message_id.moment == "before")
+        self.edges.by_peer[host].send(self._copy_label(message_id), flat, later=message_id.moment == "before")
 
     def receive_copies(self, copies: StageCopies) -> None:
         """Wait for this step's messages to the copies kept here, and store them."""
-        for edge in self.links.edges.values():
+        for edge in self.edges.by_peer.values():
             edge.flush_deferred()
         expected = copies.expects(self.assignment.step)
         frames = [FrameId(message_id.source, self._copy_label(message_id)) for message_id in expected]

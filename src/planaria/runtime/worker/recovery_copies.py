@@ -17,7 +17,7 @@ from torch import Tensor
 from planaria.config.schema import RunConfig
 from planaria.models.families import build_stage
 from planaria.models.optimizers import make_optimizer
-from planaria.models.state import Shapes, StageState
+from planaria.models.state import StageShapes, StageState
 from planaria.pipeline.plan.actions import Action
 from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Copy, Holder, Moment, RebuildInputs, RestoredHolder, Sender
@@ -60,10 +60,10 @@ class _Original:
     """document masks of the current step, for passes that a twin also computes"""
 
     @property
-    def shapes(self) -> Shapes:
+    def shapes(self) -> StageShapes:
         meta = build_stage(self.config.model, self.config.pipeline.stages, self.stage, 0, "meta")
         shapes = {name: parameter.shape for name, parameter in meta.named_parameters()}
-        return Shapes(shapes, make_optimizer(self.config.optim).keys)
+        return StageShapes(shapes, make_optimizer(self.config.optim).keys)
 
     @property
     def device(self) -> str:
@@ -88,7 +88,7 @@ class StageCopies:
         self._all_senders: dict[int, Sender] = {}
         self._all_holders: dict[int, Holder] = {}
         for number, (slot, placed) in enumerate(zip(self._chain.slots, self._placed, strict=True)):
-            strategy = self._chain.strategies[slot.by]
+            strategy = self._chain.strategies[slot.strategy]
             if node in placed.sources:
                 self._all_senders[number] = strategy.sender(slot.copy, column.stage[node])
             if node == placed.host:
@@ -102,7 +102,7 @@ class StageCopies:
         self._senders = {n: s for n, s in self._all_senders.items() if not absent & self._placed[n].members}
         self._holders = {n: h for n, h in self._all_holders.items() if not absent & self._placed[n].members}
         # Parts of one stage at several hosts restart together, so that they belong to one version.
-        keys = [{(slot.by, stage) for stage in slot.copy.sources} for slot in self._chain.slots]
+        keys = [{(slot.strategy, stage) for stage in slot.copy.sources} for slot in self._chain.slots]
         restarting = set().union(
             *(key for key, copy in zip(keys, self._placed, strict=True) if replaced & copy.members)
         )
@@ -190,7 +190,7 @@ class StageCopies:
         own_slot, holder = self._own
         parities = {
             f"{number}.{key}": part
-            for number, copy in self._kept_by(self._chain.slots[own_slot].by)
+            for number, copy in self._kept_by(self._chain.slots[own_slot].strategy)
             if number != own_slot
             for key, part in self._all_holders[number].state().weights.items()
         }
@@ -205,7 +205,7 @@ class StageCopies:
         """Retain a part of a snapshot from :meth:`export_snapshot`."""
         assert self._own is not None
         self._own[1].load(part.state, part.step)
-        for number, _ in self._kept_by(self._chain.slots[self._own[0]].by):
+        for number, _ in self._kept_by(self._chain.slots[self._own[0]].strategy):
             prefix = f"{number}."
             parities = {key.removeprefix(prefix): p for key, p in part.parities.items() if key.startswith(prefix)}
             if parities:
@@ -224,7 +224,7 @@ class StageCopies:
 
     def _kept_by(self, by: str) -> list[tuple[int, Copy]]:
         slots = ((number, self._chain.slots[number]) for number in self._all_holders)
-        return [(number, slot.copy) for number, slot in slots if slot.by == by]
+        return [(number, slot.copy) for number, slot in slots if slot.strategy == by]
 
     @property
     def _own(self) -> tuple[int, RestoredHolder] | None:

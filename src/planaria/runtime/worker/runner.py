@@ -87,7 +87,7 @@ class StageRunner:
 
         At the ends, hop 0 embeds the data, and any other hop computes the loss and returns None.
 
-        :raises NonFinite: if the codec of the message refuses the activation.
+        :raises NonFinite: if the codec of the message rejects the activation.
         """
         ids: Tensor | None = None
         if x is not None:

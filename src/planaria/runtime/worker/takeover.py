@@ -85,7 +85,7 @@ def donate(run: ResolvedRun, messages: PeerMessages, form: d.Form, runner: Stage
                 _require_intact(copies)
                 kept = copies.kept(source.by, member.stage)
                 donated = run.recovery.strategies[source.by].donate(member.stage, donated, kept)
-            messages.links.transfers[member.node].send(State(messages.assignment.stage), pack(donated))
+            messages.edges.transfers[member.node].send(State(messages.assignment.stage), pack(donated))
 
 
 def transfer(messages: PeerMessages, order: d.Donate, runner: StageRunner) -> None:
@@ -95,12 +95,12 @@ def transfer(messages: PeerMessages, order: d.Donate, runner: StageRunner) -> No
     if not to_successor:  # a copy has its own random generators
         state = state.part(lambda name: not order.only_outer, moments=not order.only_outer)
     state.outer = messages.round_member.outer.state_for_transfer(to_successor)
-    messages.links.transfer(order, pack(state))
+    messages.edges.transfer(order, pack(state))
     log.info("sent the state of stage %d to %s", order.stage, "its successor" if to_successor else order.to)
 
 
 @dataclass
-class Takeover:
+class StageTakeover:
     """Takes a stage's state for a worker, to replace its current runner."""
 
     setup: Setup
@@ -205,7 +205,7 @@ class Takeover:
                 inputs = replace(inputs, before=self.lost_runner.state())
             strategy = self.run.recovery.strategies[source.by]
             self.runner.load(strategy.rebuild(assignment.stage, states, inputs))
-        messages.links.end_transfers()
+        messages.edges.end_transfers()
         size = sum(flat.nbytes for flat in flats)
         timing = TakeoverTimes(arrived - start, size, time.monotonic() - arrived)
         messages.round_member.begin(outer, self.runner, self.rounds)
@@ -216,7 +216,7 @@ class Takeover:
         start, (flat,) = time.monotonic(), self._collect_states(source.donors)
         arrived = time.monotonic()
         self.messages.round_member.catch_up(unpack(flat).outer, self.runner, self.rounds)
-        self.messages.links.end_transfers()
+        self.messages.edges.end_transfers()
         return TakenState(self.runner, TakeoverTimes(arrived - start, flat.nbytes, time.monotonic() - arrived))
 
     def _collect_states(self, donors: Sequence[int]) -> list[Tensor]:

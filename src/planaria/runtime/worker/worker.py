@@ -40,7 +40,7 @@ from planaria.runtime.worker.sleeping_runner import SleepingRunner, device_memor
 from planaria.runtime.worker.snapshots import snapshot_writer
 from planaria.runtime.worker.step_samples import RunSamples, StepData, StepInputs
 from planaria.runtime.worker.step_work import OwnLoop, StepWork
-from planaria.runtime.worker.takeover import MemoryDamaged, Takeover, describe_source, donate, transfer
+from planaria.runtime.worker.takeover import MemoryDamaged, StageTakeover, describe_source, donate, transfer
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class Worker:
         before = self.assignment.absent
         self._scheduled_routes = form.routes
         self.messages.assign(me.node, form)
-        takeover = Takeover(
+        takeover = StageTakeover(
             self.setup, self.resolved, self.messages, self.runner, self.copies, self._rounds_at(form),
             lost_runner=self._last_runners.get(me.node), make_runner=self._make_runner,
         )  # fmt: skip
@@ -187,12 +187,12 @@ class Worker:
             self.messages.round_member.outer.after_member_change()
         self.copies = takeover.form_copies(form, me, taken)
         if isinstance(self.runner, SleepingRunner):
-            self.runner.use_prices(self.resolved.position(me.node), self.resolved.prices)
+            self.runner.use_prices(self.resolved.price_index(me.node), self.resolved.prices)
         if form.is_rollback and self.snapshots is not None:
             self.snapshots.write_again()
         donate(self.resolved, self.messages, form, self.runner, self.copies)
-        links = self.messages.links
-        self.messages.wait_for(lambda: links.unopened, "the edge to {}")
+        edges = self.messages.edges
+        self.messages.wait_for(lambda: edges.unopened, "the edge to {}")
         link_s = time.monotonic() - start - timing.transfer_s - timing.rebuild_s
         self.assignment.report(e.Linked, link_s=link_s, **asdict(timing))
         formed = form.generation, form.outcome, describe_source(me.source), timing, link_s
@@ -208,7 +208,7 @@ class Worker:
         """Carry out this node's actions of the step's plan, then report that the gradient is ready."""
         self.control_link.set_activity("step", order.step)
         began = time.monotonic()
-        self.messages.links.end_transfers()
+        self.messages.edges.end_transfers()
         self.messages.advance(order.step)
         plan, train = self._plan_of(order), order.mode == "train"
         self.messages.round_member.outer.left_out = order.left_out
@@ -248,7 +248,7 @@ class Worker:
 
     def _measure(self, seconds: float, spans: Iterable[e.Span]) -> None:
         """Measure a step, and report when a report is due."""
-        arrived = self.messages.links.newly_arrived()
+        arrived = self.messages.edges.newly_arrived()
         waited, read = self.messages.waited, self.control_link.reading.step_s
         if measured := self.gauge.add_step(self.assignment.step, seconds, spans, waited, arrived, read):
             self.assignment.report(e.WorkerMeasurements, **measured)
@@ -327,7 +327,7 @@ class Worker:
         settled = self.messages.round_member.settle(
             order.round, replica, peers, self.runner, weighed, contributes=replica in members
         )
-        self.messages.links.close_round_edges()
+        self.messages.edges.close_round_edges()
         settled = replace(settled, report=replace(settled.report, rejected=order.left_out))
         self._report_round(order.round, settled, first=replica == members[0])
         self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
@@ -370,8 +370,8 @@ class Worker:
         """Return the fault injector; ``faults/`` is imported only if this worker has faults."""
         from planaria.faults.worker_faults import WorkerFaults
 
-        links, outer = self.messages.links, self.messages.round_member.outer
-        return WorkerFaults(self.config, links, outer, self._report_fault, self.control_link.end)
+        edges, outer = self.messages.edges, self.messages.round_member.outer
+        return WorkerFaults(self.config, edges, outer, self._report_fault, self.control_link.end)
 
     def _report_fault(self, signal: str, injection: d.InjectFault) -> None:
         self.assignment.report(e.FaultInjected, signal=signal, moment=injection.moment, number=injection.number)
@@ -380,7 +380,7 @@ class Worker:
         """Report the spans and bytes sent since the last report, and peak memory."""
         if not self.control_link.reports_timings:
             return
-        sent_bytes = self.messages.links.newly_sent()
+        sent_bytes = self.messages.edges.newly_sent()
         self.assignment.report(e.WorkReport, dropped=dropped, spans=spans, sent_bytes=sent_bytes, **peaks()._asdict())
 
     def _plan_of(self, order: d.RunStep) -> StepPlan:

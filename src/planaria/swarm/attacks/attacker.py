@@ -172,20 +172,20 @@ class Attacker:
             if len(chosen) == wanted or rollout.text in hopeless:
                 continue
             sent = [*chosen, rollout, *rest[len(chosen) + 1 :]]
-            if self._is_refused(sent, len(chosen) + 1):
+            if self._is_rejected(sent, len(chosen) + 1):
                 hopeless.add(rollout.text)
             else:
                 chosen.append(rollout)
         return chosen
 
-    def _is_refused(self, sent: list[Rollout], first: int) -> bool:
-        """Return whether a layer refuses any of the ``first`` completions."""
+    def _is_rejected(self, sent: list[Rollout], first: int) -> bool:
+        """Return whether a layer rejects any of the ``first`` completions."""
         support, vocab = self._config.sampling.support(self._policy.vocab), self._policy.vocab
         context = Context(self._task, self._config.seed, support, vocab)
         accepted = list(range(len(sent)))
         for check in self._checks:
-            refused = check.examine([sent[n] for n in accepted], context).refused
-            accepted = [n for index, n in enumerate(accepted) if index not in refused]
+            rejected = check.examine([sent[n] for n in accepted], context).rejected
+            accepted = [n for index, n in enumerate(accepted) if index not in rejected]
         return accepted[:first] != list(range(first))
 
     def _read(self, written: Sequence[Rollout]) -> list[Rollout]:

@@ -194,7 +194,7 @@ class NarrowAttack(Attack):
     """NARROW: honest work on problems of one kind only, where peers choose their problems (vertical rounds).
 
     It chooses sums without a carry and succeeds if victims omit carries. Its completions are correct, so no layer
-    refuses them.
+    rejects them.
     """
 
     only_selects_problems: ClassVar[bool] = True

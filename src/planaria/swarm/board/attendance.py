@@ -23,7 +23,7 @@ class Census:
 
     hellos: dict[str, Hello]
     goodbyes: dict[str, Goodbye]
-    refused: dict[str, str]
+    rejected: dict[str, str]
     """reason, for each peer whose hello or goodbye is invalid"""
     unread: int
     """number of peer folders that were not read because of the limit"""
@@ -40,7 +40,7 @@ class RoundMessages:
 
     found: dict[str, Rollouts]
     missing: tuple[str, ...]
-    refused: dict[str, str]
+    rejected: dict[str, str]
     """reason, for each peer whose message is invalid"""
     arrival_s: Mapping[str, float] = field(default_factory=dict)
     """seconds from the start of the wait until each message arrived"""
@@ -53,19 +53,19 @@ class RoundMessages:
         ]
 
     @property
-    def refused_permanently(self) -> dict[str, str]:
-        """Permanently refused peers: their messages are complete, and messages are never replaced."""
-        return {peer: why for peer, why in self.refused.items() if why not in _TEMPORARY}
+    def rejected_permanently(self) -> dict[str, str]:
+        """Permanently rejected peers: their messages are complete, and messages are never replaced."""
+        return {peer: why for peer, why in self.rejected.items() if why not in _TEMPORARY}
 
     @property
     def open(self) -> tuple[str, ...]:
         """Peers whose message is missing or may still be incomplete."""
-        return (*self.missing, *(self.refused.keys() - self.refused_permanently.keys()))
+        return (*self.missing, *(self.rejected.keys() - self.rejected_permanently.keys()))
 
     def merge(self, later: RoundMessages) -> RoundMessages:
         """Merge a later read of the open peers."""
         return RoundMessages(
-            self.found | later.found, later.missing, self.refused_permanently | later.refused, self.arrival_s
+            self.found | later.found, later.missing, self.rejected_permanently | later.rejected, self.arrival_s
         )
 
     def with_arrival_times(self, elapsed_s: float) -> RoundMessages:
@@ -73,11 +73,11 @@ class RoundMessages:
         return replace(self, arrival_s={peer: self.arrival_s.get(peer, elapsed_s) for peer in self.found})
 
     def restrict_to(self, listed: Set[str], guilty: Mapping[str, str]) -> RoundMessages:
-        """Keep the messages of ``listed`` peers; mark the other peers missing, or refused if they are in ``guilty``."""
-        left = {*self.found, *self.missing, *self.refused} - listed
-        refused = self.refused | {peer: guilty[peer] for peer in left & guilty.keys()}
+        """Keep the messages of ``listed`` peers; mark others missing, or rejected if they are in ``guilty``."""
+        left = {*self.found, *self.missing, *self.rejected} - listed
+        rejected = self.rejected | {peer: guilty[peer] for peer in left & guilty.keys()}
         result = {peer: message for peer, message in self.found.items() if peer in listed}
-        return replace(self, found=result, missing=tuple(sorted(left - refused.keys())), refused=refused)
+        return replace(self, found=result, missing=tuple(sorted(left - rejected.keys())), rejected=rejected)
 
 
 class Decision(enum.Enum):
@@ -107,18 +107,18 @@ class RoundTerms:
 
 
 def decide_round(
-    expected: Set[str], found: Set[str], refused: Set[str], elapsed_s: float, terms: RoundTerms
+    expected: Set[str], found: Set[str], rejected: Set[str], elapsed_s: float, terms: RoundTerms
 ) -> Decision:
     """Decide whether a round closes after ``elapsed_s`` seconds.
 
     It closes when all expected messages have arrived. With a quorum, it closes after the timeout, or immediately if all
-    other peers are permanently ``refused``. Below the quorum it stalls after the patience. Messages of unexpected peers
-    do not count.
+    other peers are permanently ``rejected``. Below the quorum it stalls after the patience. Messages of unexpected
+    peers do not count.
     """
     present = expected & found
     if present == expected:
         return Decision.CLOSE
-    if len(present) >= terms.quorum and (elapsed_s >= terms.timeout_s or present | refused >= expected):
+    if len(present) >= terms.quorum and (elapsed_s >= terms.timeout_s or present | rejected >= expected):
         return Decision.CLOSE
     return Decision.STALLED if elapsed_s >= terms.patience_s else Decision.WAIT
 

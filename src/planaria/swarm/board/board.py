@@ -209,12 +209,12 @@ class Board:
         roster, small = self._roster, self._small_limits
         names = set(self._store.folders("peers", PEER)) - roster.hellos.keys()
         drawn = roster.select_unjoined(names)
-        hellos, refused = self._read_each(drawn, "hello.json", Hello, small)
+        hellos, rejected = self._read_each(drawn, "hello.json", Hello, small)
         roster.hellos |= hellos
         goodbyes, wrong = self._read_each(roster.select_unleft(), "goodbye.json", Goodbye, small)
         roster.goodbyes |= goodbyes
         unread = len(names) - len(drawn)
-        return Census(dict(sorted(roster.hellos.items())), dict(roster.goodbyes), refused | wrong, unread)
+        return Census(dict(sorted(roster.hellos.items())), dict(roster.goodbyes), rejected | wrong, unread)
 
     def read(self, peer: str, round_number: int) -> Rollouts | None:
         """Return a peer's completions of a round, or None if they have not been published.
@@ -226,10 +226,10 @@ class Board:
     def gather(self, round_number: int, peers: Iterable[str]) -> RoundMessages:
         """Read the messages of ``peers`` for a round once."""
         requested = sorted(set(peers))
-        result, refused = self._read_each(requested, round_path("rounds", round_number), Rollouts, self._limits)
-        missing = [peer for peer in requested if peer not in result and peer not in refused]
+        result, rejected = self._read_each(requested, round_path("rounds", round_number), Rollouts, self._limits)
+        missing = [peer for peer in requested if peer not in result and peer not in rejected]
         self._roster.mark_active(result)
-        return RoundMessages(result, tuple(missing), refused)
+        return RoundMessages(result, tuple(missing), rejected)
 
     def wait(self, round_number: int, peers: Iterable[str], terms: RoundTerms, poll_s: float = 1.0) -> RoundMessages:
         """Poll for the messages of ``peers`` until :func:`planaria.swarm.board.attendance.decide_round` closes the
@@ -243,11 +243,11 @@ class Board:
             seen = seen.merge(self.gather(round_number, seen.open))
             elapsed = self._clock() - began
             seen = seen.with_arrival_times(elapsed)
-            match decide_round(everyone, seen.found.keys(), seen.refused_permanently.keys(), elapsed, terms):
+            match decide_round(everyone, seen.found.keys(), seen.rejected_permanently.keys(), elapsed, terms):
                 case Decision.CLOSE:
                     return seen
                 case Decision.STALLED:
-                    why = dict.fromkeys(seen.missing, "sent nothing") | seen.refused
+                    why = dict.fromkeys(seen.missing, "sent nothing") | seen.rejected
                     raise RoundStalled(self.rules.run, round_number, seen.found, why, terms.quorum)
             self._sleep(min(poll_s, seconds_to_decision(elapsed, terms)))
 
@@ -274,7 +274,7 @@ class Board:
     ) -> tuple[dict[str, Message], dict[str, str]]:
         """Return the valid messages and the reasons of the invalid ones, by peer."""
         result: dict[str, Message] = {}
-        refused: dict[str, str] = {}
+        rejected: dict[str, str] = {}
         requested = sorted(set(peers))
         places = [message_path(peer, name) for peer in requested]
         answers = self._store.read_each(places, limits.message_bytes)
@@ -285,8 +285,8 @@ class Board:
                 if raw is not None:
                     result[peer] = self._unseal(raw, path, kind, limits, peer)
             except BadMessage as error:
-                refused[peer] = error.reason
-        return result, refused
+                rejected[peer] = error.reason
+        return result, rejected
 
     def _unseal(self, raw: bytes, path: str, kind: type[Message], limits: MessageLimits, peer: str | None) -> Message:
         """Return the message of an envelope and record its claim."""

@@ -228,7 +228,10 @@ class PeerBoard:
         is_late = self._board.gather(round_number, self._peers_to_read(round_number) - awaited - {self.me})
         arrival_s = {peer: began + seconds for peer, seconds in result.arrival_s.items()}
         return RoundMessages(
-            result.found | is_late.found, result.missing + is_late.missing, result.refused | is_late.refused, arrival_s
+            result.found | is_late.found,
+            result.missing + is_late.missing,
+            result.rejected | is_late.rejected,
+            arrival_s,
         )
 
     def _early_peers(self, messages: RoundMessages) -> frozenset[str]:
@@ -251,7 +254,7 @@ class PeerBoard:
                 return None
             soon = MAX_POLLS * self._poll_s
             more = self._board.wait(round_number, messages, RoundTerms(0, soon, soon), self._poll_s)
-            found = RoundMessages(found.found | more.found, found.missing, found.refused, found.arrival_s)
+            found = RoundMessages(found.found | more.found, found.missing, found.rejected, found.arrival_s)
             if not contains_all(messages, self._message_list(round_number, found)):
                 return None
         return found.restrict_to(messages.keys(), self.receipts.equivocators())

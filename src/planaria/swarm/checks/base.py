@@ -20,7 +20,7 @@ from planaria.swarm.tasks.base import Task
 class LayerFindings:
     """Findings of one layer on one round's completions."""
 
-    refused: Mapping[int, str] = field(default_factory=dict)
+    rejected: Mapping[int, str] = field(default_factory=dict)
     """index of a completion → short reason"""
     off: str = ""
     """why the layer cannot work here; empty if it can"""
@@ -61,4 +61,4 @@ class Check(Choice, ABC):
 
     @abstractmethod
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
-        """Examine completions that no earlier layer refused."""
+        """Examine completions that no earlier layer rejected."""

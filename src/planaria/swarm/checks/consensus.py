@@ -1,6 +1,6 @@
 """Consensus as a layer of the defence, based on :mod:`planaria.swarm.checks.votes`.
 
-As a filter, it refuses completions that pass their tests but differ from most others on untested calls. As a reward, it
+As a filter, it rejects completions that pass their tests but differ from most others on untested calls. As a reward, it
 replaces missing labels of a task.
 """
 
@@ -14,7 +14,7 @@ from typing import ClassVar
 from planaria.common.errors import UserError
 from planaria.config.registry import custom_choices
 from planaria.swarm.checks.base import Check, Context, LayerFindings
-from planaria.swarm.checks.votes import Ballot, MajorityLabel, majority_label
+from planaria.swarm.checks.votes import BehaviourVote, MajorityLabel, majority_label
 from planaria.swarm.config.swarm_config import CONSENSUS, SwarmConfig
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.tasks.base import Task, as_reward
@@ -22,9 +22,9 @@ from planaria.swarm.tasks.base import Task, as_reward
 
 def labels(rollouts: Sequence[Rollout], agreement: float) -> dict[int, MajorityLabel]:
     """Return problem → label, for problems that have one."""
-    groups: dict[int, list[Ballot]] = defaultdict(list)
+    groups: dict[int, list[BehaviourVote]] = defaultdict(list)
     for rollout in rollouts:
-        groups[rollout.problem.number].append(Ballot(rollout.effective_account, rollout.behaviour))
+        groups[rollout.problem.number].append(BehaviourVote(rollout.effective_account, rollout.behaviour))
     result = {number: majority_label(group, agreement) for number, group in groups.items()}
     return {number: majority_label for number, majority_label in result.items() if majority_label is not None}
 
@@ -48,7 +48,7 @@ class Consensus(Check):
 
 
 class Filter(Consensus):
-    """Refuse passing completions that differ from most others on untested calls.
+    """Reject passing completions that differ from most others on untested calls.
 
     A completion differs if it agrees with the label no more often than one constant value would.
     """
@@ -70,7 +70,7 @@ class Filter(Consensus):
 
 
 class ConsensusReward(Consensus):
-    """Reward behaviour that matches the label with 1, other with 0. Refusals would cause quarantine."""
+    """Reward behaviour that matches the label with 1, other with 0. Rejections would cause quarantine."""
 
     fallible: ClassVar[bool] = False
 

@@ -18,19 +18,20 @@ from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.records.lines import UNKNOWN_PEERS
 
 Counts = dict[str, tuple[int, int]]
-"""peer, or the shared account of unknown peers → (completions examined, refused)"""
+"""peer, or the shared account of unknown peers → (completions examined, rejected)"""
 
 
 class DefenceState(Record):
     """State of a defence, as plain data for a restarted peer."""
 
-    _former = former_names(received="heard")
+    _former = former_names(received="heard", next_admission="newest")
     layers: dict[str, list[Counts]]
     past: dict[str, list[tuple[int, int]]]
     until: dict[str, int]
     known: list[str] = Field(default_factory=list)
     received: dict[str, int] = Field(default_factory=dict)
-    newest: int = 0
+    next_admission: int = 0
+    """first round that may make an unknown peer known"""
 
 
 @dataclass
@@ -44,20 +45,20 @@ class Layer:
     def why_disabled(self, limit: float) -> str:
         """Return why the layer cannot work here, or an empty string if it can.
 
-        It would refuse more than ``limit`` of the median peer's completions. Fewer than half of the peers are
+        It would reject more than ``limit`` of the median peer's completions. Fewer than half of the peers are
         attackers, so the median peer is at most as bad as an honest one. Unknown peers count as one, since their number
         is arbitrary.
         """
         totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for counts in self.past:
-            for peer, (sent, refused) in counts.items():
+            for peer, (sent, rejected) in counts.items():
                 totals[peer][0] += sent
-                totals[peer][1] += refused
-        shares = [refused / sent for sent, refused in totals.values() if sent]
+                totals[peer][1] += rejected
+        shares = [rejected / sent for sent, rejected in totals.values() if sent]
         median = statistics.median(shares) if shares else 0.0
         if not self.check.fallible or median <= limit:
             return ""
-        return f"would refuse {median:.0%} of the median peer's completions: the peers' policies differ too much"
+        return f"would reject {median:.0%} of the median peer's completions: the peers' policies differ too much"
 
 
 @dataclass
@@ -65,9 +66,9 @@ class DefenceReport:
     """Findings of all layers in a round."""
 
     rollouts: list[Rollout]
-    """all completions; refused ones with layer and reason"""
-    refused: dict[str, Counts] = field(default_factory=dict)
-    """layer → peer → (examined, refused); for a layer that is off, what it would have refused"""
+    """all completions; rejected ones with layer and reason"""
+    rejected: dict[str, Counts] = field(default_factory=dict)
+    """layer → peer → (examined, rejected); for a layer that is off, what it would have rejected"""
     off: dict[str, str] = field(default_factory=dict)
     """layer → why it is off"""
     quarantined: dict[str, str] = field(default_factory=dict)
@@ -126,9 +127,11 @@ class Defence:
 
     def state(self) -> DefenceState:
         past, until = self._quarantine.state()
-        known_peers, received, newest = self.accounts.state()
+        known_peers, received, next_admission = self.accounts.state()
         layers = {layer.check.name: list(layer.past) for layer in self._layers}
-        return DefenceState(layers=layers, past=past, until=until, known=known_peers, received=received, newest=newest)
+        return DefenceState(
+            layers=layers, past=past, until=until, known=known_peers, received=received, next_admission=next_admission
+        )
 
     def load_state(self, memory: DefenceState) -> None:
         for layer in self._layers:
@@ -136,7 +139,7 @@ class Defence:
             layer.past.extend(memory.layers.get(layer.check.name, []))
         self._quarantine.load_state(memory.past, memory.until)
         if memory.known:  # older versions saved none
-            self.accounts.load_state(memory.known, memory.received, memory.newest)
+            self.accounts.load_state(memory.known, memory.received, memory.next_admission)
 
     def _apply_layer(
         self, layer: Layer, accepted: list[int], verdicts: dict[int, Rollout], report: DefenceReport
@@ -147,8 +150,8 @@ class Defence:
             verdicts[accepted[nth]] = verdicts[accepted[nth]].with_vote_reward(reward)
         report.labels |= result.labels
         judged = {
-            index: replace(verdicts[index], layer=name, reason=result.refused[nth])
-            if nth in result.refused
+            index: replace(verdicts[index], layer=name, reason=result.rejected[nth])
+            if nth in result.rejected
             else replace(verdicts[index], proven=False)
             if nth in result.unproven
             else replace(verdicts[index], passed=(*verdicts[index].passed, name))
@@ -156,8 +159,8 @@ class Defence:
         }
         seen = [verdict for nth, verdict in enumerate(judged.values()) if nth not in result.unproven]
         layer.past.append(_count_by_name((verdict.effective_account, verdict) for verdict in seen))
-        report.refused[name] = _count_by_name((verdict.peer, verdict) for verdict in seen)
-        if off := result.off or layer.why_disabled(self._config.max_median_refusal):
+        report.rejected[name] = _count_by_name((verdict.peer, verdict) for verdict in seen)
+        if off := result.off or layer.why_disabled(self._config.max_median_rejection):
             report.off[name] = off
         else:
             verdicts.update(judged)
@@ -166,15 +169,15 @@ class Defence:
 def _count_by_name(verdicts: Iterable[tuple[str, Rollout]]) -> Counts:
     """Count verdicts by the name given with each."""
     sent: Counter[str] = Counter()
-    refused: Counter[str] = Counter()
+    rejected: Counter[str] = Counter()
     for name, verdict in verdicts:
         sent[name] += 1
-        refused[name] += bool(verdict.layer)
-    return {name: (count, refused[name]) for name, count in sent.items()}
+        rejected[name] += bool(verdict.layer)
+    return {name: (count, rejected[name]) for name, count in sent.items()}
 
 
 class Quarantine:
-    """Exclude a peer for ``window`` rounds if more than ``threshold`` of its last ``window`` rounds was refused.
+    """Exclude a peer for ``window`` rounds if more than ``threshold`` of its last ``window`` rounds was rejected.
 
     Exclusion is never permanent, since honest peers are hit by chance. An excluded peer is still examined and returns
     if its completions are clean.
@@ -188,19 +191,19 @@ class Quarantine:
         self._until: dict[str, int] = {}
 
     def update(self, round_number: int, values: Mapping[str, tuple[int, int]]) -> dict[str, str]:
-        """Record a round (peer → (sent, refused)); return the peers excluded in it, with the reason."""
+        """Record a round (peer → (sent, rejected)); return the peers excluded in it, with the reason."""
         if not self.threshold:
             return {}
         quarantined = {}
         for peer, counts in values.items():
             self._past[peer].append(counts)
-            sent, refused = (sum(column) for column in zip(*self._past[peer], strict=True))
-            share = refused / max(1, sent)
+            sent, rejected = (sum(column) for column in zip(*self._past[peer], strict=True))
+            share = rejected / max(1, sent)
             if share > self.threshold and round_number >= self._until.get(peer, 0):
                 self._until[peer] = round_number + self.window
             if round_number < self._until.get(peer, 0):
                 quarantined[peer] = (
-                    f"{share:.0%} of its last {sent} were refused; excluded until round {self._until[peer]}"
+                    f"{share:.0%} of its last {sent} were rejected; excluded until round {self._until[peer]}"
                 )
         return quarantined
 
@@ -230,7 +233,7 @@ class PeerAccounts:
         self._window = window
         self._seed = seed
         self._received: Counter[str] = Counter()
-        self._next = 0
+        self._next_admission = 0
 
     def record_senders(self, round_number: int, received: Collection[str]) -> Mapping[str, str]:
         """Record the peers received in a round; return peer → the account it is counted under."""
@@ -240,11 +243,11 @@ class PeerAccounts:
         accounts = {peer: peer for peer in received} | dict.fromkeys(unknown, UNKNOWN_PEERS)
         self._received.update(unknown)
         patient = [peer for peer in unknown if self._received[peer] >= self._window]
-        if patient and round_number >= self._next:
+        if patient and round_number >= self._next_admission:
             first = max(patient, key=lambda peer: self._received[peer])
             self._known.add(first)
             del self._received[first]
-            self._next = round_number + self._window
+            self._next_admission = round_number + self._window
         return accounts
 
     def draw_order(self, round_number: int, peers: Collection[str]) -> list[str]:
@@ -253,9 +256,9 @@ class PeerAccounts:
 
     def state(self) -> tuple[list[str], dict[str, int], int]:
         """Return the known peers, each unknown peer's number of rounds, and the next round that may add one."""
-        return sorted(self._known), dict(self._received), self._next
+        return sorted(self._known), dict(self._received), self._next_admission
 
-    def load_state(self, known: Collection[str], received: Mapping[str, int], until: int) -> None:
+    def load_state(self, known: Collection[str], received: Mapping[str, int], next_admission: int) -> None:
         self._known = {*known}
         self._received = Counter(received)
-        self._next = until
+        self._next_admission = next_admission

@@ -2,7 +2,7 @@
 
 HTTF's second defence (arXiv 2511.09780): a critique, then exactly one yes or no; a missing or repeated verdict is a no.
 The prompt differs. Published judges are imperfect: a model of 14 billion parameters accepts 2 to 4 % of poison and
-refuses a quarter of good completions; without critique it accepts 19 to 86 %.
+rejects a quarter of good completions; without critique it accepts 19 to 86 %.
 
 A completion is put between two marks with a number derived from the text. Judges with the same seed read the same
 prompt, and a text cannot close the marks: one that contains its own number takes 2^64 tries to find. Text that
@@ -36,7 +36,7 @@ from planaria.swarm.policy.policies import folder_tokenizer
 from planaria.swarm.tasks.base import TaskProblem
 
 MAX_TEXT = 16_384
-"""maximum characters of a judged text; longer ones are refused, since poison could follow any cut"""
+"""maximum characters of a judged text; longer ones are rejected, since poison could follow any cut"""
 TAG = "verdict"
 VERDICT = re.compile(rf"<{TAG}>\s*(yes|no)\s*</{TAG}>", re.IGNORECASE)
 TAGS = re.compile(rf"<[\s/]*{TAG}[\s/]*>", re.IGNORECASE)

@@ -24,7 +24,7 @@ def first_outside_top_k(ranks: Sequence[int], k: int) -> int | None:
 
 
 class SupportCheck(Check):
-    """Refuse completions with a token that sampling from the reader's weights cannot draw.
+    """Reject completions with a token that sampling from the reader's weights cannot draw.
 
     The logit check of HTTF (arXiv 2511.09780, section on defences): accept a completion iff every token is within the
     support of the sampling strategy. It needs equal weights and a k in proportion to the vocabulary: a large support
@@ -45,16 +45,16 @@ class SupportCheck(Check):
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         k = context.support
-        refused = {}
+        rejected = {}
         for index, rollout in enumerate(rollouts):
             if (token := first_outside_top_k(rollout.reading.ranks.tolist(), k)) is not None:
                 rank = int(rollout.reading.ranks[token]) + 1
-                refused[index] = f"token {token + 1} has rank {rank}, not among the {k} most likely"
-        return LayerFindings(refused)
+                rejected[index] = f"token {token + 1} has rank {rank}, not among the {k} most likely"
+        return LayerFindings(rejected)
 
 
 class SurprisalCheck(Check):
-    """Refuse completions that are, as a whole, less likely than the policy's own samples.
+    """Reject completions that are, as a whole, less likely than the policy's own samples.
 
     The statistic is z = Σ(−log p − H) / √ΣVar over a completion's tokens (:attr:`CompletionStatistics.surprisal`). A
     false equation of likely tokens passes the support check, but an answer that contradicts the reasoning adds up here.
@@ -88,17 +88,17 @@ class ClaimsCheck(Check):
     """maximum difference in nats of a token's claim: devices round differently; losses clip near a ratio of e^0.2"""
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
-        refused = {}
+        rejected = {}
         for index, rollout in enumerate(rollouts):
             if not rollout.declares_same_weights or rollout.logps is None:
                 continue
             differences = np.abs(np.asarray(rollout.logps) - rollout.reading.logps)
             if differences.max(initial=0.0) > self.tolerance:
                 token = int(differences.argmax())
-                refused[index] = (
+                rejected[index] = (
                     f"it claims our weights, and for token {token + 1} is {differences[token]:.2g} nats off them"
                 )
-        return LayerFindings(refused)
+        return LayerFindings(rejected)
 
 
 def binomial_tail(count: int, n: int, p: float) -> float:
@@ -108,10 +108,10 @@ def binomial_tail(count: int, n: int, p: float) -> float:
 
 
 class DuplicatesCheck(Check):
-    """Refuse texts that a peer repeats more often than sampling could explain.
+    """Reject texts that a peer repeats more often than sampling could explain.
 
     Confident policies repeat themselves. Among a peer's n completions of a problem, a text of probability p occurs c or
-    more times with the binomial tail's probability; copies beyond ``level`` are refused, the first ones stay. If
+    more times with the binomial tail's probability; copies beyond ``level`` are rejected, the first ones stay. If
     sampling draws from few tokens, p is larger than the policy's probability of the text.
     """
 
@@ -122,11 +122,11 @@ class DuplicatesCheck(Check):
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
         sent = Counter((rollout.peer, rollout.problem.number) for rollout in rollouts)
         seen: Counter[tuple[str, int, str]] = Counter()
-        refused = {}
+        rejected = {}
         for index, rollout in enumerate(rollouts):
             key = (rollout.peer, rollout.problem.number, rollout.text)
             seen[key] += 1
             n = sent[rollout.peer, rollout.problem.number]
             if seen[key] > 1 and binomial_tail(seen[key], n, math.exp(rollout.reading.draw_logp)) < self.level:
-                refused[index] = f"copy {seen[key]} of the same text among {n}"
-        return LayerFindings(refused)
+                rejected[index] = f"copy {seen[key]} of the same text among {n}"
+        return LayerFindings(rejected)

@@ -18,7 +18,7 @@ from planaria.swarm.tasks.base import Behaviour
 
 
 @dataclass(frozen=True)
-class Ballot:
+class BehaviourVote:
     """Behaviour of one completion, and its voter."""
 
     voter: str
@@ -60,7 +60,7 @@ def vote_weights(voters: Sequence[str]) -> list[Fraction]:
     return [Fraction(1, sent[voter]) for voter in voters]
 
 
-def plurality(ballots: Sequence[Ballot]) -> list[MajorityLabel]:
+def plurality(ballots: Sequence[BehaviourVote]) -> list[MajorityLabel]:
     """Return the behaviours with the most weight; several if they tie, none if there is no result.
 
     A part counts if most of the weight of ballots with any result has a value there. A ballot abstains if it lacks a
@@ -98,19 +98,19 @@ def most_agreeing(behaviours: Sequence[Behaviour]) -> int:
 
 def most_common(behaviours: Sequence[Behaviour]) -> int:
     """Return the index of the first candidate that behaves as :func:`plurality` finds, or 0 if it finds nothing."""
-    result = plurality([Ballot(str(n), behaviour) for n, behaviour in enumerate(behaviours)])
+    result = plurality([BehaviourVote(str(n), behaviour) for n, behaviour in enumerate(behaviours)])
     return next(
         (n for n, done in enumerate(behaviours) if any(majority_label.matches(done) for majority_label in result)), 0
     )
 
 
-def majority_label(ballots: Sequence[Ballot], agreement: float) -> MajorityLabel | None:
+def majority_label(ballots: Sequence[BehaviourVote], agreement: float) -> MajorityLabel | None:
     """Return the behaviour with more than ``agreement`` of all votes, or None if there is none or several tie."""
     result = plurality(ballots)
     return result[0] if len(result) == 1 and result[0].share > agreement else None
 
 
-def _counted_parts(ballots: Sequence[Ballot]) -> tuple[int, ...]:
+def _counted_parts(ballots: Sequence[BehaviourVote]) -> tuple[int, ...]:
     """Return the parts in which most of the weight of ballots with any result has a value."""
     active = [
         (ballot.behaviour, vote)

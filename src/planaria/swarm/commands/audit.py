@@ -96,7 +96,7 @@ def audit(arguments: AuditArguments, to: Path) -> int:
 
 def _validate(arguments: AuditArguments) -> _Request:
     if not 0 <= arguments.max_success < 1 or not arguments.max_leak >= 0:
-        raise UserError("--most-success is 0 or more and below 1, --most-leak 0 or more")
+        raise UserError("--max-success must be 0 or more and below 1, --max-leak 0 or more")
     if arguments.epsilon is not None and not arguments.epsilon > 0:
         raise UserError(f"--censor {arguments.epsilon:g} must be above 0, in nats per reply")
     if arguments.k is not None and arguments.k < 1:

@@ -85,7 +85,7 @@ def _show(
     number: Annotated[int | None, flag("N", "only this round", "--round")] = None,
     problem: Annotated[int | None, flag("N", "only this problem, with its completions")] = None,
     source: Annotated[str | None, flag("PEER", "only completions from this peer")] = None,
-    refused: Annotated[bool, switch("--refused", "only refused completions")] = False,
+    rejected: Annotated[bool, switch("--rejected", "only rejected completions")] = False,
     credits: Annotated[bool, switch("--credits", "count accepted completions and debts between peers instead")] = False,
     certificate: Annotated[
         bool, switch("--certificate", "check the certificate next to an exported model instead")
@@ -96,7 +96,7 @@ def _show(
     if credits and certificate:
         raise UserError("--credits is about a run, --certificate about a model; pass one of them")
     if credits or certificate:
-        filters = {"peer": peer, "round": number, "problem": problem, "source": source, "refused": refused or None}
+        filters = {"peer": peer, "round": number, "problem": problem, "source": source, "rejected": rejected or None}
         reject_flags(filters, f"selects completions; remove --{'credits' if credits else 'certificate'}")
     if not certificate:
         reject_flags({"board": board}, "requires --certificate")
@@ -111,7 +111,7 @@ def _show(
     else:
         from planaria.swarm.commands.swarm import CompletionFilter, show_completions
 
-        show_completions(run, peer or "p0", CompletionFilter(number, problem, source, refused))
+        show_completions(run, peer or "p0", CompletionFilter(number, problem, source, rejected))
     return 0
 
 
@@ -129,8 +129,8 @@ def _audit(
         int | None, flag("N", "number of parts to ask (default: the minimum over all questions, at most 8)")
     ] = None,
     censor: Annotated[float | None, flag("EPS", "also show the leakage behind `planaria serve --censor`")] = None,
-    most_leak: Annotated[float, flag("NATS", "maximum leakage of a question, nats")] = 0.1,
-    most_success: Annotated[float, flag("SHARE", "maximum success of an attack")] = 0.02,
+    max_leak: Annotated[float, flag("NATS", "maximum leakage of a question, nats")] = 0.1,
+    max_success: Annotated[float, flag("SHARE", "maximum success of an attack")] = 0.02,
     show: Annotated[bool, switch("--show", "also record parts and replies of protected questions")] = False,
     seed: Seed = 0,
     to: Annotated[Path | None, flag("FOLDER", AUDITED)] = None,
@@ -140,7 +140,7 @@ def _audit(
     from planaria.swarm.trained_policy import ModelArguments
 
     target = ModelArguments(run_or_model, peer, number)
-    limits = (censor, most_leak, most_success)
+    limits = (censor, max_leak, max_success)
     requested = AuditArguments(target, run, _kinds(watch), questions, adversary, k, *limits, show, seed)
     return audit(requested, to or Path("runs", f"audit-{Path(run_or_model).resolve().name}"))
 
@@ -197,7 +197,7 @@ def _realign(
     pairs: Annotated[Path | None, flag("FILE", PAIRS)] = None,
     benign: Annotated[Path | None, flag("PATH", BENIGN)] = None,
     mask: Annotated[Path | None, flag("FILE", "apply this mask.safetensors; no training")] = None,
-    most_success: Annotated[float, flag("SHARE", MAX_SUCCESS)] = 0.02,
+    max_success: Annotated[float, flag("SHARE", MAX_SUCCESS)] = 0.02,
     steps: Annotated[int, flag("N", "updates")] = 200,
     seed: Seed = 0,
     rivals: Annotated[bool, switch("--rivals", "also try all other strategies and show them")] = False,
@@ -212,9 +212,9 @@ def _realign(
         if extra := next((name for name, value in requested.items() if value is not None), None):
             raise UserError(f"--mask {mask} is applied unchanged; remove --{extra}")
         return realign.apply_mask(arguments, mask, to)
-    if steps < 1 or not 0 <= most_success < 1:
-        raise UserError("--steps is 1 or more, --most-success 0 or more and below 1")
-    wanted = realign.RepairSettings(by, most_success, RepairPlan(seed=seed, steps=steps), rivals)
+    if steps < 1 or not 0 <= max_success < 1:
+        raise UserError("--steps must be 1 or more, --max-success 0 or more and below 1")
+    wanted = realign.RepairSettings(by, max_success, RepairPlan(seed=seed, steps=steps), rivals)
     return realign.realign(arguments, wanted, to)
 
 

@@ -222,7 +222,7 @@ def _summary(record: Realigned, to: Path) -> str:
         return f"{to}: {learned}; the result was not measured; pass --pairs FILE"
     limit = f"{record.limit:g}"
     result = f"repaired: success at most {limit}" if record.repaired else f"NOT repaired: success above {limit}"
-    return f"{to}: {learned}; {result} (--most-success) for the watched attacks; others were not measured"
+    return f"{to}: {learned}; {result} (--max-success) for the watched attacks; others were not measured"
 
 
 def require_free(to: Path) -> None:

@@ -34,9 +34,9 @@ from planaria.swarm.records.lines import (
     LOG,
     PEERS,
     SAMPLES,
+    PeerStarted,
     RoundDone,
     SampleRecord,
-    Started,
     follow,
     read_log,
     read_samples,
@@ -176,7 +176,7 @@ class CompletionFilter:
     round: int | None
     problem: int | None
     source: str | None
-    refused: bool
+    rejected: bool
 
 
 def show_completions(run: Path, peer: str, wanted: CompletionFilter) -> None:
@@ -192,7 +192,7 @@ def show_completions(run: Path, peer: str, wanted: CompletionFilter) -> None:
         record.id: path.name
         for path in (run / PEERS).iterdir()
         for record in read_log(path / LOG)
-        if isinstance(record, Started)
+        if isinstance(record, PeerStarted)
     }
     lines = list(read_samples(run / PEERS / peer / SAMPLES))
     sources = {name for line in lines for name in (names.get(line.peer), line.peer) if name}
@@ -211,7 +211,7 @@ def _is_selected(line: SampleRecord, wanted: CompletionFilter, names: dict[str, 
         wanted.round in (None, line.round)
         and wanted.problem in (None, line.problem)
         and wanted.source in (None, names.get(line.peer), line.peer)
-        and (not wanted.refused or bool(line.layer))
+        and (not wanted.rejected or bool(line.layer))
     )
 
 
@@ -247,7 +247,7 @@ def _print_completions(
 
 def _cells(line: SampleRecord, names: dict[str, str], texts: dict[tuple[str, int, int, int], str]) -> Iterator[str]:
     result = (
-        f"refused by {line.layer}: {line.reason}"
+        f"rejected by {line.layer}: {line.reason}"
         if line.layer
         else "not used: all rewards of its group are equal, or it was not drawn"
     )
@@ -272,7 +272,7 @@ def show_credits(run: Path) -> None:
     if not config.receipts.committee:
         raise UserError(f"{run}: its recipe has no committee, so nothing is certified; set receipts.committee")
     logs = {path.parent: read_log(path) for path in sorted((run / PEERS).glob(f"*/{LOG}"))}
-    names = {folder: r for folder, log in logs.items() for r in log if isinstance(r, Started)}
+    names = {folder: r for folder, log in logs.items() for r in log if isinstance(r, PeerStarted)}
     if not names:
         raise UserError(f"{run}: no peer has completed a round; wait for the first round")
     rounds = {record.round for log in logs.values() for record in log if isinstance(record, RoundDone)}

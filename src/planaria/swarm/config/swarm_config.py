@@ -101,18 +101,18 @@ class DefenceConfig(Section):
     task's own checker; noisy, for drills; or model, a language model), or 'module:Class'; empty: none"""
     options: Options = Options()
     """options of the checks"""
-    refused: Literal["drop", "zero"] = "drop"
-    """refused completions leave the group before its mean and deviation are computed (drop), or get reward 0 (zero)"""
+    rejected: Annotated[Literal["drop", "zero"], formerly("rejected", "refused")] = "drop"
+    """rejected completions leave the group before its mean and deviation are computed (drop), or get reward 0 (zero)"""
     consensus: bool = False
-    """programs: refuse those that pass their tests and differ from the majority of those on untested calls"""
+    """programs: reject those that pass their tests and differ from the majority of those on untested calls"""
     quarantine: Fraction = 0.3
-    """set a peer aside if this share of its recent completions was refused; 0: never"""
+    """set a peer aside if this share of its recent completions was rejected; 0: never"""
     window: Positive = 8
     """rounds that count as recent, and rounds that a peer is set aside for before its appeal"""
     share: Share = 0.4
     """maximum share of one peer in a round's gradient"""
-    max_median_refusal: Annotated[Share, formerly("max_median_refusal", "useless")] = 0.02
-    """share of the median peer's completions; a layer that would refuse as many is disabled for the round"""
+    max_median_rejection: Annotated[Share, formerly("max_median_rejection", "max_median_refusal", "useless")] = 0.02
+    """share of the median peer's completions; a layer that would reject as many is disabled for the round"""
 
 
 class AttackConfig(Section):

@@ -114,7 +114,7 @@ class Statement(_Plain):
     yes: bool
 
 
-class Vote(_Plain):
+class MemberVote(_Plain):
     """A member's signed statement."""
 
     kind: Literal["vote"] = "vote"
@@ -123,7 +123,7 @@ class Vote(_Plain):
     signature: Signature = ""
 
     @classmethod
-    def of(cls, statement: Statement, by: Signer) -> Vote:
+    def of(cls, statement: Statement, by: Signer) -> MemberVote:
         return cls(statement=statement, member=by.name, signature=by.sign(statement.signed_bytes()))
 
 
@@ -136,7 +136,7 @@ class StatementCertificate(_Plain):
     votes: Annotated[tuple[tuple[Name, Signature], ...], Field(max_length=MAX_MEMBERS)]
 
 
-Message = CreditOrder | Vote | StatementCertificate
+Message = CreditOrder | MemberVote | StatementCertificate
 MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 

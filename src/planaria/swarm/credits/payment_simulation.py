@@ -16,12 +16,12 @@ from planaria.swarm.credits.messages import (
     MAX_HOPS,
     CreditOrder,
     Letter,
+    MemberVote,
     Message,
     Signer,
     StandIn,
     Statement,
     StatementCertificate,
-    Vote,
 )
 from planaria.swarm.credits.psync import CommitteeMember, CreditChannel
 from planaria.swarm.credits.sync import FAULTS, Arbiter, Party, PaymentTerms, ReceiverEvent, Sending
@@ -216,13 +216,13 @@ class Garbage(Silent):
 
     def _corrupt(self, message: Message) -> Message:
         match message:
-            case Vote():
+            case MemberVote():
                 other = _inverted(message.statement)
-                forged = Vote.of(other, self.me).signature
+                forged = MemberVote.of(other, self.me).signature
                 return message.model_copy(update={"member": self.chance.choice(["x", self.name]), "signature": forged})
             case StatementCertificate():
                 statement = _inverted(message.statement)
-                own = Vote.of(statement, self.me).signature
+                own = MemberVote.of(statement, self.me).signature
                 signers = tuple((name, own) for name, _ in message.votes)
                 return message.model_copy(update={"statement": statement, "votes": signers})
             case CreditOrder():
@@ -239,8 +239,8 @@ class Equivocating(Silent):
         to = list(letter.to)
         some = set(self.chance.sample(to, self.chance.randint(0, len(to))))
         sent = [Letter(letter.channel, tuple(name for name in to if name in some), letter.message)]
-        if isinstance(letter.message, Vote):
-            other = Vote.of(_inverted(letter.message.statement), self.me)
+        if isinstance(letter.message, MemberVote):
+            other = MemberVote.of(_inverted(letter.message.statement), self.me)
             sent.append(Letter(letter.channel, tuple(name for name in to if name not in some), other))
         return sent
 

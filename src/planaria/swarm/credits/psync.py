@@ -29,13 +29,13 @@ from planaria.swarm.credits.messages import (
     Committees,
     CreditOrder,
     Letter,
+    MemberVote,
     Message,
     Phase,
     Signer,
     Statement,
     StatementCertificate,
     Verify,
-    Vote,
     is_valid,
     quorum,
 )
@@ -153,7 +153,7 @@ class CommitteeMember:
         match message:
             case CreditOrder():
                 self._receive_order(message)
-            case Vote():
+            case MemberVote():
                 self._receive_vote(message)
             case StatementCertificate():
                 self._receive_certificate(message)
@@ -168,7 +168,7 @@ class CommitteeMember:
         for number in range(max(0, self.channel.next - AHEAD), self.channel.next + 1):
             if slot := self._slots.get(number):
                 for statement in slot.voted.values():
-                    self._send(self.channel.name, Vote.of(statement, self._me))
+                    self._send(self.channel.name, MemberVote.of(statement, self._me))
                 for certificate in slot.certified.values():
                     self._pass_on(slot, certificate)
         out, self._out = self._out, []
@@ -193,7 +193,7 @@ class CommitteeMember:
             slot.entitled = slot.entitled or order.digest
         return slot
 
-    def _receive_vote(self, vote: Vote) -> None:
+    def _receive_vote(self, vote: MemberVote) -> None:
         statement = vote.statement
         slot = self._slot(statement.number) if statement.channel == self.channel.name else None
         if slot is None or vote.member not in self._committees[self.channel.name]:
@@ -309,7 +309,7 @@ class CommitteeMember:
     def _vote(self, slot: _Slot, phase: Phase, order: str, yes: bool) -> None:
         own = Statement(phase=phase, channel=self.channel.name, number=self.channel.next, order=order, yes=yes)
         slot.voted[phase] = own
-        self._send(self.channel.name, Vote.of(own, self._me), self._leader(own.number) if self._relay else "")
+        self._send(self.channel.name, MemberVote.of(own, self._me), self._leader(own.number) if self._relay else "")
 
     def _leader(self, number: int) -> str:
         members = self._committees[self.channel.name]

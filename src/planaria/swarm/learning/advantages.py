@@ -31,7 +31,7 @@ def round_advantages(
 ) -> Advantages:
     """Group completions by problem (horizontal) or by problem and peer (vertical), and compute advantages.
 
-    A completion that a layer of the defence has not confirmed gets no positive advantage. Refused completions must not
+    A completion that a layer of the defence has not confirmed gets no positive advantage. Rejected completions must not
     be among ``rollouts``: with reward 0 they would teach the group to avoid similar ones (measured: accuracy 0.10
     instead of 0.51).
     """

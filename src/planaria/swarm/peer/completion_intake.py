@@ -137,19 +137,19 @@ def unscheduled_completions(sent: Iterable[tuple[str, int]], schedule: RoundAllo
     """Return the indices of completions in ``sent``, (peer, problem), outside the schedule, with the reason."""
     counts: Counter[tuple[str, int]] = Counter()
     chosen: dict[str, set[int]] = {}
-    refused = {}
+    rejected = {}
     for index, (peer, problem) in enumerate(sent):
         own = chosen.setdefault(peer, set())
         if problem >= schedule.training or (schedule.problems is not None and problem not in schedule.problems):
-            refused[index] = f"problem {problem} is not in this round"
+            rejected[index] = f"problem {problem} is not in this round"
         elif problem not in own and len(own) == schedule.groups:
-            refused[index] = f"more than {schedule.groups} problems"
+            rejected[index] = f"more than {schedule.groups} problems"
         elif counts[peer, problem] == schedule.completions:
-            refused[index] = f"more than {schedule.completions} completions of one problem"
+            rejected[index] = f"more than {schedule.completions} completions of one problem"
         else:
             own.add(problem)
             counts[peer, problem] += 1
-    return refused
+    return rejected
 
 
 @dataclass(frozen=True)
@@ -206,11 +206,11 @@ class CompletionIntake:
         ]
         current = [sent for peer, message in messages.items() if peer not in old for sent in _sent_completions(message)]
         current.sort(key=lambda sent: (sent.problem, sent.peer, sent.index))
-        refused = _outside_schedule(current, self.schedule, self.accounts)
-        rejections += [current[position].rejection(reason) for position, reason in refused.items()]
+        rejected = _outside_schedule(current, self.schedule, self.accounts)
+        rejections += [current[position].rejection(reason) for position, reason in rejected.items()]
         results = []
         for position, sent in enumerate(current):
-            if position in refused:
+            if position in rejected:
                 continue
             rollout = self._read(messages[sent.peer], sent)
             if isinstance(rollout, str):

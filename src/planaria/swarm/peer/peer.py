@@ -38,7 +38,7 @@ from planaria.swarm.peer.rollout import PromptByNumber, PromptedProblem, Rollout
 from planaria.swarm.peer.shadow import Shadow
 from planaria.swarm.policy.base import Policy, likelihood_digest, weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read_completions
-from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
+from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PeerStarted, PoisonRecord
 from planaria.swarm.records.round_records import RoundResult, sample_records, summarize_votes
 from planaria.swarm.records.saved_state import PEER, SHADOW
 from planaria.swarm.serving.remote_sampling import PeerServer
@@ -180,7 +180,7 @@ class Peer:
                 update=update,
                 weights=weights_fingerprint(self.policy.module),
                 early_rejections=rejected,
-                refused_messages=messages.refused,
+                rejected_messages=messages.rejected,
                 missing=messages.missing,
                 certified=self.board.receipts.signers("round", round_number),
                 ahead=self.config.rounds.ahead,
@@ -332,7 +332,7 @@ class Peer:
     def _advantages(self, round_number: int, report: DefenceReport) -> Advantages:
         config = self.config
         rollouts = report.accepted
-        if config.defence.refused == "zero":
+        if config.defence.rejected == "zero":
             rollouts = [replace(rollout, reward=0.0) if rollout.layer else rollout for rollout in report.rollouts]
         result = round_advantages(rollouts, config.rounds.mode, config.loss.kind != "dr_grpo")
         return (
@@ -341,8 +341,8 @@ class Peer:
             else result
         )
 
-    def _start_record(self) -> Started:
-        return Started(
+    def _start_record(self) -> PeerStarted:
+        return PeerStarted(
             name=self.name,
             id=self.id,
             attack=self.config.attack.kind,

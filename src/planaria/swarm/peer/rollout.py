@@ -62,7 +62,7 @@ class Rollout:
     """the generator's claim for the whole text, if its tokens differ from ``ids``"""
     reading: CompletionStatistics = field(default=UNREAD, compare=False)
     layer: str = ""
-    """layer of the defence that refused it; empty if accepted"""
+    """layer of the defence that rejected it; empty if accepted"""
     reason: str = ""
     passed: tuple[str, ...] = ()
     """layers without objection"""

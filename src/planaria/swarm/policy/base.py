@@ -16,7 +16,7 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.task_vectors import digest
 from planaria.swarm.tasks.base import TaskProblem
 
-ROOM = 2**26
+MAX_LOGITS = 2**26
 """default maximum number of logits in memory: 256 MB"""
 
 

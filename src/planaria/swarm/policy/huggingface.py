@@ -133,7 +133,7 @@ class HuggingFacePolicy(PromptFormat):
         length = max(map(len, whole))
         tokens = torch.tensor([row + [0] * (length - len(row)) for row in whole], device=self._model.device)
         results: list[list[float]] = []
-        for part in torch.split(tokens, max(1, self.room // (length * self.vocab))):
+        for part in torch.split(tokens, max(1, self.max_logits // (length * self.vocab))):
             scaled = self.logits(part)[:, :-1].float() / temperature
             picked = scaled.gather(-1, part[:, 1:, None])[..., 0] - scaled.logsumexp(-1)
             results += picked.tolist()

@@ -25,7 +25,7 @@ from planaria.models.chat import Template, Turn
 from planaria.models.model_metadata import ModelMetadata
 from planaria.swarm.config.policy_config import PolicyConfig
 from planaria.swarm.peer.random_draws import derive_seed
-from planaria.swarm.policy.base import ROOM, tokenizer_fingerprint
+from planaria.swarm.policy.base import MAX_LOGITS, tokenizer_fingerprint
 from planaria.swarm.tasks.base import Task, TaskProblem
 
 EXAMPLES = 4
@@ -123,7 +123,7 @@ def _plain_prompt(instruction: str, examples: Sequence[Example], problem: TaskPr
 class PromptFormat:
     """Tokenizer and prompts of a model with rows for ``vocab`` ids."""
 
-    room: int = ROOM
+    max_logits: int = MAX_LOGITS
     """maximum number of logits in memory"""
     bf16: bool = False
     """whether passes compute in bf16"""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from planaria.swarm.policy.base import ROOM, Policy, Split
+from planaria.swarm.policy.base import MAX_LOGITS, Policy, Split
 
 Floats = npt.NDArray[np.float64]
 COPIES = 4
@@ -73,7 +73,7 @@ def pad(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.devi
 
 def rows_per_pass(policy: Policy, width: int, max_rows: int) -> int:
     """Return the number of rows of ``width`` tokens that fit in one pass with all their logits: 1 to ``max_rows``."""
-    return min(max_rows, max(1, _room(policy) // (width * policy.vocab)))
+    return min(max_rows, max(1, _max_logits(policy) // (width * policy.vocab)))
 
 
 def token_logps(policy: Policy, batch: Padded, temperature: float) -> Tensor:
@@ -154,14 +154,14 @@ def _target_logps(logits: Tensor, targets: Tensor, temperature: float) -> Tensor
 
 def _split_policy(policy: Policy, batch: Padded) -> Split | None:
     """Return the policy if it must, and can, compute a batch's logits in parts."""
-    fits = batch.tokens.numel() * policy.vocab <= _room(policy)
+    fits = batch.tokens.numel() * policy.vocab <= _max_logits(policy)
     return policy if not fits and isinstance(policy, Split) and policy.splits else None
 
 
 def _positions_per_pass(policy: Policy) -> int:
     """Return the number of tokens whose logits fit in one pass; processing takes several copies."""
-    return max(1, _room(policy) // (COPIES * policy.vocab))
+    return max(1, _max_logits(policy) // (COPIES * policy.vocab))
 
 
-def _room(policy: Policy) -> int:
-    return getattr(policy, "room", ROOM)
+def _max_logits(policy: Policy) -> int:
+    return getattr(policy, "max_logits", MAX_LOGITS)

@@ -110,7 +110,7 @@ def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SupervisedWarm
     optimizer = adamw(list(pupil.parameters()), optim)
     loss = torch.zeros(())
     for step in range(config.steps):
-        pairs = [_draw_lesson(task, tokenizer, config, rng) for _ in range(config.batch)]
+        pairs = [_draw_example(task, tokenizer, config, rng) for _ in range(config.batch)]
         batch = pad(pairs)
         if (longest := batch.tokens.shape[1]) > (context := pupil.config.context):
             raise UserError(
@@ -130,7 +130,7 @@ def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SupervisedWarm
     return float(loss.detach())
 
 
-def _draw_lesson(
+def _draw_example(
     task: Task, tokenizer: Tokenizer, config: SupervisedWarmupConfig, rng: random.Random
 ) -> tuple[list[int], list[int]]:
     problem = task.problem(rng.randrange(task.training))

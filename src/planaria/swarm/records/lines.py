@@ -31,7 +31,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
-class Started(_Record):
+class PeerStarted(_Record):
     kind: Literal["started"] = "started"
     time: float = Field(default_factory=time.time)
     name: str
@@ -66,8 +66,10 @@ class Evaluated(_Record):
 class LayerCounts(_Record):
     """One layer's counts on one peer's completions of a round."""
 
+    _former = former_names(rejected="refused")
+
     examined: int
-    refused: int
+    rejected: int
 
 
 class VoteSummary(_Record):
@@ -116,7 +118,9 @@ class Serving(documents.Record):
 
 
 class RoundDone(_Record):
-    _former = former_names(rejected_unread="turned", quarantined="aside", training_groups="lessons")
+    _former = former_names(
+        rejected_unread="turned", rejected_messages="refused_messages", quarantined="aside", training_groups="lessons"
+    )
     kind: Literal["round"] = "round"
     time: float = Field(default_factory=time.time)
     round: int
@@ -135,7 +139,7 @@ class RoundDone(_Record):
     """peer → why its first completion was rejected before it was read"""
     flawed: dict[str, str] = {}
     """peer → description of its first reward outside 0..1"""
-    refused_messages: dict[str, str]
+    rejected_messages: dict[str, str]
     """peer → reason why its message is invalid"""
     missing: list[str]
     certified: list[str] = []
@@ -157,12 +161,12 @@ class RoundDone(_Record):
     serving: Serving | None = None
     """work of the server that draws for this peer, or None without a server"""
 
-    def refusals(self) -> Iterator[tuple[str, str, int]]:
-        """(layer, peer, completions refused), for layers that were on."""
+    def rejections(self) -> Iterator[tuple[str, str, int]]:
+        """(layer, peer, completions rejected), for layers that were on."""
         for layer, peers in self.layers.items():
             for peer, value in peers.items():
-                if layer not in self.off and value.refused:
-                    yield layer, peer, value.refused
+                if layer not in self.off and value.rejected:
+                    yield layer, peer, value.rejected
 
 
 class Finished(_Record):
@@ -172,7 +176,7 @@ class Finished(_Record):
     """reason of an early stop; empty otherwise"""
 
 
-Record = Annotated[Started | Evaluated | RoundDone | Finished, Field(discriminator="kind")]
+Record = Annotated[PeerStarted | Evaluated | RoundDone | Finished, Field(discriminator="kind")]
 _RECORD: TypeAdapter[Record] = TypeAdapter(Record)
 
 
@@ -187,7 +191,7 @@ class SampleRecord(_Record):
     passed: list[str]
     """layers that accepted it"""
     layer: str = ""
-    """layer that refused it; empty if none did"""
+    """layer that rejected it; empty if none did"""
     reason: str = ""
     advantage: float | None = None
     """None if not learned from"""

@@ -20,9 +20,9 @@ from planaria.swarm.records.lines import (
     SCHEDULE,
     Evaluated,
     Finished,
+    PeerStarted,
     RoundDone,
     SampleRecord,
-    Started,
     read_log,
     read_poison,
     read_samples,
@@ -79,9 +79,9 @@ class LayerOutcome(Record):
     """One layer's decisions at all honest peers on the other peers' completions."""
 
     stopped: HitTally = HitTally()
-    """refused, of the poisoned completions that reached it"""
+    """rejected, of the poisoned completions that reached it"""
     misjudged: HitTally = HitTally()
-    """refused, of honest peers' completions that reached it"""
+    """rejected, of honest peers' completions that reached it"""
     off: dict[str, int] = Field(default_factory=dict)
     """reason why it was off → number of rounds"""
 
@@ -131,7 +131,7 @@ def total(tallies: Sequence[HitTally]) -> HitTally:
 def read_outcome(folder: Path) -> RunOutcome:
     """Read the outcome so far of the run in ``folder``; peers that never started are omitted."""
     read = {path.parent: read_log(path) for path in sorted((folder / PEERS).glob(f"*/{LOG}"))}
-    logs = {path: log for path, log in read.items() if any(isinstance(r, Started) for r in log)}
+    logs = {path: log for path, log in read.items() if any(isinstance(r, PeerStarted) for r in log)}
     paths = list(logs)
     peers = [_peer(log) for log in logs.values()]
     rounds = [{r.round for r in log if isinstance(r, RoundDone)} for log in logs.values()]
@@ -153,7 +153,7 @@ def read_outcome(folder: Path) -> RunOutcome:
 
 
 def _peer(log: Sequence[object]) -> PeerOutcome:
-    started = next(r for r in log if isinstance(r, Started))
+    started = next(r for r in log if isinstance(r, PeerStarted))
     done = [r for r in log if isinstance(r, RoundDone)]
     # A restarted peer repeats rounds: the last record counts.
     evaluated = {r.round: r for r in log if isinstance(r, Evaluated)}

@@ -69,8 +69,8 @@ def summarize_votes(report: DefenceReport, task: Task) -> VoteSummary:
 
 def _layer_counts(report: DefenceReport) -> dict[str, dict[str, LayerCounts]]:
     return {
-        layer: {peer: LayerCounts(examined=n, refused=k) for peer, (n, k) in counts.items()}
-        for layer, counts in report.refused.items()
+        layer: {peer: LayerCounts(examined=n, rejected=k) for peer, (n, k) in counts.items()}
+        for layer, counts in report.rejected.items()
     }
 
 
@@ -89,7 +89,7 @@ class RoundResult:
     weights: str
     """fingerprint after the update"""
     early_rejections: Sequence[EarlyRejection] = ()
-    refused_messages: Mapping[str, str] = field(default_factory=dict)
+    rejected_messages: Mapping[str, str] = field(default_factory=dict)
     missing: Sequence[str] = ()
     certified: Sequence[str] = ()
     ahead: int = 0
@@ -112,7 +112,7 @@ class RoundResult:
             stale=Counter(entry.peer for entry in self.early_rejections if entry.layer == STALE),
             rejected_unread={entry.peer: entry.reason for entry in reversed(self.early_rejections)},
             flawed=dict(self.flawed),
-            refused_messages=dict(self.refused_messages),
+            rejected_messages=dict(self.rejected_messages),
             missing=list(self.missing),
             certified=list(self.certified),
             layers=_layer_counts(report),

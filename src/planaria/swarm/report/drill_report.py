@@ -102,8 +102,8 @@ def _layers(drill: Drill) -> Table:
             if stopped.eligible or misjudged.eligible or off:
                 reasons = "; ".join(f"{count} × {why}" for why, count in off.items())
                 rows.append([arm.name, layer, format_share(stopped), format_share(misjudged), reasons or "–"])
-    head = ["arm", "layer", "poison stopped", "honest refused", "switched off"]
-    return Table("layers: poison stopped, and honest completions refused", head, rows, numbers_from=2)
+    head = ["arm", "layer", "poison stopped", "honest rejected", "switched off"]
+    return Table("layers: poison stopped, and honest completions rejected", head, rows, numbers_from=2)
 
 
 def _peers(drill: Drill) -> Table:
@@ -166,7 +166,7 @@ def body(drill: Drill) -> Iterator[str]:
     yield page.section(
         "Layers",
         "Of other peers' completions that reached the layer at honest peers: poisoned ones stopped, and honest ones "
-        "refused (false positives). An attacker's filler counts in neither.",
+        "rejected (false positives). An attacker's filler counts in neither.",
         _layers(drill).html("layers"),
     )
     if drill.repairs:
@@ -286,7 +286,7 @@ def verdict(drill: Drill) -> Verdict:
 
 
 def _cost_sentence(drill: Drill, first: Effect) -> str:
-    """Describe the cost in the best arm: accuracy against the control, and honest completions refused."""
+    """Describe the cost in the best arm: accuracy against the control, and honest completions rejected."""
     parts = []
     best = first.best
     control = first.control
@@ -294,10 +294,10 @@ def _cost_sentence(drill: Drill, first: Effect) -> str:
     if control is not None and own is not None and theirs is not None:
         change = own.mean - theirs.mean
         parts.append(f"honest peers' accuracy in {best.name} is {own.mean:.2f}, {change:+.2f} against {control.name}")
-    refused = best.layer(ALL)[1]
-    if refused.hits:
+    rejected = best.layer(ALL)[1]
+    if rejected.hits:
         parts.append(
-            f"{format_count(refused.hits, 'completion')} of honest peers ({refused.rate or 0:.1%}) refused in "
+            f"{format_count(rejected.hits, 'completion')} of honest peers ({rejected.rate or 0:.1%}) rejected in "
             f"{best.name}"
         )
     return f"Lost: {'; '.join(parts)}." if parts else "The cost of the defence is unknown: there is no control."

@@ -1,4 +1,4 @@
-"""Terminal progress of a swarm: a line per peer, with its refusals by sender and layer."""
+"""Terminal progress of a swarm: a line per peer, with its rejections by sender and layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from planaria.swarm.records.lines import Evaluated, Finished, Record, RoundDone, Started
+from planaria.swarm.records.lines import Evaluated, Finished, PeerStarted, Record, RoundDone
 
 
 class SwarmProgress:
@@ -46,7 +46,7 @@ class SwarmProgress:
         """Show a record of peer ``name``."""
         line = self._lines.setdefault(name, _Line())
         line.update(record)
-        if isinstance(record, Started):
+        if isinstance(record, PeerStarted):
             self._names[record.id] = name
             self._warn({warning: warning for warning in record.warnings})
         if isinstance(record, RoundDone):
@@ -74,7 +74,7 @@ class SwarmProgress:
                 self._live.console.print(Text(f"warning: {warning}"))
 
     def _plainly(self, name: str, record: Record) -> None:
-        if isinstance(record, Started):
+        if isinstance(record, PeerStarted):
             label = "" if record.attack == "none" else f", drills {record.attack}"
             print(f"{name}  {record.model}{label}", file=self._stream, flush=True)
         elif isinstance(record, Evaluated):
@@ -110,10 +110,10 @@ class _Line:
         self._round, self._reward = 0, 0.0
         self._evaluated: Evaluated | None = None
         self._sent: Counter[str] = Counter()
-        self._refused: Counter[tuple[str, str]] = Counter()
+        self._rejected: Counter[tuple[str, str]] = Counter()
 
     def update(self, record: Record) -> None:
-        if isinstance(record, Started):
+        if isinstance(record, PeerStarted):
             self.mark = "" if record.attack == "none" else f" ({record.attack})"
             self.state = ""
         elif isinstance(record, Evaluated):
@@ -124,8 +124,8 @@ class _Line:
             self._round, self._reward = record.round + 1, record.reward
             self.served = "" if record.serving is None else str(record.serving)
             self._sent.update(record.sent)
-            for layer, peer, refused in record.refusals():
-                self._refused[peer, layer] += refused
+            for layer, peer, rejected in record.rejections():
+                self._rejected[peer, layer] += rejected
         elif isinstance(record, Finished):
             self.state = record.reason or "done"
 
@@ -140,7 +140,7 @@ class _Line:
             watch,
             "  ".join(
                 f"{names.get(peer, peer[:8])} {count / self._sent[peer]:.0%} {layer}"
-                for (peer, layer), count in self._refused.most_common(4)
+                for (peer, layer), count in self._rejected.most_common(4)
                 if self._sent[peer]
             ),
         ]

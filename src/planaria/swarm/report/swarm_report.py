@@ -1,4 +1,4 @@
-"""The report of a swarm: each peer's benefit from collaboration, and refusals; a table and a page."""
+"""The report of a swarm: each peer's benefit from collaboration, and rejections; a table and a page."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def body(folder: Path, config: SwarmConfig, outcome: RunOutcome) -> Iterator[str
     }
     yield from agreement_section(config, logs)
     yield from staleness_section(config, logs, {peer.id: peer.name for peer in outcome.peers})
-    yield from _refusals(logs, outcome)
+    yield from _rejections(logs, outcome)
     if config.receipts.committee:
         yield _receipts(folder, outcome)
     yield page.section(
@@ -158,12 +158,12 @@ def _receipts(folder: Path, outcome: RunOutcome) -> str:
     )
 
 
-def _refusals(logs: Mapping[str, Sequence[RoundDone]], outcome: RunOutcome) -> Iterator[str]:
+def _rejections(logs: Mapping[str, Sequence[RoundDone]], outcome: RunOutcome) -> Iterator[str]:
     names = {peer.id: peer.name for peer in outcome.peers}
     yield page.section(
-        "Refusals",
-        "Completions that honest peers refused, by layer and sender, over rounds. Layers that were off are omitted.",
-        page.chart(refusals_figure(logs, names), "refused"),
+        "Rejections",
+        "Completions that honest peers rejected, by layer and sender, over rounds. Layers that were off are omitted.",
+        page.chart(rejections_figure(logs, names), "rejected"),
     )
     yield page.section(
         "Influence",
@@ -184,7 +184,7 @@ def _refusals(logs: Mapping[str, Sequence[RoundDone]], outcome: RunOutcome) -> I
         "Layers",
         "Of other peers' completions that reached it. Poison is known only in drills.",
         page.table(
-            "layers", ["layer", "poison stopped", "honest refused", "switched off, in rounds"], rows, numbers_from=1
+            "layers", ["layer", "poison stopped", "honest rejected", "switched off, in rounds"], rows, numbers_from=1
         ),
     )
 
@@ -217,16 +217,16 @@ def accuracy_figure(outcome: RunOutcome) -> go.Figure:
     return integer_x_axis(fit_share_axis(fig, rates), [point.round for peer in outcome.peers for point in peer.points])
 
 
-def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
-    """Plot refused completions by layer and sender over all honest peers, stacked over rounds."""
+def rejections_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
+    """Plot rejected completions by layer and sender over all honest peers, stacked over rounds."""
     counts: dict[tuple[str, str], Counter[int]] = {}
     for log in logs.values():
         for record in log:
-            for layer, peer, refused in record.refusals():
+            for layer, peer, rejected in record.rejections():
                 key = (layer, names.get(peer, peer[:8]))
-                counts.setdefault(key, Counter())[record.round] += refused
+                counts.setdefault(key, Counter())[record.round] += rejected
     rounds = sorted({record.round for log in logs.values() for record in log})
-    fig = figure(340, x="round", y="completions refused", barmode="stack", bargap=0.05, showlegend=True)
+    fig = figure(340, x="round", y="completions rejected", barmode="stack", bargap=0.05, showlegend=True)
     for index, ((layer, peer), by_round) in enumerate(sorted(counts.items())):
         fig.add_bar(
             x=rounds,

@@ -1,4 +1,4 @@
-"""Live page source of a swarm: its peers' rounds, rewards, refusals and quarantines.
+"""Live page source of a swarm: its peers' rounds, rewards, rejections and quarantines.
 
 Read from the peers' logs (``swarm/records/lines.py``), as the report is, in order of time.
 """
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from planaria.common.errors import UserError
 from planaria.report.live_page.frames import Json, StateChange
 from planaria.report.live_page.source import FolderSource
-from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, Record, RoundDone, Started, follow
+from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, PeerStarted, Record, RoundDone, follow
 
 MAX_PEERS = 64
 """maximum number of peers shown"""
@@ -61,10 +61,10 @@ class SwarmSource(FolderSource):
 
     def _apply(self, when: float, name: str, record: Record) -> StateChange | None:
         peers = dict(self.state.get("peers", {}))
-        before = peers.get(name, {"round": 0, "rewards": {}, "accuracies": {}, "refused": {}, "aside": {}})
+        before = peers.get(name, {"round": 0, "rewards": {}, "accuracies": {}, "rejected": {}, "aside": {}})
         line = None
         match record:
-            case Started():
+            case PeerStarted():
                 self._names[record.id] = name
                 peers[name] = {**before, "is": "learning", "model": record.model, "attack": record.attack}
                 line = 0, "note", f"{name} begins ({record.model})"
@@ -84,10 +84,10 @@ class SwarmSource(FolderSource):
         return self._update(when, {"peers": peers, "over": "finished" if over else ""}, line)
 
     def _round(self, name: str, done: RoundDone, before: Json) -> tuple[Json, tuple[int, str, str] | None]:
-        refused = dict(before["refused"])
-        for _, peer, count in done.refusals():
+        rejected = dict(before["rejected"])
+        for _, peer, count in done.rejections():
             sender = self._name_of(peer)
-            refused[sender] = refused.get(sender, 0) + count
+            rejected[sender] = rejected.get(sender, 0) + count
         aside = {self._name_of(peer): why for peer, why in done.quarantined.items()}
         new = [f"{peer} ({why})" for peer, why in aside.items() if peer not in before["aside"]]
         after = {
@@ -95,7 +95,7 @@ class SwarmSource(FolderSource):
             "round": done.round + 1,
             "reward": round(done.reward, 4),
             "rewards": {**before["rewards"], str(done.round): round(done.reward, 4)},
-            "refused": refused,
+            "rejected": rejected,
             "aside": aside,
             "missing": len(done.missing),
             "lessons": done.training_groups,

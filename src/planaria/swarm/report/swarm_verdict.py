@@ -94,11 +94,13 @@ def _numbers(
 def _cost_sentence(outcome: RunOutcome, stopped: Sequence[str]) -> str:
     parts = [f"{join_names(list(stopped))} did not finish"] if stopped else []
     result = outcome.layers.get(ALL, LayerOutcome())
-    let, refused = result.stopped.eligible - result.stopped.hits, result.misjudged
+    let, rejected = result.stopped.eligible - result.stopped.hits, result.misjudged
     if result.stopped.eligible:
         parts.append(f"{let:,} of {format_count(result.stopped.eligible, 'poisoned completion')} were accepted")
-    if refused.hits:
-        parts.append(f"{refused.hits:,} of {format_count(refused.eligible, 'completion')} of honest peers were refused")
+    if rejected.hits:
+        parts.append(
+            f"{rejected.hits:,} of {format_count(rejected.eligible, 'completion')} of honest peers were rejected"
+        )
     rounds = {
         layer: sum(layer_outcome.off.values()) for layer, layer_outcome in outcome.layers.items() if layer_outcome.off
     }
@@ -106,7 +108,7 @@ def _cost_sentence(outcome: RunOutcome, stopped: Sequence[str]) -> str:
         whole = format_count(outcome.rounds * len(outcome.honest), "round")
         off = join_names([f"{layer} in {count:,}" for layer, count in rounds.items()])
         parts.append(f"layers switched themselves off, of {whole} over all honest peers: {off}")
-    nothing = "Nothing was lost: no poison is known, and no honest work was refused."
+    nothing = "Nothing was lost: no poison is known, and no honest work was rejected."
     return f"Lost: {'; '.join(parts)}." if parts else nothing
 
 
@@ -121,7 +123,7 @@ def agreement_section(config: SwarmConfig, logs: Mapping[str, Sequence[RoundDone
     used = (
         "The reward is the majority's behaviour; groups without a label taught nothing."
         if config.task.reward == CONSENSUS
-        else "Completions that passed their tests but differ from the majority of those were refused."
+        else "Completions that passed their tests but differ from the majority of those were rejected."
     )
     rows = [_votes(name, [r.agreed for r in log if r.agreed is not None]) for name, log in votes.items()]
     yield page.section(

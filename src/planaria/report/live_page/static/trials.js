@@ -32,7 +32,7 @@ export class Grid {
     const key = JSON.stringify([rows, series]);
     if (key === this._key) return;
     this._key = key;
-    const head = swarm ? ["peer", "is", "rounds", "reward", "solved", "alone", "refused", "set aside"]
+    const head = swarm ? ["peer", "is", "rounds", "reward", "solved", "alone", "rejected", "set aside"]
       : ["arm", "seed", "is", "steps", "loss", "failures", "hours", "to fault-free"];
     this._table.tHead.replaceChildren(el("tr", {}, ...head.map((name) => el("th", { scope: "col" }, name))));
     this._table.tBodies[0].replaceChildren(...rows.map((row) => el("tr", {}, ...row.map((cell, i) => {
@@ -68,10 +68,10 @@ function races(state) {
 
 function peers(state) {
   return joined(state).map((one) => {
-    const refused = Object.entries(one.refused ?? {}).map(([who, n]) => `${who}: ${n}`).join(", ") || "none";
+    const rejected = Object.entries(one.rejected ?? {}).map(([who, n]) => `${who}: ${n}`).join(", ") || "none";
     const aside = Object.entries(one.aside ?? {}).map(([who, why]) => `${who} (${why})`).join(", ") || "none";
     const called = one.attack && one.attack !== "none" ? `${one.name} (attacks: ${one.attack})` : one.name;
-    return [{ ...one, name: called }, { status: one.is ?? "waiting", why: one.why }, `${one.round ?? 0}`, shown(one.reward, 3), shown(one.accuracy, 3), shown(one.alone, 3), refused, aside];
+    return [{ ...one, name: called }, { status: one.is ?? "waiting", why: one.why }, `${one.round ?? 0}`, shown(one.reward, 3), shown(one.accuracy, 3), shown(one.alone, 3), rejected, aside];
   });
 }
 
@@ -87,11 +87,11 @@ export function summaryOf(state) {
   if (kindOf(state) === "swarm") {
     const all = Object.values(state.peers ?? {}), mean = (name) => all.filter((p) => p[name] !== undefined);
     const average = (name) => { const known = mean(name); return known.length ? (known.reduce((sum, p) => sum + p[name], 0) / known.length).toFixed(3) : "–"; };
-    const refused = all.reduce((sum, p) => sum + Object.values(p.refused ?? {}).reduce((a, b) => a + b, 0), 0);
+    const rejected = all.reduce((sum, p) => sum + Object.values(p.rejected ?? {}).reduce((a, b) => a + b, 0), 0);
     return [["peers", `${all.length}`, `${all.filter((p) => p.is === "learning").length} learning`],
       ["rounds", `${Math.max(0, ...all.map((p) => p.round ?? 0))}`, "of the one that is furthest"],
       ["reward", average("reward"), "mean of peers"], ["solved", average("accuracy"), "of held-out problems, mean"],
-      ["refused", `${refused}`, "completions, by all peers"]];
+      ["rejected", `${rejected}`, "completions, by all peers"]];
   }
   const all = Object.values(state.races ?? {}), count = (is) => all.filter((one) => one.is === is).length;
   return [["races", `${all.length}`, `${count("at work")} at work`], ["done", `${count("done")}`, `${count("stopped")} stopped`],

@@ -22,7 +22,7 @@ from planaria.config.schema import ModelConfig
 from planaria.models.optimizers import adamw
 from planaria.models.packing import digest
 from planaria.runtime.checkpoint.cut import CUT
-from planaria.runtime.checkpoint.foreign.names import NamedTensor, Shapes
+from planaria.runtime.checkpoint.foreign.names import ModelShapes, NamedTensor
 from planaria.runtime.checkpoint.loading import ParameterState
 
 WEIGHTS = "weights"
@@ -137,7 +137,7 @@ def split(whole: Tensor, sizes: Sizes, slices: int) -> list[Tensor]:
     return [part.reshape(-1, *whole.shape[1:]) for part in torch.split(each, shares, dim=1)]
 
 
-def require_match(whole: NamedTensor, shape: Sizes, marks: TensorMetadata, model: Shapes, location: str) -> None:
+def require_match(whole: NamedTensor, shape: Sizes, marks: TensorMetadata, model: ModelShapes, location: str) -> None:
     """Raise UserError if a tensor of this ``shape`` with these ``marks`` cannot be the ``whole``'s parts.
 
     The message names the tensor, both shapes and the file.
@@ -175,7 +175,7 @@ def _require_declared(whole: NamedTensor, sizes: Sizes, marks: TensorMetadata, l
         raise UserError(f"{location}: {whole.name}: {uneven[0]} rows do not divide into slices = {whole.slices}")
 
 
-def detached_parameters(tensor: Tensor, whole: NamedTensor, model: Shapes) -> dict[str, Tensor]:
+def detached_parameters(tensor: Tensor, whole: NamedTensor, model: ModelShapes) -> dict[str, Tensor]:
     """Return the parameters in a matching tensor (:func:`require_match`), in fp32, with their own memory."""
     sizes = [model[part][0] for part in whole.parts]
     tensors = split(tensor[: sum(sizes)], sizes, whole.slices or 1)

@@ -23,7 +23,7 @@ _REDUNDANT = ".rotary_emb.inv_freq"
 _FIELDS = {"parts", "slices", "padded"}
 _MAX_SLICES = 1 << 16
 _NUMBER = re.compile(r"\{n(?:-(\d{1,6}))?\}")
-Shapes = Mapping[str, tuple[int, ...]]
+ModelShapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class NamedTensor:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class TensorAssignment:
     """The use of a folder's tensors."""
 
     wholes: tuple[NamedTensor, ...]
@@ -68,11 +68,11 @@ class Assignment:
 def assign(
     path: Path,
     names: Collection[str],
-    model: Shapes,
+    model: ModelShapes,
     head: str,
     rules: Sequence[NameRule] = (),
     source: Path | None = None,
-) -> Assignment:
+) -> TensorAssignment:
     """Assign each of ``names`` to parameters of the ``model``; ``source``: the file of the rules.
 
     ``head``: the head's name, which a tied ``model`` lacks.
@@ -102,10 +102,10 @@ def assign(
     tied = next((w.name for w in wholes if w.parts == (head,) and head not in model), None)
     wholes = [whole for whole in wholes if whole.name not in unused and whole.name != tied]
     _require_each_once(path, wholes, model)
-    return Assignment(tuple(wholes), tied, tuple(unused))
+    return TensorAssignment(tuple(wholes), tied, tuple(unused))
 
 
-def _require_each_once(path: Path, wholes: Iterable[NamedTensor], model: Shapes) -> None:
+def _require_each_once(path: Path, wholes: Iterable[NamedTensor], model: ModelShapes) -> None:
     """Raise UserError for the first parameter that is unknown, duplicated or missing."""
     holders: dict[str, str] = {}
     for whole in wholes:

@@ -33,7 +33,7 @@ from planaria.runtime.checkpoint.foreign.folder import (
     require_moments,
     tensor_digest,
 )
-from planaria.runtime.checkpoint.foreign.names import Assignment, NamedTensor
+from planaria.runtime.checkpoint.foreign.names import NamedTensor, TensorAssignment
 from planaria.runtime.checkpoint.foreign.universal import Universal
 from planaria.runtime.checkpoint.stage_file import write_stage
 
@@ -133,7 +133,7 @@ class FolderStages:
         return lines
 
 
-def _step_of(folder: Path, foreign: ForeignFolder, plan: Assignment, note: ExportNote | None) -> int:
+def _step_of(folder: Path, foreign: ForeignFolder, plan: TensorAssignment, note: ExportNote | None) -> int:
     """Return the step of the folder's state: its own, or the most updates of a parameter.
 
     :raises UserError: if a parameter has more updates than steps.

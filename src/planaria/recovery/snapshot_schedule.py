@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class SnapshotRetention(NamedTuple):
+class SnapshotSchedule(NamedTuple):
     """The interval of snapshots, and the number of steps over which one is sent."""
 
     every: int
@@ -36,21 +36,21 @@ class SnapshotVersions(NamedTuple):
     due: bool = True
     """whether a snapshot begins with the next step whatever the interval, because a member is new"""
 
-    def begin(self, step: int, retention: SnapshotRetention) -> SnapshotVersions:
+    def begin(self, step: int, schedule: SnapshotSchedule) -> SnapshotVersions:
         """Begin ``step``."""
-        if retention.in_step or self.pending >= 0 or not (self.due or step - self.retained >= retention.every):
+        if schedule.in_step or self.pending >= 0 or not (self.due or step - self.retained >= schedule.every):
             return self
         return SnapshotVersions(self.retained, step, False)
 
-    def completes(self, step: int, retention: SnapshotRetention) -> bool:
+    def completes(self, step: int, schedule: SnapshotSchedule) -> bool:
         """Whether a snapshot is retained with the commit of ``step``, possibly of the same step as the last one."""
-        return retention.in_step or (self.pending >= 0 and step + 1 - self.pending >= retention.slices)
+        return schedule.in_step or (self.pending >= 0 and step + 1 - self.pending >= schedule.slices)
 
-    def commit(self, step: int, retention: SnapshotRetention) -> SnapshotVersions:
+    def commit(self, step: int, schedule: SnapshotSchedule) -> SnapshotVersions:
         """Commit ``step``."""
-        if not self.completes(step, retention):
+        if not self.completes(step, schedule):
             return self
-        return SnapshotVersions(step + 1 if retention.in_step else self.pending, -1, False)
+        return SnapshotVersions(step + 1 if schedule.in_step else self.pending, -1, False)
 
     def restart(self) -> SnapshotVersions:
         """Discard the pending snapshot because members are new; keep the retained one."""

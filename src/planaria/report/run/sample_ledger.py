@@ -140,12 +140,12 @@ class _Ledger:
         elif loaded is not None:
             self._check(loaded)
             self._keep(self._indices_of(loaded))
-        elif fact.most_replicas > 1 or self.several:
+        elif fact.max_replicas > 1 or self.several:
             spans = [(0, _leading_samples(fact)), *_further_ranges(fact)]
             self._keep({i for i, line in enumerate(self._written) if line and not _difference([line.span], spans)})
         else:
             self._keep({i for i, line in enumerate(self._written) if line and line.step < fact.first_step})
-        self.started, self.several = fact, self.several or fact.most_replicas > 1
+        self.started, self.several = fact, self.several or fact.max_replicas > 1
         self._part, self._newest = len(self._written), None
         self._started_steps.clear()
 
@@ -175,7 +175,7 @@ class _Ledger:
     def _commit(self, fact: Commit) -> None:
         assert self.started is not None
         settings, begun = self.started, self._started_steps.pop(fact.replica, None)
-        if settings.most_replicas == 1:  # older inline runs do not number blocks
+        if settings.max_replicas == 1:  # older inline runs do not number blocks
             block = begun.block if begun is not None else 0
             first = settings.first_of(block) if block else settings.samples_before(fact.step)
         elif begun is None or (begun.generation, begun.step) != (fact.generation, fact.step):
@@ -188,7 +188,7 @@ class _Ledger:
     def _check(self, sealed: _Sealed) -> None:
         """Compare a checkpoint's own record of used samples with the ledger (several replicas only)."""
         seal, settings = sealed.fact, self.started
-        if settings is None or self.first is None or settings.most_replicas == 1:
+        if settings is None or self.first is None or settings.max_replicas == 1:
             return
         recorded = [(0, settings.first_of(seal.first_block)), *_block_ranges(settings, seal.blocks_ahead)]
         lines = (self._written[index] for index in sorted(self._indices_of(sealed)))

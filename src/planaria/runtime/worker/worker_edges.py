@@ -28,7 +28,7 @@ from planaria.runtime.transport.wire import State
 from planaria.runtime.worker.setup import Setup
 
 
-class WorkerLinks:
+class WorkerEdges:
     """A worker's edges by peer node, and the short-lived edges that carry a lost stage's state."""
 
     def __init__(self, setup: Setup, resolved: ResolvedRun, transport: Transport) -> None:
@@ -36,7 +36,7 @@ class WorkerLinks:
         self._resolved = resolved
         self.transport = transport
         self._slots = resolved.recovery.slots
-        self.edges: dict[int, EdgeEnd] = {}
+        self.by_peer: dict[int, EdgeEnd] = {}
         self.transfers: dict[int, EdgeEnd] = {}
         self.round_edges: dict[int, EdgeEnd] = {}
         """connections to the same stage of other replicas, in the current round"""
@@ -49,14 +49,14 @@ class WorkerLinks:
     def form(self, form: Form, node: int) -> None:
         """Open and close edges until ``node`` has those of ``form``; an edge with an unchanged id stays open."""
         wanted = _links_of(node, form.links)
-        for peer, edge in list(self.edges.items()):
+        for peer, edge in list(self.by_peer.items()):
             if peer not in wanted or wanted[peer].id != edge.spec.link_id:
-                self.edges.pop(peer).abandon()
+                self.by_peer.pop(peer).abandon()
                 self._sent.pop(peer, None)  # its successor counts from zero
         for peer, link in wanted.items():
-            if peer not in self.edges:
+            if peer not in self.by_peer:
                 most, over = self._most_bytes(node, peer), self._setup.config.fleet.relays.get(link.relay)
-                self.edges[peer] = self._open(
+                self.by_peer[peer] = self._open(
                     link.id, link.address_for(node), node, peer, most, over.at if over else ""
                 )
         self.end_transfers()
@@ -73,7 +73,7 @@ class WorkerLinks:
         for edge in self.transfers.values():
             edge.abandon()
         self.transfers.clear()
-        self.opened &= {*self.edges.values(), *self.round_edges.values()}
+        self.opened &= {*self.by_peer.values(), *self.round_edges.values()}
 
     def open_round_edges(self, links: Sequence[MemberLink], node: int) -> list[EdgeEnd]:
         """Open and close edges to the same stage of other replicas; return the new ones."""
@@ -95,7 +95,7 @@ class WorkerLinks:
         for edge in self.round_edges.values():
             edge.abandon()
         self.round_edges.clear()
-        self.opened &= {*self.edges.values(), *self.transfers.values()}
+        self.opened &= {*self.by_peer.values(), *self.transfers.values()}
 
     def transfer(self, order: Donate, flat: Tensor) -> None:
         """Send a state to another replica, or a successor, over a separate edge."""
@@ -107,24 +107,26 @@ class WorkerLinks:
         """Close all edges."""
         self.close_round_edges()
         self.end_transfers()
-        for edge in self.edges.values():
+        for edge in self.by_peer.values():
             edge.abandon()
-        self.edges.clear()
+        self.by_peer.clear()
         self.opened.clear()
         self._sent.clear()
 
     def newly_arrived(self) -> dict[int, list[float]]:
         """Return the transit times (s) of activations since the last call, by neighbour."""
-        return {peer: [edge.transits.popleft() for _ in range(len(edge.transits))] for peer, edge in self.edges.items()}
+        return {
+            peer: [edge.transits.popleft() for _ in range(len(edge.transits))] for peer, edge in self.by_peer.items()
+        }
 
     def newly_sent(self) -> dict[int, int]:
         """Return the bytes sent since the last call, by neighbour."""
-        before, self._sent = self._sent, {peer: edge.sent_bytes for peer, edge in self.edges.items()}
+        before, self._sent = self._sent, {peer: edge.sent_bytes for peer, edge in self.by_peer.items()}
         return {peer: max(0, size - before.get(peer, 0)) for peer, size in self._sent.items()}
 
     def is_current(self, edge: EdgeEnd) -> bool:
         """Return whether this is an edge of the current generation."""
-        return self.edges.get(edge.spec.peer) is edge or any(
+        return self.by_peer.get(edge.spec.peer) is edge or any(
             edge in edges.values() for edges in (self.transfers, self.round_edges)
         )
 
@@ -135,7 +137,7 @@ class WorkerLinks:
     @property
     def unopened(self) -> list[int]:
         """Nodes whose edge is not open yet."""
-        return [peer for peer, edge in self.edges.items() if edge not in self.opened]
+        return [peer for peer, edge in self.by_peer.items() if edge not in self.opened]
 
     def _most_bytes(self, node: int, peer: int) -> int:
         """Return the bytes of the largest frame between two nodes: an activation, a gradient share or a copy."""

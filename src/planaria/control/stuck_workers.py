@@ -1,6 +1,6 @@
-"""Deadlines of workers' actions: when a worker that still answers counts as dead.
+"""Deadlines of workers' actions: when a worker that still sends heartbeats counts as dead.
 
-Reads no clock: callers pass monotonic seconds. Silence of workers is judged in ``runtime/fleet/heartbeats.py``.
+Reads no clock: callers pass monotonic seconds. ``runtime/fleet/heartbeats.py`` judges silent workers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _COMPILING_S = 600.0
 """seconds allowed for a stage's first passes if they are compiled"""
 
 
-class WorkerDeadlines:
-    """Deadlines of one run's workers."""
+class ActionDeadlines:
+    """Deadlines of the actions of one run's workers."""
 
     def __init__(self, config: RunConfig) -> None:
         self._fleet, self._compiles = config.fleet, config.train.compile
