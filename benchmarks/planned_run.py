@@ -282,7 +282,7 @@ SETTINGS = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-"""see docs/clusters.md"""
+"""see docs/operate.md"""
 STORE = {"object_store_memory": 80 << 20}
 WARM_UP, STRUCK_STEP = 4, 6
 PACE = NetworkConfig(emulate=True, forward_s=[0.004], backward_s=[0.008])

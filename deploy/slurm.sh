@@ -6,7 +6,7 @@
 #
 # What follows the script goes to `planaria train`. The run must be found again when the job is requeued: in a folder that
 # all nodes see (--out), or in a --checkpoint.store. A node has as many workers as it has GPUs, or else CPUs, for this job;
-# WORKERS=N, if given, says otherwise. `planaria` must be on the PATH of all nodes. docs/clusters.md says more.
+# WORKERS=N, if given, says otherwise. `planaria` must be on the PATH of all nodes. docs/operate.md says more.
 #SBATCH --job-name=planaria
 #SBATCH --nodes=3
 #SBATCH --ntasks-per-node=1

@@ -102,8 +102,8 @@ def test_every_command_on_a_page_exists() -> None:
 
 def commands(page: Path) -> list[list[str]]:
     """The ``planaria`` command lines in a page's blocks of code, in words, without the program's name."""
-    blocks = "\n".join(re.findall(r"^```(?:sh)?\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL))
-    lines = blocks.replace("\\\n", " ").splitlines()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = "\n".join(block for language, block in blocks if language in ("", "sh")).replace("\\\n", " ").splitlines()
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("planaria ")]
 
 
