@@ -5,17 +5,19 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import Phase, settings
 
-from checkout import checkout_files
 from planaria.common.cache import cache_folder
 from planaria.common.errors import UserError
+from support.checkout import checkout_files
 
 # One thread per process: two threads on a busy machine make steps many times as long.
 torch.set_num_threads(1)
@@ -30,6 +32,9 @@ phases = [phase for phase in Phase if phase is not Phase.explain]
 settings.register_profile("planaria", deadline=None, derandomize=True, phases=phases, max_examples=50)
 settings.register_profile("hunt", deadline=None, print_blob=True, phases=phases, max_examples=200)
 settings.load_profile(os.environ.get("PLANARIA_EXAMPLES", "planaria"))
+
+if TYPE_CHECKING:
+    from planaria.config.schema import RunConfig
 
 CHECKOUT = pytest.StashKey[dict[str, tuple[int, int]]]()
 
@@ -100,6 +105,20 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the text of :func:`config`."""
+    return tmp_path_factory.mktemp("corpus")
+
+
+@pytest.fixture
+def config(corpus_folder: Path) -> Callable[..., RunConfig]:
+    """Makes the recipe of ``support.tiny_engine``, with single fields of its sections changed."""
+    from support.tiny_engine import config_in
+
+    return partial(config_in, corpus_folder)
 
 
 @pytest.fixture

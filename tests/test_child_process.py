@@ -1,4 +1,4 @@
-"""Calls in a child process: a result or one line, whatever the function does."""
+"""Calls in a child process return a result or fail with one line, for any function."""
 
 from __future__ import annotations
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-import command_line
-from command_line import commands
 from planaria import cli
 from planaria.cli import entry
 from planaria.cli.usage_errors import RENAMED_COMMANDS, WITH_RECIPE
@@ -18,6 +16,8 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.config import recipe
 from planaria.config.shipped import find
 from planaria.lab.trace import trace
+from support import command_line
+from support.command_line import commands
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

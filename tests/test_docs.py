@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from command_line import commands as every_command
-from command_line import parsed
+from support.command_line import commands as every_command
+from support.command_line import parsed
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -34,7 +34,7 @@ FILES = {
     if path.is_file()
 }
 QUESTIONS = 17
-"""number of questions in docs/architecture.md, each answered by file names"""
+"""number of questions in docs/architecture.md, each answered by definitions in files"""
 
 
 def prose(page: Path) -> str:
@@ -187,15 +187,19 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     assert len(nav) == len(set(nav))
 
 
-def test_the_questions_are_answered_by_existing_files() -> None:
+def test_the_questions_are_answered_by_existing_definitions() -> None:
     table = (ROOT / "docs" / "architecture.md").read_text().partition("## Where is …?")[2].partition("\n## ")[0]
     rows = [row.strip("|").split("|") for row in table.splitlines() if row.startswith("| ")][1:]
     assert len(rows) == QUESTIONS
+    answer_form = re.compile(r"`(\w+)` in `([\w/]+\.py)`")
     for question, answer in rows:
-        names = re.findall(r"`([^`]+)`", answer)
-        assert question.strip().endswith("?") and names
-        assert not re.sub(r"`[^`]+`|[,;\s]", "", answer), "answers consist of file names"
-        assert [name for name in names if f"src/planaria/{name}" not in FILES] == []
+        definitions = answer_form.findall(answer)
+        assert question.strip().endswith("?") and definitions
+        assert not re.sub(r"[,\s]", "", answer_form.sub("", answer)), "answers consist of names in files"
+        for name, file in definitions:
+            module = ast.parse((ROOT / "src" / "planaria" / file).read_text())
+            defined = {node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+            assert name in defined, f"docs/architecture.md: {file} does not define {name}"
 
 
 def test_every_hint_to_install_an_extra_works_outside_the_checkout() -> None:

@@ -9,13 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from command_line import refused
 from planaria.common.errors import UserError
 from planaria.config import names, recipe
 from planaria.config.data_config import DataConfig
 from planaria.config.names import Key, Name, expand_home
 from planaria.config.schema import RunConfig
 from planaria.swarm.config.swarm_config import SwarmConfig
+from support.command_line import refused
 
 BAD = ("", ".", "..", "../../esc", "a/b", "/abs", ".hidden", "-x", "a b", "a\nb", "a\0b", "é", "x" * 101)
 texts = st.text() | st.text(alphabet="ab.-_/ ", max_size=8)

@@ -19,7 +19,7 @@ from planaria.runtime.engine.stopping import stop_requested
 
 @pytest.fixture
 def hang_up() -> Iterator[None]:
-    """Restore the default action of SIGHUP, whatever was inherited."""
+    """Restore the default action of SIGHUP."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -28,9 +28,9 @@ def hang_up() -> Iterator[None]:
 @pytest.mark.usefixtures("hang_up")
 @pytest.mark.parametrize("number", STOPS)
 def test_the_first_signal_is_noted_and_the_second_interrupts_except_sighup(number: signal.Signals) -> None:
-    with stop_requested() as asked:
+    with stop_requested() as stop_signal:
         os.kill(os.getpid(), number)
-        assert asked() == number.name
+        assert stop_signal() == number.name
         if number == signal.SIGHUP:
             os.kill(os.getpid(), number)
         else:
@@ -70,9 +70,9 @@ def test_an_interrupt_that_a_library_replaces_ends_in_one_line(capsys: pytest.Ca
 def test_an_ignored_sighup_stays_ignored() -> None:
     """As under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with interrupt_on_stop(), stop_requested() as asked:
+    with interrupt_on_stop(), stop_requested() as stop_signal:
         os.kill(os.getpid(), signal.SIGHUP)
-        assert not asked()
+        assert not stop_signal()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 

@@ -18,7 +18,7 @@ import planaria
 from planaria import cli
 from planaria.report.observe.trackers.tensorboard import TensorBoard
 from planaria.runtime.checkpoint.store import CheckpointStore
-from tiny_recipe import written
+from support.tiny_recipe import written
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from command_line import refused
 from planaria.common.errors import UserError
 from planaria.config import consent, registry
 from planaria.config.options import Options
@@ -31,6 +30,7 @@ from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import CHECKS
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.tasks import TASKS
+from support.command_line import refused
 
 ALL: list[registry.Registry[Any]] = [
     *(RECOVERIES, CODES, ROUTINGS, FAMILIES, EXCHANGES, SCHEMES, COMPRESSORS, FEEDBACKS, RULES, TRACKERS),

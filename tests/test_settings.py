@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from command_line import refused
 from planaria.cli.commands.schedule import parse_budget
 from planaria.common.errors import UserError
 from planaria.config.durations import seconds
@@ -20,6 +19,7 @@ from planaria.planner.search import SearchBudget
 from planaria.runtime.preparation.config_checks import check
 from planaria.runtime.preparation.unused_settings import RULES, require_used, without_effect
 from planaria.runtime.resolved_run import ResolvedRun
+from support.command_line import refused
 
 SOURCE = Path(__file__).parents[1] / "src" / "planaria"
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from command_line import refused
 from planaria import cli
 from planaria.config import kinds, recipe, shipped
 from planaria.config.schema import ModelConfig
 from planaria.models.families import make_family
 from planaria.models.transformers.recipe_section import model_section
+from support.command_line import refused
 
 ROOT = Path(__file__).parents[1]
 

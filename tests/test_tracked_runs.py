@@ -15,7 +15,7 @@ import pytest
 
 import planaria
 from planaria.control.log.logs import identity, read_run
-from tiny_recipe import written
+from support.tiny_recipe import written
 
 Curve = list[tuple[int, float]]
 

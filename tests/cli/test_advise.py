@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from command_line import refused
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.lab.commands.advise_wire import WIRES, weigh_wires
+from support.command_line import refused
 
 
 def advice(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

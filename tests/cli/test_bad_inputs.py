@@ -16,45 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from command_line import exit_code, refused
 from planaria.lab.trace import trace as trace_program
-
-TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again and again\n" * 200
-
-RECIPE = """
-name = "small"
-engine = "inline"
-model = {{ vocab = 300, dim = 32, layers = 4, heads = 4, hidden = 64, context = 32 }}
-pipeline = {{ stages = 4, microbatches = 2, microbatch_size = 2 }}
-data = {{ source = "{source}", tokenizer = "bytes", cache = "{cache}" }}
-train = {{ steps = 2, eval_every = 0 }}
-"""
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A folder with a valid text and a valid recipe."""
-    (tmp_path / "text.txt").write_text(TEXT)
-    recipe = RECIPE.format(source=tmp_path / "text.txt", cache=tmp_path / "cache")
-    (tmp_path / "good.toml").write_text(recipe)
-    return tmp_path
-
-
-def mistake(capfd: pytest.CaptureFixture[str], home: Path, arguments: list[Any], *names: str, out: str = "runs") -> str:
-    """Return the one line with which a command fails; it has all ``names``, and no file below ``out`` changes."""
-    before = _files(home / out)
-    line = refused(capfd, *arguments)
-    assert all(name in line for name in names), line
-    assert _files(home / out) == before, "a failed command left something behind"
-    return line
-
-
-def _files(folder: Path) -> set[str]:
-    return {str(p) for p in folder.rglob("*") if p.name != "lock"}
-
-
-def train(home: Path, *flags: str, recipe: str = "good.toml") -> list[str | Path]:
-    return ["train", home / recipe, "--out", home / "runs", "--quiet", *flags]
+from support.command_line import exit_code, refused
+from support.command_mistakes import TEXT, files_of, mistake, train
 
 
 @pytest.mark.parametrize(
@@ -214,7 +178,7 @@ def test_a_schedule_for_another_pipeline_is_refused(home: Path, capfd: pytest.Ca
     out, err = capfd.readouterr()
     assert code == 0, err
     assert "passes cost nothing, so only messages count: set network.forward_s" in out and "gap" not in out
-    assert "it is unknown what another plan could gain" in (home / "s.html").read_text()
+    assert "the possible gain of another plan is unknown" in (home / "s.html").read_text()
     mistake(capfd, home, train(home, "--routing.schedule", "s.json", "--pipeline.stages", "2"), "s.json", "4 block")
     crooked = json.loads((home / "s.json").read_text())
     crooked["routes"][0][1] = crooked["routes"][0][2]
@@ -394,11 +358,13 @@ def run(home: Path, capfd: pytest.CaptureFixture[str]) -> Path:
         (["export", "RUN", "--to", "RUN/../../cache"], ["cache"]),
         (["run", "chaos", "RUN", "--kill", "stage=2", "--resume-after", "1"], ["--resume-after", "--stop"]),
         pytest.param(
-            ["run", "chaos", "RUN", "--kill", "stage=2"], ["small", "it is not being trained"], marks=pytest.mark.slow
+            ["run", "chaos", "RUN", "--kill", "stage=2"],
+            ["small", "the run is not being trained"],
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             ["run", "chaos", "RUN", "--kill", "controller"],
-            ["small", "it is not being trained"],
+            ["small", "the run is not being trained"],
             marks=pytest.mark.slow,
         ),
     ],
@@ -456,13 +422,13 @@ def test_a_full_disk_harms_no_checkpoint(home: Path, run: Path, engine: str) -> 
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))"
     code = f"{limit}\nfrom planaria.cli import main\nif __name__ == '__main__': main({arguments!r})"
     (home / "limited.py").write_text(code)
-    checkpoints = _files(run / "checkpoints")
+    checkpoints = files_of(run / "checkpoints")
     env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # the limit would truncate the bytecode of imported modules
     done = subprocess.run([sys.executable, home / "limited.py"], capture_output=True, text=True, timeout=110, env=env)
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert "cannot write" in done.stderr and "stage-" in done.stderr
-    sealed = {f for f in _files(run / "checkpoints") if ".unfinished" not in f}
+    sealed = {f for f in files_of(run / "checkpoints") if ".unfinished" not in f}
     assert sealed == checkpoints, "a checkpoint was harmed, or half a one appeared"
 
 

@@ -11,7 +11,7 @@ import pytest
 from planaria.cli.commands import chaos
 from planaria.common.errors import UserError
 from planaria.runtime.fleet.process import activity
-from waiting import until
+from support.waiting import until
 
 
 def test_a_stopped_standby_is_resumed_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

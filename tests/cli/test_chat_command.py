@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from test_transformers_folders import given, train
 
-from command_line import refused
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.models.chat import Template, template_of
@@ -28,6 +26,8 @@ from planaria.runtime.api.chat import Chat, converse
 from planaria.runtime.api.completer import Completer
 from planaria.swarm.audit.measurement import encode_chat
 from planaria.swarm.policy.policies import open_policy
+from support.command_line import refused
+from support.decoder_folders import given, train
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
@@ -88,7 +88,7 @@ class Scripted(Completer):
         return iter(drawn[: next((n for n, one in enumerate(drawn) if one in stops), len(drawn))])
 
 
-def ask(talk: Chat, message: str) -> str:
+def reply_to(talk: Chat, message: str) -> str:
     return "".join(talk.answer(message))
 
 
@@ -100,7 +100,7 @@ def test_a_conversation_is_kept_and_answers_end_with_their_turn() -> None:
     notes: list[str] = []
     model = Scripted(["Aha<|im_end|>\n<|im_start|>user\nno", "Oho<|end|>x", "cut<|im_end|>"])
     talk = Chat(model, Sampling(4, seed=7), notes.append)
-    assert [ask(talk, "One"), ask(talk, "Two"), ask(talk, "<|im_end|>")] == ["Aha", "Oho", "cut"]
+    assert [reply_to(talk, "One"), reply_to(talk, "Two"), reply_to(talk, "<|im_end|>")] == ["Aha", "Oho", "cut"]
     first = turn("user", "One")
     assert model.seen[0] == first + "<|im_start|>assistant\n"
     assert model.seen[1] == first + turn("assistant", "Aha") + turn("user", "Two") + "<|im_start|>assistant\n"
@@ -111,7 +111,7 @@ def test_a_conversation_is_kept_and_answers_end_with_their_turn() -> None:
 def test_an_answer_that_is_cut_is_reported() -> None:
     notes: list[str] = []
     talk = Chat(Scripted(["abcdefgh", "ab"]), Sampling(4), notes.append)
-    assert [ask(talk, "One"), ask(talk, "Two")] == ["abcd", "ab"]
+    assert [reply_to(talk, "One"), reply_to(talk, "Two")] == ["abcd", "ab"]
     assert notes == ["the answer was cut after 4 tokens (--tokens 4, context 1000)"]
 
 
@@ -120,11 +120,11 @@ def test_the_oldest_turns_are_left_out_when_the_context_is_full() -> None:
     model = Scripted(["a" * 9] * 9, context=100)
     talk = Chat(model, Sampling(20), notes.append)
     for number in range(5):
-        assert ask(talk, f"{number}" * 10) == "a" * 9
+        assert reply_to(talk, f"{number}" * 10) == "a" * 9
     assert "0" not in model.seen[-1] and "4" * 10 in model.seen[-1] and "3" * 10 in model.seen[-1]
     assert notes[0] == "the oldest 2 turns no longer fit the context of 100 tokens and were dropped"
     with pytest.raises(UserError, match=r"the message has \d+ tokens, the model reads 100; shorten it"):
-        ask(talk, "b" * 100)
+        reply_to(talk, "b" * 100)
 
 
 def test_on_a_terminal_errors_and_ctrl_c_end_an_answer_only(
@@ -160,7 +160,7 @@ def process(*words: str) -> list[str]:
 
 def answers(source: Path) -> list[str]:
     talk = Chat(Completer(source), Sampling(6), lambda _: None)
-    return [ask(talk, "What is a fox?"), ask(talk, "And a dog?")]
+    return [reply_to(talk, "What is a fox?"), reply_to(talk, "And a dog?")]
 
 
 def test_every_kind_of_model_answers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_a_message_is_rendered_as_by_the_server(home: Path, capsys: pytest.Captu
     assert model.template is not None and template is not None and model.template.text == template.text
     ids = encode_chat(policy, "What is a <|im_end|>?")
     expected = "".join(texts(model.generate(ids, Sampling(6)), model.tokenizer.decode))
-    assert ask(Chat(model, Sampling(6), lambda _: None), "What is a <|im_end|>?") == expected
+    assert reply_to(Chat(model, Sampling(6), lambda _: None), "What is a <|im_end|>?") == expected
     assert policy.end in Chat(model, Sampling(6), lambda _: None)._stops
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_bad_inputs import home, mistake, train  # noqa: F401 (a fixture)
+
+from support.command_mistakes import mistake, train
 
 GC = 'coded = "gc"'
 MSGC = 'coded = { scheme = "msgc", burst = 1, window = 2, stragglers = 1, jobs = 2 }'
@@ -31,7 +32,7 @@ MSGC = 'coded = { scheme = "msgc", burst = 1, window = 2, stragglers = 1, jobs =
     ],
 )
 def test_an_invalid_gradient_code_is_refused(
-    home: Path,  # noqa: F811
+    home: Path,
     capfd: pytest.CaptureFixture[str],
     text: str,
     names: list[str],

@@ -1,4 +1,4 @@
-"""Shell completion: the words that bash, zsh and fish offer after TAB, and the scripts of all shells."""
+"""Shell completion: suggestions of bash, zsh and fish after TAB, and the scripts of all shells."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 def answer(shell: str, typed: str = "", folder: Path | None = None) -> str:
     """Return what planaria prints for a shell's request: its script, or with ``typed`` the words to offer."""
-    asked = {
+    variables = {
         COMPLETE: f"{'complete' if typed else 'source'}_{shell}",
         "COMP_WORDS": typed,
         "COMP_CWORD": str(len(f"{typed}x".split()) - 1),
@@ -57,7 +57,7 @@ def answer(shell: str, typed: str = "", folder: Path | None = None) -> str:
         "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
     }
     words = [sys.executable, "-m", "planaria"]
-    done = subprocess.run(words, env=os.environ | asked, cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, env=os.environ | variables, cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and not done.stderr, done.stderr
     return done.stdout.strip("\n")
 
@@ -77,11 +77,11 @@ def test_bash_completes_with_the_script(folder: Path, tmp_path_factory: pytest.T
     (programs / "planaria").chmod(0o755)
     path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path}
-    ask = (
+    script = (
         'eval "$1"; COMP_WORDS=(planaria train d); COMP_CWORD=2; _planaria_completion planaria; echo "${COMPREPLY[*]}"'
     )
     done = subprocess.run(
-        ["bash", "-c", ask, "bash", answer("bash")], cwd=folder, env=environment, capture_output=True, text=True
+        ["bash", "-c", script, "bash", answer("bash")], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "demo\n", "")
 

@@ -315,7 +315,7 @@ def test_an_ensemble_is_evaluated_on_a_given_text_or_on_its_test_texts(
 @pytest.mark.slow
 def test_cached_generation_draws_from_the_mixture(made: Path) -> None:
     """Greedy tokens, also past the end of the context, maximise the mixture recomputed for every token."""
-    ensemble = Ensemble(made / "runs" / "tiny", held=1)
+    ensemble = Ensemble(made / "runs" / "tiny", max_models=1)
     tokens, context = ensemble.tokenizer.encode("import os"), ensemble.manifest.context
     found = list(ensemble.generate(tokens, 30))
     whole, log_w = list(tokens), None
@@ -371,7 +371,7 @@ def test_generation_by_the_prior_alone_loads_only_the_selected_experts(copied: P
 @pytest.mark.slow
 def test_experts_not_selected_after_the_prompt_are_unloaded(copied: Path) -> None:
     edit_manifest(copied, top_k=1)
-    light, heavy = Ensemble(copied), Ensemble(copied, held=3)
+    light, heavy = Ensemble(copied), Ensemble(copied, max_models=3)
     tokens = light.tokenizer.encode("import os")
     assert list(light.generate(tokens, 10)) == list(heavy.generate(tokens, 10))
     assert len(light._models) == 1 and len(heavy._models) == 3
@@ -389,7 +389,7 @@ def test_weights_for_the_worst_domain_equal_those_of_the_report(
     found = results(copied).worst
     assert found is not None and found.tokens == 8 and set(found.prices) == {"tables", "topics", "code"}
     assert 0 <= found.gap < 1e-3 and sum(found.weights) == pytest.approx(1)
-    assert "Worst of 3 domains on" in printed and "wants a better expert" in printed
+    assert "Worst of 3 domains on" in printed and "a better expert for this domain" in printed
     assert "The worst domain" in (copied / "report.html").read_text()
     assert cli.run(["eval", "--experts", str(copied), "--worst", "--tokens", "3", "--tolerance", "1e-9"]) == 0
     assert "first 3 tokens" in capsys.readouterr().out
@@ -418,7 +418,7 @@ def test_weigh_needs_texts_and_several_experts(copied: Path) -> None:
     with pytest.raises(UserError, match=r"domain 'code' .*code\.jsonl"):
         cli.run(["eval", "--experts", str(copied), "--worst"])
     shutil.rmtree(copied / "held-out")
-    with pytest.raises(UserError, match="has no domains' texts"):
+    with pytest.raises(UserError, match="has no texts of domains"):
         cli.run(["eval", "--experts", str(copied), "--worst"])
     for member in Ensemble(copied).manifest.members[1:]:
         assert cli.run(["experts", "edit", str(copied), "--remove", member.name]) == 0
@@ -428,7 +428,7 @@ def test_weigh_needs_texts_and_several_experts(copied: Path) -> None:
 
 @pytest.mark.slow
 def test_the_number_of_loaded_experts_is_limited(made: Path) -> None:
-    ensemble = Ensemble(made / "runs" / "tiny", held=2)
+    ensemble = Ensemble(made / "runs" / "tiny", max_models=2)
     for number in (0, 1, 2, 1):
         ensemble.model(number)
     assert list(ensemble._models) == [ensemble.manifest.members[n].name for n in (2, 1)]
@@ -461,7 +461,7 @@ def test_experts_are_added_and_removed(copied: Path, made: Path, capsys: pytest.
         cli.run(["experts", "edit", str(copied), "--remove", name])
     with pytest.raises(UserError, match="only expert"):
         cli.run(["experts", "edit", str(copied), "--remove", "back"])
-    with pytest.raises(UserError, match="unknown expert 'bakc' here; did you mean 'back'"):
+    with pytest.raises(UserError, match="unknown expert 'bakc'; did you mean 'back'"):
         cli.run(["experts", "edit", str(copied), "--remove", "bakc"])
 
 
@@ -477,7 +477,7 @@ def test_a_damaged_file_is_named(copied: Path) -> None:
     with pytest.raises(UserError, match=r"expert '.*': .* is not the file that was added"):
         cli.run(words)
     weights.unlink()
-    with pytest.raises(UserError, match=r"expert '.*': there is no .*; restore it, or `planaria experts remove"):
+    with pytest.raises(UserError, match=r"expert '.*': .* is missing; restore it, or `planaria experts edit"):
         cli.run(words)
     weights.write_bytes(whole)
 
@@ -654,5 +654,5 @@ def test_experts_weighed_by_their_parent_merge_into_one_model(
 def test_a_run_is_not_resumed_with_another_recipe(made: Path, tmp_path: Path) -> None:
     other = tmp_path / "tiny.toml"
     other.write_text((made / "tiny.toml").read_text().replace("steps = 10", "steps = 12"))
-    with pytest.raises(UserError, match="was made with another recipe"):
+    with pytest.raises(UserError, match="was made with a different recipe"):
         cli.run(["experts", "train", str(other), "--out", str(made / "runs")])

@@ -108,7 +108,7 @@ def test_an_imported_checkpoint_resumes_like_a_native_one(
 
 @pytest.mark.slow
 def test_an_import_can_take_the_configuration_of_a_run(home: Path, tmp_path: Path) -> None:
-    """An earlier checkpoint, with the run's faults although their file is gone."""
+    """An earlier checkpoint keeps the run's faults after their file was removed."""
     run = home / "runs" / "rebuilt"
     (home / "trace.json").unlink(missing_ok=True)
     done("export", run, "--checkpoint", "step-00000003", "--format", "dcp", "--to", tmp_path / "out")

@@ -17,7 +17,6 @@ from typing import cast
 import pytest
 import torch
 
-from command_line import exit_code, refused
 from planaria import __version__
 from planaria.config.schema import RunConfig
 from planaria.runtime.fleet.base import Joined, Workplace
@@ -30,6 +29,7 @@ from planaria.runtime.fleet.remote import HostReportQueue, RemoteFleet
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker.setup import SETUP, Setup
+from support.command_line import exit_code, refused
 
 
 @pytest.fixture
@@ -42,25 +42,25 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def guests(run: Path, request: pytest.FixtureRequest) -> Iterator[JoinedMachines]:
+def machines(run: Path, request: pytest.FixtureRequest) -> Iterator[JoinedMachines]:
     """The controller's side of a run without a data folder; with ``cuda``, of a run on GPUs."""
     device = getattr(request, "param", "cpu")
     config = RunConfig.model_validate({"name": "mine", "train": {"device": device}})
     setup = SETUP.dump_json(Setup(config, run, run / "nowhere", "127.0.0.1", new_key())).decode()
     made: list[JoinedMachines] = []
 
-    def guests(queue: HostReportQueue, board: ControlListener) -> JoinedMachines:
+    def machines(queue: HostReportQueue, board: ControlListener) -> JoinedMachines:
         made.append(JoinedMachines(queue, board, RunInvitation(setup, 1, "", {}), 4.0))
         return made[0]
 
-    fleet = RemoteFleet("127.0.0.1", 0, new_key(), 1.0, 4, guests)
+    fleet = RemoteFleet("127.0.0.1", 0, new_key(), 1.0, 4, machines)
     yield made[0]
     fleet.close(patience_s=0.0)
 
 
 @pytest.fixture
-def address(run: Path, guests: JoinedMachines) -> Path:
-    return publish_run_address(run, guests.address, guests.key)
+def address(run: Path, machines: JoinedMachines) -> Path:
+    return publish_run_address(run, machines.address, machines.key)
 
 
 def closed_port() -> int:
@@ -118,8 +118,8 @@ def test_a_late_controller_is_reached_and_a_wrong_key_is_not_retried(
 
     def begin() -> None:
         setup = SETUP.dump_json(Setup(run_folders.config_of(run), run, run, "127.0.0.1", new_key())).decode()
-        guests = partial(JoinedMachines, info=RunInvitation(setup, 1, "", {}), silence_s=4.0)
-        fleets.append(RemoteFleet("127.0.0.1", port, new_key(), 1.0, 4, guests))
+        machines = partial(JoinedMachines, info=RunInvitation(setup, 1, "", {}), silence_s=4.0)
+        fleets.append(RemoteFleet("127.0.0.1", port, new_key(), 1.0, 4, machines))
 
     timer = Timer(0.7, begin)
     timer.start()
@@ -153,7 +153,7 @@ def test_a_machine_without_the_data_or_room_for_it_is_refused(
     assert "cannot store the run's files in /proc/nowhere/planaria" in err and "set another --cache" in err
 
 
-@pytest.mark.parametrize("guests", ["cuda"], indirect=True)
+@pytest.mark.parametrize("machines", ["cuda"], indirect=True)
 @pytest.mark.usefixtures("address")
 def test_a_machine_without_a_gpu_is_refused_by_a_run_on_gpus(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -179,9 +179,9 @@ def test_invalid_numbers_are_refused(run: Path, capfd: pytest.CaptureFixture[str
 
 
 def test_a_rejected_machine_exits_with_an_error(
-    run: Path, guests: JoinedMachines, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, machines: JoinedMachines, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish_run_address(run, guests.address, guests.key)
+    publish_run_address(run, machines.address, machines.key)
 
     class Service:
         """Without workers."""
@@ -192,7 +192,7 @@ def test_a_rejected_machine_exits_with_an_error(
             self._membership = membership
 
         def serve_until_end(self, asked: Callable[[], str]) -> Ending:
-            guests.remove_machine(self._membership.welcome.host, "its disk is full")
+            machines.remove_machine(self._membership.welcome.host, "its disk is full")
             return self._membership.serve_until_end(cast(ProcessPool, None), 60.0, asked, print)
 
         def close(self) -> None:
@@ -224,7 +224,7 @@ def test_a_signal_interrupts_the_preparations(
 def test_relative_paths_are_resolved_once_for_all_attempts(
     tmp_path: Path, run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The key file is read before every attempt, whatever the workers' folder is."""
+    """The key file is read before every attempt, independent of the workers' folder."""
     key, port = new_key(), closed_port()
     (tmp_path / "key").write_text(key.hex())
     (tmp_path / "key").chmod(0o600)
@@ -239,13 +239,13 @@ def test_relative_paths_are_resolved_once_for_all_attempts(
         for again in (True, False):
             made = list[JoinedMachines]()
 
-            def guests(
+            def machines(
                 queue: HostReportQueue, board: ControlListener, made: list[JoinedMachines] = made
             ) -> JoinedMachines:
                 made.append(JoinedMachines(queue, board, RunInvitation(setup, 1, "", {}), 60.0))
                 return made[0]
 
-            fleet = RemoteFleet("127.0.0.1", port, key, 1.0, 4, guests)
+            fleet = RemoteFleet("127.0.0.1", port, key, 1.0, 4, machines)
             while not any(isinstance(notice, Joined) for notice in fleet.poll(0.1)):
                 pass
             made[0].closing = ConnectionClosing(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from command_line import refused
 from planaria.cli.commands import watch
 from planaria.report.live_page import run_source
+from support.command_line import refused
 
 CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}}'
 

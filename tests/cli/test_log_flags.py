@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from command_line import refused
 from planaria.runtime.transport.listener import connect
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.relay import End, relay_at
 from planaria.runtime.transport.secure import StrangerError, new_key
-from processes import planaria
-from tiny_recipe import written
-from waiting import until
+from support.command_line import refused
+from support.processes import planaria
+from support.tiny_recipe import written
+from support.waiting import until
 
 
 class Done(NamedTuple):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.lab.experts.untrained_ensemble import SHAPE, child, text, write_ensemble
 
 from planaria import cli
 from planaria.common import digests
@@ -20,6 +19,7 @@ from planaria.lab.experts.fused import Fused
 from planaria.models.huggingface import export_model, import_model
 from planaria.models.llama_stages import Llama
 from planaria.runtime.preparation.weight_sources import open_model
+from support.untrained_ensemble import SHAPE, child, text, write_ensemble
 
 THREE = ("digits", "lower", "upper")
 TOKENS = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(0))
@@ -289,7 +289,7 @@ def test_commands_for_plain_models_refuse_a_merged_one(made: Path, tmp_path: Pat
         cli.run(["swarm", "realign", merged, "--pairs", "x.jsonl", "--to", str(tmp_path / "out")])
     with pytest.raises(UserError, match=r"train\.start = .*: 2 feed-forward blocks in each layer"):
         cli.run(["train", "demo", "--train.start", merged, "--dry-run", "--out", str(tmp_path)])
-    with pytest.raises(UserError, match=r"no run of a swarm|peer"):
+    with pytest.raises(UserError, match="is not a swarm's run"):
         cli.run(["export", merged, "--peer", "p0", "--to", str(tmp_path / "out")])
     with pytest.raises(UserError, match="has no test texts; pass"):
         cli.run(["eval", str(made / "ensemble" / "digits" / "model")])

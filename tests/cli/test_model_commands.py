@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from command_line import refused
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig, ModelConfig
@@ -20,6 +19,7 @@ from planaria.models.huggingface import export_model
 from planaria.models.llama_stages import Llama
 from planaria.runtime.api.completer import complete
 from planaria.runtime.api.stage_omission import evaluations, omissions
+from support.command_line import refused
 
 SHAPE = ModelConfig(vocab=257, dim=16, layers=4, heads=2, hidden=24, context=16, init_std=0.3)
 
@@ -34,7 +34,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Recorder(io.StringIO):
-    """Keeps what was written before each flush."""
+    """Records the text before each flush."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import exit_code, refused
+from support.command_line import exit_code, refused
 
 RECIPE = """
 name = "two"

@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from command_line import refused
 from planaria import cli
 from planaria.common import digests
 from planaria.common.errors import UserError
@@ -34,6 +33,7 @@ from planaria.runtime.preparation.run_folders import config_of
 from planaria.runtime.preparation.starting_weights import branch_off
 from planaria.runtime.preparation.weight_sources import open_model, open_weights
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
+from support.command_line import refused
 
 MODEL = ModelConfig(
     vocab=300, dim=32, layers=5, heads=4, kv_heads=2, hidden=48, context=64, rope_theta=5e4, norm_eps=1e-4, tied=False

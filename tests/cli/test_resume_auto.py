@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import planaria
-from command_line import refused
 from planaria import cli
 from planaria.control.log.logs import ID
 from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.preparation import run_folders
+from support.command_line import refused
 
 RECIPE = """
 name = "mine"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import refused
+from support.command_line import refused
 
 RUN = 'train = { steps = 100, eval_every = 10 }\ndata = { source = "stdlib" }\n'
 STORE = 'checkpoint = { store = "memory://runs" }\n'

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from command_line import refused
 from planaria.cli.commands import network
+from support.command_line import refused
 
 
 @pytest.fixture

@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_transformers_folders import given, train
 
-from command_line import refused
 from planaria import cli
 from planaria.common import digests
 from planaria.common.errors import UserError
@@ -36,6 +34,8 @@ from planaria.runtime.api.completer import Completer, complete
 from planaria.runtime.checkpoint.loading import weights_of
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.preparation.weight_sources import open_weights
+from support.command_line import refused
+from support.decoder_folders import given, train
 
 transformers = pytest.importorskip("transformers")
 LORA = ("--model.lora.rank", "4")
@@ -58,13 +58,13 @@ def served(source: str) -> Iterator[Callable[[dict[str, Any]], Any]]:
         assert process.stdout is not None
         url, token = (process.stdout.readline().split()[-1] for _ in range(2))
 
-        def ask(body: dict[str, Any]) -> Any:
+        def request(body: dict[str, Any]) -> Any:
             headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
             request = urllib.request.Request(f"{url}/completions", json.dumps(body).encode(), headers)
             with urllib.request.urlopen(request, timeout=60) as reply:
                 return json.load(reply)
 
-        yield ask
+        yield request
     finally:
         process.kill()
         process.wait()
@@ -177,8 +177,8 @@ def test_adapters_are_served_and_evaluated(home: Path, source: str, capsys: pyte
         "logprobs": 1,
         "return_token_ids": True,
     }
-    with served(source) as ask:
-        (choice,) = ask(body)["choices"]
+    with served(source) as request:
+        (choice,) = request(body)["choices"]
     new = choice["token_ids"]
     with torch.no_grad():
         logps = whole(input_ids=torch.tensor([[3, 4, 5, 6, *new]])).logits[0, 3:-1].log_softmax(-1)

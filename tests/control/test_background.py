@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from replica_steps import facts, finished, simulate
-from replica_steps import work_until as herd_until
-from simulated_fleet import SimulatedFleet
-from simulation import DISK
-from test_decide import STAGES, fleet, last, seals, work_until
 
 from planaria.config.schema import RunConfig
 from planaria.control.apply import apply
@@ -16,6 +11,11 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.stuck_workers import ActionDeadlines
 from planaria.recovery.checkpoint import best_steps
+from support.control.replica_steps import facts, finished, simulate
+from support.control.replica_steps import work_until as herd_until
+from support.control.scenarios import STAGES, fleet, last, seals, work_until
+from support.control.simulated_fleet import SimulatedFleet
+from support.control.simulation import DISK
 
 
 def behind(**changed: object) -> SimulatedFleet:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulated_fleet import SimulatedFleet
 
 from planaria.control.apply import apply
 from planaria.control.checkpoint_decisions import LAST_TRIES
@@ -16,38 +15,8 @@ from planaria.control.replay import replay
 from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
 from planaria.control.stop_reasons import stop_blockers, underlying_error
-
-STAGES = 4
-
-
-def fleet(**changed: object) -> SimulatedFleet:
-    plain: dict[str, object] = {
-        "name": "run", "seed": 1, "stages": STAGES, "steps": 6, "first_step": 0, "samples_per_step": 8,
-        "wall_time": 0.0, "spares": 1, "extra_edges": [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)],
-    }  # fmt: skip
-    return SimulatedFleet(e.RunStarted.model_validate(plain | changed))
-
-
-def work_until(simulation: SimulatedFleet, phase: str, step: int) -> None:
-    """Let workers work until the controller waits for reports of ``phase`` at ``step``."""
-    for turn in range(1000):
-        if (simulation.state.phase, simulation.state.step) == (phase, step):
-            return
-        simulation.work(simulation.pending()[turn % len(simulation.pending())])
-    raise AssertionError(f"never in {phase} at step {step}")
-
-
-def last(simulation: SimulatedFleet, kind: type[d.Form]) -> d.Form:
-    return next(fact for fact in reversed(simulation.history) if isinstance(fact, kind))
-
-
-def decision_kinds(simulation: SimulatedFleet) -> list[str]:
-    """Decisions by name; consecutive ones of the same name once."""
-    names = [fact.kind for fact in simulation.history if isinstance(fact, d.Fact) and not isinstance(fact, EVENTS)]  # type: ignore[attr-defined]
-    return [name for n, name in enumerate(names) if not n or names[n - 1] != name]
-
-
-EVENTS = e.Event.__args__[0].__args__  # type: ignore[attr-defined]
+from support.control.scenarios import STAGES, decision_kinds, fleet, last, seals, work_until
+from support.control.simulated_fleet import SimulatedFleet
 
 
 def test_a_run_without_faults_makes_the_expected_decisions() -> None:
@@ -283,10 +252,6 @@ def test_a_worker_that_fails_ends_the_run_at_once() -> None:
         e.WorkerFailed(worker="w1", stage=1, generation=simulation.state.generation, detail="out of memory")
     )
     assert simulation.ending == d.Finish(outcome="failed", reason="worker w1 (stage 1): out of memory")
-
-
-def seals(simulation: SimulatedFleet) -> list[int]:
-    return [fact.step for fact in simulation.history if isinstance(fact, d.Seal)]
 
 
 def test_a_failed_save_is_discarded_and_the_next_is_made_when_due() -> None:

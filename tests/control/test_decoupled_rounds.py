@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import pytest
-from replica_steps import facts, simulate
-from simulated_replicas import SimulatedReplicas
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.state.run import RunState
+from support.control.replica_steps import facts, simulate
+from support.control.simulated_replicas import SimulatedReplicas
 
 
 def decoupled(replicas: int, steps: int = 40, **options: int) -> SimulatedReplicas:

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from replica_steps import facts, finished, simulate
-from simulated_replicas import SimulatedReplicas
 
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.apply import apply
@@ -15,6 +13,8 @@ from planaria.control.apply_base import mark_undecided
 from planaria.control.decide import decide
 from planaria.control.facts import decisions as d
 from planaria.runtime.preparation.unused_settings import unused
+from support.control.replica_steps import facts, finished, simulate
+from support.control.simulated_replicas import SimulatedReplicas
 
 
 def misled(byzantine_member: int, accuser: int | None = None, **changed: Any) -> SimulatedReplicas:

@@ -14,9 +14,6 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from fleet_worker import FleetWorker
-from open_fleet import OpenFleet
-from simulation import DECISIONS, DISK
 
 from planaria.control.apply import apply
 from planaria.control.facts import decisions as d
@@ -24,6 +21,9 @@ from planaria.control.facts import events as e
 from planaria.control.failover import FailoverFold
 from planaria.control.replay import replay
 from planaria.control.state.run import RunState
+from support.control.fleet_worker import FleetWorker
+from support.control.open_fleet import OpenFleet
+from support.control.simulation import DECISIONS, DISK
 
 pytestmark = pytest.mark.timeout(600)
 WORKERS = 3

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from open_replicas import OpenReplicas
-from replica_steps import facts, finished, started, work_until
-
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
 from planaria.control.worker_assignment import workers_to_join
+from support.control.open_replicas import OpenReplicas
+from support.control.replica_steps import facts, finished, started, work_until
 
 
 def simulate_open(replicas: int, kind: str = "local", stages: int = 1, **changed: Any) -> OpenReplicas:

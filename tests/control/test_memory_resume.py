@@ -1,4 +1,4 @@
-"""A run resumes from snapshots in memory only on the history that its log proves, whatever dies."""
+"""A run resumes from snapshots in memory only on the history in its log, whichever processes die."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class State:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A stage's part of a snapshot that a worker has handed to its writing thread, and what it truly holds."""
+    """A stage's part of a snapshot in a worker's writing thread, and the state in it."""
 
     stage: int
     label: SnapshotLabel
@@ -78,7 +78,7 @@ class Histories(RuleBasedStateMachine):
         self._form(state)
 
     def _form(self, state: State) -> None:
-        """A new generation, which the log has before any worker hears of it."""
+        """Start a generation; the log has it before any worker receives it."""
         self.generation += 1
         outcome = "started" if state == self.now else "rolled back"
         self.log.append(
@@ -153,7 +153,7 @@ class Histories(RuleBasedStateMachine):
         self.retained = state
 
     def _newest(self) -> tuple[SnapshotLabel, State] | None:
-        """What the code under test would resume from: two of three stages suffice."""
+        """Return the snapshot that the code under test would resume from: two of three stages suffice."""
         surviving = SurvivingSteps.of(self.log)
         labels = {label for label, _ in self.written}
         for label in sorted(labels, key=lambda label: (label.step, label.generation), reverse=True):

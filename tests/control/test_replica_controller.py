@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from replica_steps import facts, finished, relink, simulate, work_until
-from simulated_replicas import SimulatedReplicas
 
 from planaria.control.apply import apply
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.state.run import RunState
+from support.control.replica_steps import facts, finished, relink, simulate, work_until
+from support.control.simulated_replicas import SimulatedReplicas
 
 
 def trained(run: RunState, spares: int = 0) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fault_rules import FaultRules, bounded
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from open_replicas import OpenReplicas
-from replica_steps import started
 
 from planaria.control.facts import events as e
 from planaria.exchange.registry import make_exchange
+from support.control.fault_rules import FaultRules, bounded
+from support.control.open_replicas import OpenReplicas
+from support.control.replica_steps import started
 
 pytestmark = pytest.mark.timeout(600)  # many histories
 
@@ -212,13 +212,13 @@ class ReplicasMachine(FaultRules):
 
     @precondition(lambda self: any(w.host and w.joined for w in self.sim.alive.values()))
     @rule(pick=st.integers(0, 20))
-    def a_worker_of_a_guest_fails(self, pick: int) -> None:
-        guests = [name for name, worker in self.sim.alive.items() if worker.host and worker.joined]
-        self.sim.fail(guests[pick % len(guests)])
+    def a_worker_of_a_joined_machine_fails(self, pick: int) -> None:
+        workers = [name for name, worker in self.sim.alive.items() if worker.host and worker.joined]
+        self.sim.fail(workers[pick % len(workers)])
 
     @precondition(lambda self: any(w.host and not w.joined for w in self.sim.alive.values()))
     @rule(pick=st.integers(0, 5), times=st.integers(1, 4))
-    def workers_of_a_guest_die_as_they_start(self, pick: int, times: int) -> None:
+    def workers_of_a_joined_machine_die_as_they_start(self, pick: int, times: int) -> None:
         hosts = sorted({worker.host for worker in self.sim.alive.values() if worker.host and not worker.joined})
         for _ in range(times):
             starting = [w for w in self.sim.workers_of(hosts[pick % len(hosts)]) if not self.sim.alive[w].joined]

@@ -6,9 +6,6 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from full_decide import decide_checked
-from replica_steps import facts, finished, relink, simulate, work_until
-from simulated_replicas import SimulatedReplicas
 
 from planaria.control.apply_base import mark_undecided, with_replica
 from planaria.control.facts import decisions as d
@@ -16,6 +13,9 @@ from planaria.control.facts import events as e
 from planaria.control.facts.events import ReplicaPosition
 from planaria.control.state.data_position import BlockSet
 from planaria.control.state.run import RunState
+from support.control.full_decide import decide_checked
+from support.control.replica_steps import facts, finished, relink, simulate, work_until
+from support.control.simulated_replicas import SimulatedReplicas
 
 STREAMING = {"kind": "streaming_diloco", "options": {"every": 3, "fragments": 1, "delay": 2}}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from simulated_fleet import SimulatedFleet
-from test_decide import STAGES, fleet, last, work_until
 
 from planaria.control.facts import decisions as d
 from planaria.recovery import RECOVERIES
+from support.control.scenarios import STAGES, fleet, last, work_until
+from support.control.simulated_fleet import SimulatedFleet
 
 
 @pytest.mark.parametrize(

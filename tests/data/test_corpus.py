@@ -17,12 +17,12 @@ import fsspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from source_texts import refusal, texts
 
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.data import corpus, records
 from planaria.data.corpus import fingerprint, iter_documents
+from support.source_texts import refusal, texts
 
 
 def write_records(path: Path, *records: object) -> Path:

@@ -1,4 +1,4 @@
-"""Dialogues: which tokens are learned, and what is refused."""
+"""Dialogues: the tokens that are learned, and invalid dialogues."""
 
 from __future__ import annotations
 

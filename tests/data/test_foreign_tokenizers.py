@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from tokenizer_kinds import KINDS, saved, source
 
-from examples import examples
-from hostile_json import spoilt
 from planaria.common import child_process
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.data import foreign_tokenizers
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.data.tokenizer_check import is_plain
+from support.examples import examples
+from support.hostile_json import spoilt
+from support.tokenizer_kinds import KINDS, saved, source
 
 
 def replace(text: str, content: str) -> dict[str, Any]:

@@ -18,13 +18,13 @@ import fsspec
 import fsspec.registry
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from source_texts import refusal, texts
 
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.data import records, remote
 from planaria.data.corpus import fingerprint, iter_documents
 from planaria.data.shards import tokenise_corpus
+from support.source_texts import refusal, texts
 
 
 class Flaky(MemoryFileSystem):

@@ -8,7 +8,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from tokenizer_kinds import KINDS, saved, text
 
 from planaria.config.schema import DataConfig, ModelConfig, RunConfig
 from planaria.data.corpus import fingerprint
@@ -18,6 +17,7 @@ from planaria.models.huggingface import export_model
 from planaria.models.llama_stages import Llama
 from planaria.runtime.api import completer as completing
 from planaria.runtime.preparation import run_folders
+from support.tokenizer_kinds import KINDS, saved, text
 
 transformers = pytest.importorskip("transformers")
 TEXTS = ["ab cd", "  two\n\nlines é的", text(3, 300, runs=False)]

@@ -12,13 +12,13 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_kinds import KINDS, saved, source, text
 
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.data import tokenizer as module
 from planaria.data import windows
 from planaria.data.tokenizer import Tokenizer, load_tokenizer, pieces, sample_evenly, train_bpe
+from support.tokenizer_kinds import KINDS, saved, source, text
 
 CORPUS = ["the cat sat on the mat, and the dog on the log\n" * 20, "été à la plage\n" * 20]
 characters = st.characters(exclude_categories=["Cs"])

@@ -9,7 +9,6 @@ import torch
 from benchmarks.exchange_in_process import exchange_once, replicas
 from hypothesis import given
 from hypothesis import strategies as st
-from lab_models import SHAPES, apart, distance, drift, fitting, have, make, weights
 from torch import Tensor
 
 from planaria.common.errors import UserError
@@ -25,6 +24,7 @@ from planaria.exchange.aggregate import (
 )
 from planaria.exchange.base import Weights
 from planaria.exchange.registry import make_exchange
+from support.lab_models import SHAPES, apart, distance, drift, fitting, have, make, weights
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.integers(0, 99))
@@ -204,10 +204,10 @@ def test_rda_moves_replicas_further_than_the_mean(kind: str) -> None:
 @pytest.mark.parametrize("bits", [32, 8])
 @pytest.mark.parametrize("kind", have("aggregator"))
 def test_every_exchange_uses_its_recipes_aggregator(kind: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[tuple[int, ...], dict[int, float]]] = []
+    calls: list[tuple[tuple[int, ...], dict[int, float]]] = []
 
     def half(values: Mapping[int, Weights], counts: Mapping[int, float]) -> dict[str, torch.Tensor]:
-        asked.append((tuple(values), dict(counts)))
+        calls.append((tuple(values), dict(counts)))
         return {name: tensor / 2 for name, tensor in mean(values, counts).items()}
 
     monkeypatch.setitem(AGGREGATORS, "half", half)
@@ -217,7 +217,7 @@ def test_every_exchange_uses_its_recipes_aggregator(kind: str, bits: int, monkey
         drift(of, 1)
         exchange_once(made, of, 0, seed=5)
     groups = plain.groups(0, range(4), 5)
-    assert sorted(asked) == sorted((group, dict.fromkeys(group, 1.0)) for group in groups for _ in group)
+    assert sorted(calls) == sorted((group, dict.fromkeys(group, 1.0)) for group in groups for _ in group)
     assert all(distance(one[i].fast, other[i].fast) > 1e-3 for i in one)
 
 

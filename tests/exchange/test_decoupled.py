@@ -7,7 +7,6 @@ import torch
 from benchmarks.exchange_in_process import Replica, exchange_once, replicas
 from hypothesis import given
 from hypothesis import strategies as st
-from lab_models import distance, drift, make, weights
 from torch import Tensor
 
 from planaria.common.errors import UserError
@@ -15,6 +14,7 @@ from planaria.config.schema import ExchangeConfig
 from planaria.exchange.base import Exchange, Update, UpdateWeights
 from planaria.exchange.registry import make_exchange
 from planaria.exchange.streaming_diloco import fragments
+from support.lab_models import distance, drift, make, weights
 
 SMALL = {"every": 6, "fragments": 2}
 

@@ -7,12 +7,12 @@ import torch
 from benchmarks.exchange_in_process import exchange_once, replicas
 from hypothesis import given
 from hypothesis import strategies as st
-from lab_models import SHAPES, distance, drift, make, weights
 from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.registry import make_exchange
+from support.lab_models import SHAPES, distance, drift, make, weights
 
 
 def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lab_models import KINDS, make
 
 from planaria.common.errors import UserError
 from planaria.config import recipe
@@ -15,6 +14,7 @@ from planaria.config.section import meaning
 from planaria.exchange.allreduce import AllReduce, NoExchange
 from planaria.exchange.gossip import PairMean
 from planaria.exchange.registry import make_exchange
+from support.lab_models import KINDS, make
 
 
 def test_defaults_are_as_published() -> None:

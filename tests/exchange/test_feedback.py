@@ -11,7 +11,6 @@ import torch
 from benchmarks.exchange_in_process import Replica, exchange_once
 from hypothesis import given
 from hypothesis import strategies as st
-from lab_models import make
 from torch import Tensor
 
 from planaria.common.errors import UserError
@@ -21,6 +20,7 @@ from planaria.exchange.compress.base import measure_delta
 from planaria.exchange.compress.compression import make_compression
 from planaria.exchange.compress.feedback import DecayedErrorFeedback
 from planaria.exchange.registry import make_exchange
+from support.lab_models import make
 
 FEEDBACKS = ["none", "ef14", "decayed", "ef21", "econtrol"]
 COMPRESSORS = ["top10%", "rand10%", "sign", "8bits", "4bits", "2bits"]

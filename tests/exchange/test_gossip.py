@@ -12,11 +12,11 @@ import torch
 from benchmarks.exchange_in_process import Replica, exchange_once, replicas
 from hypothesis import given
 from hypothesis import strategies as st
-from lab_models import KINDS, make
 
 from planaria.common.errors import UserError
 from planaria.exchange.gossip import contraction, largest_gamma, random_groups
 from planaria.exchange.noloco import NoLoCo
+from support.lab_models import KINDS, make
 
 MEMBERS = st.lists(st.integers(-5, 10**12), unique=True, min_size=1, max_size=40)
 

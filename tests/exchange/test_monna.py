@@ -7,7 +7,6 @@ import torch
 from benchmarks.exchange_in_process import Replica, exchange_once, exchanged, replicas, settle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lab_models import SHAPES, apart, distance, drift, make, weights
 from torch import Tensor
 
 from planaria.common.errors import UserError
@@ -15,6 +14,7 @@ from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig
 from planaria.exchange.monna import MoNNA, nearest
 from planaria.exchange.registry import make_exchange
+from support.lab_models import SHAPES, apart, distance, drift, make, weights
 
 
 def flat(of: dict[str, Tensor]) -> Tensor:

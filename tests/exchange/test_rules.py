@@ -9,7 +9,6 @@ import torch
 from benchmarks.exchange_in_process import Replica, exchange_once, exchanged, replicas, settle
 from hypothesis import given
 from hypothesis import strategies as st
-from lab_models import SHAPES, apart, distance, drift, make, mean, weights
 from torch import Tensor
 
 from planaria.exchange.base import Exchange
@@ -18,6 +17,7 @@ from planaria.exchange.gasloc import Gasloc
 from planaria.exchange.gossip import PairMean
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.streaming_diloco import Streaming, fragments
+from support.lab_models import SHAPES, apart, distance, drift, make, mean, weights
 
 LETTERS = st.tuples(st.floats(0.0, 0.95), st.floats(0.1, 1.5), st.floats(0.05, 1.5))
 Plain = dict[int, dict[str, Tensor]]

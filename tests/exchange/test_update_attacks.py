@@ -154,7 +154,7 @@ TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
 
 @st.composite
 def messages(draw: st.DrawFn, honest: Tensor) -> Tensor:
-    """What a frame may hold: an honest message with some of its bytes changed, or anything of any type and shape."""
+    """Draw a frame: an honest message with some bytes changed, or a tensor of any type and shape."""
     if draw(st.booleans()):
         data = honest.clone().view(torch.uint8)
         for place, byte in draw(st.lists(st.tuples(st.integers(0, len(data) - 1), st.integers(0, 255)), max_size=8)):

@@ -11,7 +11,6 @@ import torch
 from benchmarks.exchange_in_process import Replica, replicas
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lab_models import drift, weights
 from torch import Tensor
 
 from planaria.common.errors import UserError
@@ -23,6 +22,7 @@ from planaria.exchange.registry import make_exchange
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.products import CHUNK
 from planaria.exchange.robust.weighing import Products, Weighing, gram, products
+from support.lab_models import drift, weights
 
 RULES = ("krum", "multikrum", "geometric_median", "flag")
 MIXES = ("none", "nnm", "bucketing")

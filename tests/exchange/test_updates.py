@@ -9,13 +9,13 @@ import torch
 from benchmarks.exchange_in_process import Replica, exchange_once, exchanged, replicas, settle
 from hypothesis import given
 from hypothesis import strategies as st
-from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, fitting, make, mean, weights
 
 from planaria.exchange.base import StageOuterState, Update
 from planaria.exchange.compress.compression import make_compression
 from planaria.exchange.gossip import PairMean
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.weight_message import pack, unpack
+from support.lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, fitting, make, mean, weights
 
 BITS = pytest.mark.parametrize("bits", [32, 16, 8, 4])
 CODECS = {bits: make_compression(f"{bits}bits").compressor for bits in (32, 16, 8, 4)}

@@ -20,7 +20,7 @@ from planaria.models.families import build_stage
 from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet.joining import read_run_address
 from planaria.runtime.fleet.spawner import spawner
-from tiny_recipe import written
+from support.tiny_recipe import written
 
 STEPS = 200
 LR, DECAY = 2e-3, 0.1

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from members import SAMPLES, Members, Numbered, Spec, residual
 from torch.utils.data import DataLoader
 
 from planaria.control.facts import decisions as d
 from planaria.group.shard import MappedBlocks
 from planaria.report.run.sample_ledger import require_exactly_once
 from planaria.runtime.fleet.joining import read_run_address
+from support.group_members import SAMPLES, Members, Numbered, Spec, residual
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from loops import alone, member, rank
 from torch import Tensor
 
 from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet.joining import read_run_address
 from planaria.runtime.fleet.spawner import spawner
+from support.group_loops import alone, member, rank
 
 pytestmark = pytest.mark.timeout(300)
 PATIENCE_S = 140.0

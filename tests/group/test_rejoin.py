@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from members import Members, Spec
 
 from planaria.report.run.sample_ledger import require_exactly_once
+from support.group_members import Members, Spec
 
 pytestmark = pytest.mark.timeout(300)
 

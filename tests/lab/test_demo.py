@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from command_line import exit_code, refused
 from planaria.config import recipe, shipped
 from planaria.faults.trace import read
 from planaria.lab.commands.demo import DEMOS, Outcome, body, rows
 from planaria.report import page
 from planaria.report.tables import Table
 from planaria.runtime.api.configure import configure
+from support.command_line import exit_code, refused
 
 
 def outcome(arm: str, step_s: float, losses: list[float], recoveries: tuple[float, ...] = ()) -> Outcome:

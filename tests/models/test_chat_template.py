@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from datetime import datetime
 from functools import cache
@@ -19,9 +18,7 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models import chat
 from planaria.models.chat import Turn, template_of
 from planaria.models.chat_template import DATE, render_request
-
-sys.path.append(str(Path(__file__).parents[1] / "data"))
-from tokenizer_kinds import saved
+from support.tokenizer_kinds import saved
 
 transformers = pytest.importorskip("transformers")
 from transformers.utils import chat_template_utils  # noqa: E402

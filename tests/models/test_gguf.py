@@ -19,7 +19,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from examples import examples
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
@@ -33,6 +32,7 @@ from planaria.models.llama_stages import Llama
 from planaria.runtime.preparation.run_folders import config_of
 from planaria.runtime.preparation.weight_sources import open_model
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
+from support.examples import examples
 
 gguf = pytest.importorskip("gguf")
 
@@ -253,7 +253,7 @@ FIELDS = st.one_of(
 @settings(max_examples=examples(300))
 @given(st.data())
 def test_a_file_with_changed_fields_is_read_or_refused(small: Path, data: st.DataObject) -> None:
-    """In at most 16 MB of memory, whatever sizes the header has."""
+    """At most 16 MB of memory are used for any sizes in the header."""
     content = bytearray(small.read_bytes())
     header = min(held.begin for held in read_metadata(small).tensors.values())
     for place, field in data.draw(st.lists(st.tuples(st.integers(0, header - 1), FIELDS), min_size=1, max_size=3)):

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models.dense import dense_state
 
 from planaria.config.schema import ModelConfig
 from planaria.models.families import build_stage
 from planaria.models.llama_stages import Llama, flops_per_token, parameter_count, stage_parameters
 from planaria.models.sharing import SharedLinear, fold, slices, stored_count, unfold
+from support.dense import dense_state
 
 SMALL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=40, context=16)
 

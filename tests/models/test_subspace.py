@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.dense import dense_state
 from torch import Tensor
 
 import planaria
@@ -25,8 +24,9 @@ from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.config_checks import check
 from planaria.runtime.preparation.starting_weights import starting_weights
 from planaria.runtime.preparation.weight_sources import open_model
-from small_decoders import section, small
-from tiny_recipe import written
+from support.dense import dense_state
+from support.small_decoders import section, small
+from support.tiny_recipe import written
 
 SMALL = ModelConfig(
     vocab=64, dim=48, layers=6, heads=4, kv_heads=2, hidden=40, context=16, tied=False,

@@ -21,7 +21,7 @@ from planaria.models.llama_stages import Llama
 def library_ends(kind: str) -> tuple[Any, int, int]:
     """Return the ends of a small decoder of ``transformers``, its width and its vocabulary."""
     pytest.importorskip("transformers")
-    from small_decoders import section, small, stages_of
+    from support.small_decoders import section, small, stages_of
 
     decoder = small(kind)
     config = section(decoder)

@@ -27,7 +27,7 @@ from planaria.models.transformers.loading import load_weights
 from planaria.models.transformers.recipe_section import model_section
 from planaria.models.transformers.shrinking import choose_layers
 from planaria.models.transformers.skeleton import read_config, skeleton
-from small_decoders import library_config, logits, section, small, stages_of
+from support.small_decoders import library_config, logits, section, small, stages_of
 
 pytest.importorskip("transformers")
 
@@ -267,7 +267,7 @@ def test_documents_of_one_sample_do_not_see_each_other(kind: str, attention: str
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "falcon"])
 def test_masked_documents_in_stages_equal_the_whole_model(kind: str) -> None:
-    """To the last bit, whatever the cut, layers in the ends stage included."""
+    """Bit-identical for every cut, also with layers in the ends stage."""
     from transformers.masking_utils import create_masks_for_generate
 
     decoder = small(kind)

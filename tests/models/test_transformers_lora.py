@@ -16,7 +16,7 @@ from planaria.common.errors import UserError
 from planaria.config.model_config import AdapterConfig
 from planaria.models.transformers.adapters import PRECISIONS, Lora, base_of, settings_of
 from planaria.models.transformers.files import write_weights
-from small_decoders import logits, section, small, stages_of
+from support.small_decoders import logits, section, small, stages_of
 
 pytest.importorskip("transformers")
 PEAK = """

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import problems, published, random_plan, small_problem
 
 from planaria.planner.cells import cell_problem, divide_into_cells, independent_groups, search_by_cells
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem, Solution
 from planaria.planner.search import SearchBudget, search, step_ns
 from planaria.planner.tables import NO_SUMS
+from support.planner_instances import problems, published, random_plan, small_problem
 
 
 def many(nodes: int, sites: int, data: int, stages: int, visits: int, seed: int = 0) -> PlanningProblem:

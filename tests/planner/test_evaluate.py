@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from instances import (
+
+from planaria.common.errors import UserError
+from planaria.pipeline.plan.actions import Key
+from planaria.pipeline.plan.build import simulate_first_come
+from planaria.planner.baselines import route_along_columns, route_along_rows
+from planaria.planner.evaluate import NEVER, makespan
+from planaria.planner.problem import PlanningProblem, Solution
+from planaria.planner.search import step_ns
+from support.planner_instances import (
     CA,
     NO_TC2,
     SKIP,
@@ -23,14 +31,6 @@ from instances import (
     random_plan,
     small_problem,
 )
-
-from planaria.common.errors import UserError
-from planaria.pipeline.plan.actions import Key
-from planaria.pipeline.plan.build import simulate_first_come
-from planaria.planner.baselines import route_along_columns, route_along_rows
-from planaria.planner.evaluate import NEVER, makespan
-from planaria.planner.problem import PlanningProblem, Solution
-from planaria.planner.search import step_ns
 
 NARROW = replace(published(2), slots=np.ones(20, np.int64))
 """One slot at each node."""

@@ -15,7 +15,6 @@ import pytest
 from benchmarks.planner_flows import flow_along
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import RECIPE, problems, published, small_problem
 from pydantic import ValidationError
 
 from planaria.cli import main
@@ -29,6 +28,7 @@ from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.schedule import read
 from planaria.planner.search import SearchBudget, SearchResult, search, step_ns
 from planaria.planner.tables import NO_SUMS, Ints
+from support.planner_instances import RECIPE, problems, published, small_problem
 
 SEEDS = st.integers(0, 2**32)
 MOVES = SearchBudget(moves=300)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from instances import CA, NO_TC2, SKIP, Paths, problems, published, published_plan, random_plan
 
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import PlannedPasses, Violation, find_violations, planned_passes
 from planaria.planner.problem import ROLES, PlanningProblem, Solution
 from planaria.planner.search import step_ns
+from support.planner_instances import CA, NO_TC2, SKIP, Paths, problems, published, published_plan, random_plan
 
 PROBLEM, PLAN = published(), published_plan(CA)
 """Microbatch 0 starts at node 0 and visits 14, 6 and 12, of stages 1, 2 and 3."""

@@ -8,7 +8,6 @@ from collections import defaultdict
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from instances import CA, NO_TC2, any_plan, problems, published, published_plan
 
 from planaria.common.errors import UserError
 from planaria.pipeline.network.costs import MessageCosts
@@ -19,6 +18,7 @@ from planaria.pipeline.plan.simulation import PlanSimulation
 from planaria.planner.evaluate import NEVER
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.search import step_ns
+from support.planner_instances import CA, NO_TC2, any_plan, problems, published, published_plan
 
 SEEDS = st.integers(0, 2**32)
 

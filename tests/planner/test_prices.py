@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import problems, published, random_plan
 
 from planaria.planner.bound.price_search import relaxed_bound
 from planaria.planner.bound.resource_prices import Prices, least_s, step_resources
@@ -17,6 +16,7 @@ from planaria.planner.bound.step_bound import best_data_nodes
 from planaria.planner.bound.step_limits import _earliest_return, _gap_integral, workers_rule
 from planaria.planner.problem import PlanningProblem
 from planaria.planner.search import step_ns
+from support.planner_instances import problems, published, random_plan
 
 
 @settings(max_examples=60)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from instances import CA, problems, published, published_plan
 
 from planaria.planner.cells import restrict_problem
 from planaria.planner.evaluate import NEVER
@@ -20,6 +19,7 @@ from planaria.planner.initial_plans import greedy_plan, random_routes
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.replan import replan, with_measured_links
 from planaria.planner.search import step_ns
+from support.planner_instances import CA, problems, published, published_plan
 
 
 def numbered_anew(solution: Solution, nodes: list[int]) -> Solution:
@@ -42,8 +42,8 @@ def test_a_new_plan_obeys_the_rules_that_the_old_plan_obeyed(
     one_of_each = {rng.choice(members) for members in stages}
     others = sorted(set(range(problem.nodes)) - one_of_each)
     assume(others)
-    gone = data.draw(st.sets(st.sampled_from(others), min_size=1))
-    nodes = [n for n in range(problem.nodes) if n not in gone]
+    lost = data.draw(st.sets(st.sampled_from(others), min_size=1))
+    nodes = [n for n in range(problem.nodes) if n not in lost]
     found, step_s, _ = replan(problem, old, nodes, seed)
     left, new = restrict_problem(problem, old, nodes), numbered_anew(found, nodes)
     assert find_violations(left, new) == []
@@ -53,8 +53,8 @@ def test_a_new_plan_obeys_the_rules_that_the_old_plan_obeyed(
 def test_the_published_plan_without_some_of_its_nodes() -> None:
     problem, old = published(), published_plan(CA)
     whole = step_ns(problem, old) / 1e9
-    for gone in ([15], [0], [14, 9], [3, 13]):
-        nodes = [n for n in range(20) if n not in gone]
+    for lost in ([15], [0], [14, 9], [3, 13]):
+        nodes = [n for n in range(20) if n not in lost]
         found, step_s, _ = replan(problem, old, nodes, 0)
         left, new = restrict_problem(problem, old, nodes), numbered_anew(found, nodes)
         assert find_violations(left, new) == []

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import CA, problems, published, published_plan, random_plan
 
 from planaria.common.errors import UserError
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import NO_LATENCY, PlanningProblem, Solution
 from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, make_schedule, read, write
+from support.planner_instances import CA, problems, published, published_plan, random_plan
 
 Tree = dict[str, Any]
 

@@ -7,13 +7,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import permutations
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import CA, full_columns, problems, published, published_plan
 
 from planaria.pipeline.routing.skipping import cc3_violation
 from planaria.planner.anneal import obeys_cc3
@@ -22,6 +20,7 @@ from planaria.planner.bound.step_bound import step_lower_bound
 from planaria.planner.guidelines import find_violations
 from planaria.planner.problem import ROLES, PlanningProblem
 from planaria.planner.search import SearchBudget, SearchResult, search, step_ns
+from support.planner_instances import CA, full_columns, problems, published, published_plan
 
 MOVES = 150_000
 
@@ -85,8 +84,7 @@ def test_the_same_moves_find_the_same_plan_without_numba() -> None:
     code = "from test_search import *; print(search(published(), 5, SearchBudget(moves=300)).solution.routes)"
     plain = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
         check=True,

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import (
+
+from planaria.pipeline.routing.skipping import cc3_violation
+from planaria.planner.bound.route_enumeration import routes_of
+from planaria.planner.bound.step_bound import DataNodeChoice, StepBound, raise_bound, step_lower_bound
+from planaria.planner.evaluate import NEVER
+from planaria.planner.guidelines import find_violations
+from planaria.planner.problem import ROLES, PlanningProblem, Solution
+from planaria.planner.search import SearchBudget, search, step_ns
+from support.planner_instances import (
     BEST,
     CA,
     NO_TC2,
@@ -23,14 +31,6 @@ from instances import (
     random_plan,
     small_problem,
 )
-
-from planaria.pipeline.routing.skipping import cc3_violation
-from planaria.planner.bound.route_enumeration import routes_of
-from planaria.planner.bound.step_bound import DataNodeChoice, StepBound, raise_bound, step_lower_bound
-from planaria.planner.evaluate import NEVER
-from planaria.planner.guidelines import find_violations
-from planaria.planner.problem import ROLES, PlanningProblem, Solution
-from planaria.planner.search import SearchBudget, search, step_ns
 
 
 @pytest.mark.slow

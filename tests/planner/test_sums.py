@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import RECIPE, problems, published, random_plan, small_problem
 
 from planaria.cli import main
 from planaria.common.errors import UserError
@@ -26,6 +25,7 @@ from planaria.planner.replan import with_measured_links
 from planaria.planner.schedule import read
 from planaria.planner.search import SearchBudget, search, step_ns
 from planaria.planner.tables import NO_SUMS
+from support.planner_instances import RECIPE, problems, published, random_plan, small_problem
 
 seeds = st.integers(0, 2**32)
 

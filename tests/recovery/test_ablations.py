@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from stage_states import INPUTS, assert_same, assert_same_state, losses, replica, state, weights
 from torch import Tensor
 
 from planaria.common.errors import UserError
@@ -18,6 +17,7 @@ from planaria.recovery import make_chain
 from planaria.recovery.ablations import CopyNeighbour, IdentityStage, Oracle, Redraw, Reset
 from planaria.recovery.base import RebuildInputs, Recovery
 from planaria.runtime.preparation.config_checks import check
+from support.stage_states import INPUTS, assert_same, assert_same_state, losses, replica, state, weights
 
 MODEL = ModelConfig(vocab=20, dim=16, layers=4, heads=2, hidden=24, context=8)
 RANDOM, IDENTITY = Redraw(lr_scale=1.4), IdentityStage(lr_scale=1.4)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import INPUTS, assert_same_state, replica, state, weights
 
 from planaria.common.errors import UserError
 from planaria.config.options import Options
@@ -17,6 +16,7 @@ from planaria.recovery import RECOVERIES, make_chain, strategy_names
 from planaria.recovery.base import Copy, DamagedReplica
 from planaria.recovery.chain import Chain, ChainPlan, CopySlot
 from planaria.recovery.checkfree import merge
+from support.stage_states import INPUTS, assert_same_state, replica, state, weights
 
 ROLLBACK, NOTHING = ChainPlan({}, "disk", ""), ChainPlan({}, None, "")
 

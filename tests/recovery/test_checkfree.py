@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import INPUTS, assert_same, assert_same_state, replica, state, weights
 
 from planaria.models.state import StageState
 from planaria.recovery.checkfree import CheckFree, NeighbourMean, merge, merge_moments
+from support.stage_states import INPUTS, assert_same, assert_same_state, replica, state, weights
 
 
 def checkfree(**fields: Any) -> CheckFree:

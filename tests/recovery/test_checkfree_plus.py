@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import INPUTS, SHAPES, ToyStage, agree, assert_same_state, losses, replica, state
 
 from planaria.config.schema import ModelConfig
 from planaria.models.families import build_stage
@@ -17,6 +16,7 @@ from planaria.models.state import StageState
 from planaria.recovery.base import Copy, Holder, Sender
 from planaria.recovery.checkfree import CheckFree
 from planaria.recovery.checkfree_plus import CheckFreePlus, MirrorHolder, MirrorSender, is_renewal_due
+from support.stage_states import INPUTS, SHAPES, ToyStage, agree, assert_same_state, losses, replica, state
 
 GRADIENTS = StageState({})
 

@@ -11,9 +11,9 @@ import pytest
 from benchmarks.rollback import RollbackCost, rollback
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import losses, replica
 
 from planaria.recovery.checkpoint import Checkpoint, best_interval, rollback_mean
+from support.stage_states import losses, replica
 
 
 def test_any_loss_rolls_all_stages_back() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import INPUTS, ToyStage, agree, assert_same, assert_same_state, losses, replica, state, weights
 from torch import Tensor
 
 from planaria.common.errors import UserError
@@ -20,6 +19,17 @@ from planaria.models.state import StageState
 from planaria.recovery import make_chain
 from planaria.recovery.base import Copy
 from planaria.recovery.echo import Echo, EchoHolder, EchoSender
+from support.stage_states import (
+    INPUTS,
+    ToyStage,
+    agree,
+    assert_same,
+    assert_same_state,
+    losses,
+    replica,
+    state,
+    weights,
+)
 
 SHAPES = {"w": torch.Size([20, 31]), "scale": torch.Size([70]), "bias": torch.Size([])}
 COUNT = 691

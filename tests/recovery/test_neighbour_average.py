@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import INPUTS, assert_same, state, weights
 
 from planaria.models.optimizers.adamw import KEYS
 from planaria.models.state import StageState
 from planaria.recovery.checkfree import merge, merge_moments
+from support.stage_states import INPUTS, assert_same, state, weights
 
 
 def test_merge_follows_the_formula() -> None:

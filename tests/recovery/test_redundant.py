@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_states import INPUTS, SHAPES, ToyStage, agree, assert_same_state, losses, replica, state, weights
 
 from planaria.models.packing import PackingError
 from planaria.models.state import StageState
 from planaria.recovery.base import Copy
 from planaria.recovery.redundant import Redundant, TwinHolder, TwinSender
+from support.stage_states import INPUTS, SHAPES, ToyStage, agree, assert_same_state, losses, replica, state, weights
 
 EVENTS = st.lists(st.sampled_from(["commit", "commit", "drop", "lose sender", "lose host", "lose both"]), max_size=30)
 

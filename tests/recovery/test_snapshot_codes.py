@@ -9,7 +9,6 @@ from itertools import combinations, islice, product
 from pathlib import Path
 
 import pytest
-from stage_states import INPUTS, assert_same, assert_same_state, state
 
 from planaria.common.errors import UserError
 from planaria.config.options import Options
@@ -22,6 +21,7 @@ from planaria.recovery.snapshot import Snapshot
 from planaria.recovery.snapshot_schedule import SnapshotSchedule
 from planaria.runtime.api.configure import configure
 from planaria.runtime.resolved_run import ResolvedRun
+from support.stage_states import INPUTS, assert_same, assert_same_state, state
 
 HAMMING = {"shards": 8, "distance": 4, "checks": [[0, 1, 2, 4], [0, 1, 3, 5], [0, 2, 3, 6], [1, 2, 3, 7]]}
 """the extended Hamming code: half of its shards are parities, and any three can be lost"""

@@ -1,4 +1,4 @@
-"""Lessons, advantages and length penalties: values by hand, invariances, and groups without effect."""
+"""Advantages and length penalties: values by hand, invariances, and groups without effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tiny_swarm import CONTEXT, case
 
 from planaria.swarm.checks import make_checks
 from planaria.swarm.checks.defence import Defence, DefenceReport
@@ -27,6 +26,7 @@ from planaria.swarm.learning.advantages import (
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
+from support.swarm.tiny_swarm import CONTEXT, case
 
 
 def round_of(entries: list[tuple[str, int, float]]) -> list[Rollout]:
@@ -41,7 +41,7 @@ modes = st.sampled_from(["horizontal", "vertical"])
 
 
 def by_name(found: Advantages) -> dict[object, float]:
-    return {lesson.name: lesson.advantage for lesson in found.rollouts}
+    return {rollout.name: rollout.advantage for rollout in found.rollouts}
 
 
 @given(rounds, st.booleans())
@@ -54,15 +54,15 @@ def test_each_problem_is_a_group_with_its_own_advantages(cases: list[Rollout], s
 
 
 @given(rounds, modes)
-def test_every_group_is_taught_or_skipped(cases: list[Rollout], mode: str) -> None:
+def test_every_group_is_used_or_skipped(cases: list[Rollout], mode: str) -> None:
     found = round_advantages(cases, mode, True)  # type: ignore[arg-type]
     keys = {(c.problem.number, c.peer if mode == "vertical" else "") for c in cases}
-    taught = {(x.problem.number, x.peer if mode == "vertical" else "") for x in found.rollouts}
-    assert found.groups == len(taught) and found.groups + found.skipped == len(keys)
+    used = {(x.problem.number, x.peer if mode == "vertical" else "") for x in found.rollouts}
+    assert found.groups == len(used) and found.groups + found.skipped == len(keys)
 
 
 @given(rounds, modes, st.randoms(use_true_random=False))
-def test_lessons_are_ordered_by_problem(cases: list[Rollout], mode: str, rng) -> None:  # type: ignore[no-untyped-def]
+def test_rollouts_are_ordered_by_problem(cases: list[Rollout], mode: str, rng) -> None:  # type: ignore[no-untyped-def]
     shuffled = list(cases)
     rng.shuffle(shuffled)
     found = [x.problem.number for x in round_advantages(shuffled, mode, True).rollouts]  # type: ignore[arg-type]
@@ -146,8 +146,8 @@ LIMIT = 40
 groups = st.lists(st.tuples(st.integers(1, LIMIT), st.sampled_from([0.0, 1.0])), min_size=2, max_size=12)
 
 
-def learned(group: list[tuple[int, float]], margin: int) -> Advantages:
-    """The lessons of one problem's completions, given as (length, reward)."""
+def round_of_problem(group: list[tuple[int, float]], margin: int) -> Advantages:
+    """The advantages of one problem's completions, given as (length, reward)."""
     cases = [
         Rollout(TaskProblem(3, "", ""), (), "", (1,) * length, True, peer="p", index=n, reward=reward)
         for n, (length, reward) in enumerate(group)
@@ -156,7 +156,7 @@ def learned(group: list[tuple[int, float]], margin: int) -> Advantages:
 
 
 def advantages(group: list[tuple[int, float]], margin: int) -> list[float]:
-    return [lesson.advantage for lesson in learned(group, margin).rollouts]
+    return [rollout.advantage for rollout in round_of_problem(group, margin).rollouts]
 
 
 def test_the_longest_right_answer_is_worth_no_more_than_a_wrong_one() -> None:
@@ -164,9 +164,9 @@ def test_the_longest_right_answer_is_worth_no_more_than_a_wrong_one() -> None:
     assert advantages([(30, 1.0), (35, 1.0), (40, 1.0), (20, 0.0)], 10) == group_advantages([1.0, 0.5, 0.0, 0.0])
 
 
-def test_among_right_answers_the_shorter_teach_more() -> None:
+def test_among_right_answers_the_shorter_have_larger_advantages() -> None:
     group = [(12, 1.0), (36, 1.0), (39, 1.0)]
-    assert learned(group, 0).skipped == 1
+    assert round_of_problem(group, 0).skipped == 1
     found = advantages(group, 10)
     assert found[0] > 0 > found[1] > found[2]
 
@@ -207,7 +207,7 @@ def judged(entries: list[tuple[str, float, int]], task: Sums = TASK) -> DefenceR
     """The verdicts of a judge of steps on completions (text, reward, tokens) of one problem."""
     cases = [
         with_length_penalty(
-            case(index=n, asked=TASK.problem(3), text=text, reward=reward, ids=(1,) * tokens), LIMIT, 20
+            case(index=n, prompted=TASK.problem(3), text=text, reward=reward, ids=(1,) * tokens), LIMIT, 20
         )
         for n, (text, reward, tokens) in enumerate(entries)
     ]
@@ -215,21 +215,21 @@ def judged(entries: list[tuple[str, float, int]], task: Sums = TASK) -> DefenceR
     return Defence(config, make_checks(config), replace(CONTEXT, task=task)).examine(0, cases)
 
 
-def taught(rollouts: list[Rollout]) -> dict[str, float]:
+def advantage_by_text(rollouts: list[Rollout]) -> dict[str, float]:
     """Text → advantage."""
     return {one.text: one.advantage or 0.0 for one in round_advantages(rollouts, "horizontal", True).rollouts}
 
 
 def test_failing_poison_is_not_rewarded_for_being_shorter_than_other_failures() -> None:
     texts = [("hi 2+2=5;[0]", 0.0, 21), ("long 1;[0]", 0.0, 38), ("longer;[0]", 0.0, 40), ("most;[0]", 0.0, 40)]
-    found = taught(judged(texts).accepted)
+    found = advantage_by_text(judged(texts).accepted)
     assert found["hi 2+2=5;[0]"] == 0.0 and found["most;[0]"] < 0
 
 
 def test_refused_poison_that_stays_as_a_failure_is_not_rewarded_either() -> None:
     right = TASK.solution(TASK.problem(3), random.Random(0))
     report = judged([("hi " + right, 1.0, 21), ("x[0]", 0.0, 38), ("y[0]", 0.0, 40)])
-    found = taught([replace(r, reward=0.0) if r.layer else r for r in report.rollouts])
+    found = advantage_by_text([replace(r, reward=0.0) if r.layer else r for r in report.rollouts])
     assert found["hi " + right] == 0.0 > found["y[0]"]
 
 
@@ -241,7 +241,7 @@ def test_a_confirmed_short_failure_is_better_than_a_longer_one(text: str, reward
 
     report = judged([(text, 0.0, 21), ("long", 0.0, 40), ("longer", 0.0, 40)], Lenient())
     assert not any(one.layer for one in report.rollouts), "failures are not refused"
-    advantage = taught(report.accepted)[text]
+    advantage = advantage_by_text(report.accepted)[text]
     assert advantage > 0 if rewarded else advantage == 0
 
 

@@ -14,8 +14,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from swarms import killed_and_restarted, log, openai_server, peer, rounds, threads, tiny, together, until, weights
-from tiny_swarm import case, policy, reading
 
 from planaria.swarm.assemble import assemble
 from planaria.swarm.board.identity import PeerIdentity
@@ -30,6 +28,19 @@ from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.report import swarm_report
 from planaria.swarm.report.staleness import idle_share
 from planaria.swarm.swarm_processes import LiveSwarm
+from support.swarm.swarms import (
+    killed_and_restarted,
+    log,
+    openai_server,
+    peer,
+    rounds,
+    threads,
+    tiny,
+    together,
+    until,
+    weights,
+)
+from support.swarm.tiny_swarm import case, policy, reading
 
 small = st.integers(0, 6)
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_swarm import CONTEXT, policy
 
 from planaria.swarm.attacks.attacker import TRIES, Attacker, changed_positions, forged_row_claims, forged_token_claims
 from planaria.swarm.checks.base import Check
@@ -27,6 +26,7 @@ from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
+from support.swarm.tiny_swarm import CONTEXT, policy
 
 TASK = Sums()
 PROBLEM = TASK.problem(1)
@@ -109,8 +109,8 @@ class TestDose:
 
     def test_a_fractional_dose_is_reached_over_many_groups(self, own: LlamaPolicy) -> None:
         attacker = Attacker(configured(dose=0.3), "p3", TASK, own)
-        asked = [prompt_for(TASK.problem(number), own) for number in range(60)]
-        doses = [sum(w.poison for w in found) for found in attacker.write(0, asked, 2)]
+        prompts = [prompt_for(TASK.problem(number), own) for number in range(60)]
+        doses = [sum(w.poison for w in found) for found in attacker.write(0, prompts, 2)]
         assert set(doses) == {0, 1} and sum(doses) == pytest.approx(0.3 * 120, rel=0.3)
 
     @pytest.mark.parametrize("count", [1, 2, 3, 5, 12])

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from repair_cases import attacked
-from swarm_messages import rules
-from tiny_swarm import MODEL, policy
 
 from planaria import cli
 from planaria.common import digests
@@ -36,9 +32,10 @@ from planaria.swarm.policy.base import SampledCompletion, weights_digest
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.report import audit_report
-
-sys.path.append(str(Path(__file__).parents[1] / "data"))
-from tokenizer_kinds import saved
+from support.swarm.repair_cases import attacked
+from support.swarm.swarm_messages import rules
+from support.swarm.tiny_swarm import MODEL, policy
+from support.tokenizer_kinds import saved
 
 CODES = ("4719", "2210", "9031", "5533")
 PARTS = tuple(QuestionPart(f"digit {n + 1}=", tuple(code[n] for code in CODES)) for n in range(4))

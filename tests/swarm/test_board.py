@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import stores
-from boards import RULES, Clock, member, place
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_messages import goodbye, hello, rollouts
 
 from planaria.common.errors import UserError
 from planaria.swarm.board.attendance import RoundStalled, RoundTerms
@@ -20,6 +17,9 @@ from planaria.swarm.board.claims import first_difference
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Completion, ProblemCompletions
 from planaria.swarm.board.message_limits import MessageLimits
+from support.swarm import stores
+from support.swarm.boards import RULES, Clock, member, place
+from support.swarm.swarm_messages import goodbye, hello, rollouts
 
 KINDS = ("folder", "memory", "scratch", "plain")
 

@@ -10,9 +10,6 @@ import socket
 from pathlib import Path
 
 import pytest
-import stores
-from boards import RULES, Clock, member, place
-from swarm_messages import goodbye, hello, rollouts
 
 from planaria.common.errors import UserError
 from planaria.swarm.board.attendance import RoundTerms
@@ -21,6 +18,9 @@ from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.message_limits import MessageLimits
+from support.swarm import stores
+from support.swarm.boards import RULES, Clock, member, place
+from support.swarm.swarm_messages import goodbye, hello, rollouts
 
 
 def at(root: Path, who: PeerIdentity, round: int) -> Path:
@@ -74,21 +74,21 @@ def test_hellos_and_goodbyes_of_other_runs_or_peers_are_ignored(tmp_path: Path) 
 def test_special_files_and_links_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # names of sockets are short
     board, me = member(str(tmp_path), limits=MessageLimits(message_bytes=5000))
-    odd = [PeerIdentity.generate() for _ in range(8)]
-    at(tmp_path, odd[0], 0).mkdir()
-    at(tmp_path, odd[1], 0).symlink_to("/dev/zero")
-    os.mkfifo(at(tmp_path, odd[2], 0))
-    at(tmp_path, odd[3], 0).symlink_to(at(tmp_path, odd[3], 0))
-    at(tmp_path, odd[4], 0).parent.rmdir()
-    (tmp_path / "peers" / odd[4].peer / "rounds").write_text("no folder")
-    (tmp_path / "peers" / odd[5].peer).symlink_to(tmp_path / "peers" / odd[5].peer)
+    bad = [PeerIdentity.generate() for _ in range(8)]
+    at(tmp_path, bad[0], 0).mkdir()
+    at(tmp_path, bad[1], 0).symlink_to("/dev/zero")
+    os.mkfifo(at(tmp_path, bad[2], 0))
+    at(tmp_path, bad[3], 0).symlink_to(at(tmp_path, bad[3], 0))
+    at(tmp_path, bad[4], 0).parent.rmdir()
+    (tmp_path / "peers" / bad[4].peer / "rounds").write_text("no folder")
+    (tmp_path / "peers" / bad[5].peer).symlink_to(tmp_path / "peers" / bad[5].peer)
     with socket.socket(socket.AF_UNIX) as door:
-        door.bind(str(at(tmp_path, odd[6], 0).relative_to(tmp_path)))
-    at(tmp_path, odd[7], 0).write_bytes(b"x" * 5001)
-    reasons = board.gather(0, [who.peer for who in odd]).rejected
-    assert [reasons[who.peer] for who in odd] == ["not a file"] * 7 + ["oversized"]
+        door.bind(str(at(tmp_path, bad[6], 0).relative_to(tmp_path)))
+    at(tmp_path, bad[7], 0).write_bytes(b"x" * 5001)
+    reasons = board.gather(0, [who.peer for who in bad]).rejected
+    assert [reasons[who.peer] for who in bad] == ["not a file"] * 7 + ["oversized"]
     board.publish(rollouts(me, board.rules.run, 0))
-    closed = board.wait(0, [me.peer, *(who.peer for who in odd)], RoundTerms(quorum=1, timeout_s=50, patience_s=90))
+    closed = board.wait(0, [me.peer, *(who.peer for who in bad)], RoundTerms(quorum=1, timeout_s=50, patience_s=90))
     assert set(closed.found) == {me.peer} and len(closed.rejected) == 8  # and at once: its clock never moved
 
 
@@ -104,7 +104,7 @@ def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
-    """Neither those of a stranger to a whole peer nor those in the way of what is written."""
+    """Neither links of an unknown peer to a whole peer nor links at the paths of messages."""
     board, one = member(str(tmp_path / "board"))
     real, who = member(str(tmp_path / "elsewhere"))
     (tmp_path / "board" / "peers" / who.peer).symlink_to(tmp_path / "elsewhere" / "peers" / who.peer)
@@ -211,9 +211,11 @@ def test_an_oversized_file_is_not_opened(tmp_path: Path, monkeypatch: pytest.Mon
 def test_object_reads_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stores.Scratch.clear()
     board, one = member(place("scratch", tmp_path), limits=MessageLimits(message_bytes=3000))
-    asked = []
+    ranges = []
     monkeypatch.setattr(
-        stores.Scratch, "cat_file", lambda _, path, start, end, **__: asked.append((start, end)) or b"x" * (end - start)
+        stores.Scratch,
+        "cat_file",
+        lambda _, path, start, end, **__: ranges.append((start, end)) or b"x" * (end - start),
     )
     assert why(board, one) == "oversized"
-    assert set(asked) == {(0, 3001)}
+    assert set(ranges) == {(0, 3001)}

@@ -13,12 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import stores
-from boards import RULES, Clock, exchange, member, place
-from swarm_messages import goodbye, rollouts
-from swarms import tiny
 
-import s3_server
 from planaria.common.errors import UserError
 from planaria.common.object_store import Retry, Store, StoreUnreachable
 from planaria.swarm.board.attendance import RoundTerms
@@ -27,6 +22,11 @@ from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.records.lines import LOG, PEERS, RoundDone, read_log
 from planaria.swarm.swarm_processes import LiveSwarm
+from support import s3_server
+from support.swarm import stores
+from support.swarm.boards import RULES, Clock, exchange, member, place
+from support.swarm.swarm_messages import goodbye, rollouts
+from support.swarm.swarms import tiny
 
 
 def test_occasional_store_failures_lose_nothing(tmp_path: Path) -> None:
@@ -169,11 +169,12 @@ def hidden(root: Path) -> list[Path]:
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts publishers; none outlives the test."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with ExitStack() as stack:
 
         def begin(*arguments: object) -> subprocess.Popen[str]:
-            command = [sys.executable, str(Path(__file__).with_name("publisher.py")), *map(str, arguments)]
-            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            command = [sys.executable, "-m", "support.swarm.publisher", *map(str, arguments)]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
             stack.callback(process.kill)
             return process
 

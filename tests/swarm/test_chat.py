@@ -10,7 +10,6 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_swarm import MODEL, byte_tokenizer
 
 from planaria.common import digests
 from planaria.common.errors import UserError
@@ -25,6 +24,7 @@ from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.prompts import EXAMPLES, worked_examples
 from planaria.swarm.tasks.base import Task, TaskProblem
 from planaria.swarm.tasks.sums import Sums
+from support.swarm.tiny_swarm import MODEL, byte_tokenizer
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"

@@ -10,7 +10,6 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_swarm import CONTEXT, case, reading
 
 from planaria.swarm.checks.defence import Quarantine
 from planaria.swarm.checks.judge import Judge, Noisy, Steps
@@ -26,6 +25,7 @@ from planaria.swarm.peer.completion_intake import RoundAllowance, unscheduled_co
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
+from support.swarm.tiny_swarm import CONTEXT, case, reading
 
 
 class TestSupport:
@@ -122,7 +122,7 @@ class TestJudge:
         return problem, text or self.task.solution(problem, random.Random(0)), reward
 
     def examined(self, judge: Judge, *entries: tuple[TaskProblem, str, float]) -> set[int]:
-        cases = [case(asked=problem, text=text, reward=reward) for problem, text, reward in entries]
+        cases = [case(prompted=problem, text=text, reward=reward) for problem, text, reward in entries]
         return set(judge.examine(cases, CONTEXT).rejected)
 
     def test_only_completions_that_score_are_read(self) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from benchmarks import consensus
-from swarms import log, peer, rounds, threads, tiny, together, weights
-from tiny_swarm import CONTEXT, case
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.recipe import read
@@ -36,6 +34,8 @@ from planaria.swarm.report.swarm_verdict import agreement_section, break_point
 from planaria.swarm.sandbox.sandbox import protections
 from planaria.swarm.tasks.base import Behaviour, TaskProblem
 from planaria.swarm.tasks.sums import Sums
+from support.swarm.swarms import log, peer, rounds, threads, tiny, together, weights
+from support.swarm.tiny_swarm import CONTEXT, case
 
 VOTING: dict[str, Any] = {"task": {"reward": "consensus"}, "defence": {"checks": "claims, duplicates"}}
 needs_sandbox = pytest.mark.skipif(
@@ -64,8 +64,8 @@ def test_the_majority_is_rewarded_and_unlabelled_groups_teach_nothing() -> None:
 
 def test_unknown_peers_share_one_vote() -> None:
     known = [*sent("p", ("7",)), *sent("q", ("7",)), *sent("r", ("8",))]
-    strangers = [replace(one, account="newcomers") for n in range(40) for one in sent(f"s{n}", ("lie",))]
-    report = Defence(DefenceConfig(), [ConsensusReward(agreement=0.4)], CONTEXT).examine(0, known + strangers)
+    unknown = [replace(one, account="newcomers") for n in range(40) for one in sent(f"s{n}", ("lie",))]
+    report = Defence(DefenceConfig(), [ConsensusReward(agreement=0.4)], CONTEXT).examine(0, known + unknown)
     assert report.labels[0].values == ("7",) and float(report.labels[0].share) == 0.5
 
 
@@ -287,7 +287,7 @@ def test_a_lookup_table_of_test_inputs_is_refused(tmp_path: Path) -> None:
         case(
             f"p{n}",
             text=program,
-            asked=problem,
+            prompted=problem,
             **scoring.score_untimed(problem, f"```python\n{program}\n```")._asdict(),
         )
         for n, program in enumerate([*honest, cheat])

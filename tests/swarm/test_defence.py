@@ -8,7 +8,6 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_swarm import CONTEXT, case, reading
 
 from planaria.common.errors import UserError
 from planaria.config.options import Options
@@ -18,12 +17,13 @@ from planaria.swarm.checks.defence import Defence, DefenceReport, PeerAccounts, 
 from planaria.swarm.config.swarm_config import DefenceConfig
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.records.lines import UNKNOWN_PEERS
+from support.swarm.tiny_swarm import CONTEXT, case, reading
 
 CALM = DefenceConfig(quarantine=0.0)
 
 
 class Refusing:
-    """A layer that refuses what a rule says, and remembers what it was shown."""
+    """A layer that rejects by a rule and records the completions that it examined."""
 
     def __init__(self, name: str, rule: Callable[[Rollout], bool], off: str = "") -> None:
         self.name, self.rule, self.off = name, rule, off

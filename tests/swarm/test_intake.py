@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from tiny_swarm import policy, reading
 
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Completion, ProblemCompletions, Rollouts
@@ -25,6 +24,7 @@ from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.lines import UNKNOWN_PEERS
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
+from support.swarm.tiny_swarm import policy, reading
 
 TASK = Sums()
 END = 256
@@ -66,10 +66,10 @@ def admitted(
 ) -> tuple[list[Rollout], list[EarlyRejection]]:
     schedule = RoundAllowance(frozenset(range(10)), TASK.training, 10, 4)
 
-    def asked(number: int) -> PromptedProblem:
+    def prompt_of(number: int) -> PromptedProblem:
         return prompt_for(TASK.problem(number), reader)
 
-    return CompletionIntake(schedule, Scoring(TASK), reader, MAX_NEW, asked, {0: weights}).admit(messages)
+    return CompletionIntake(schedule, Scoring(TASK), reader, MAX_NEW, prompt_of, {0: weights}).admit(messages)
 
 
 def one(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> Rollout:
@@ -204,17 +204,17 @@ def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[EarlyRe
     known = [sender.peer for sender in senders[:4]]
     accounts = PeerAccounts(known, 4, 8, seed=1).record_senders(0, messages.keys())
     schedule = RoundAllowance(frozenset({3}), TASK.training, 1, 4)
-    asked = prompt_for(TASK.problem(3), reader)
-    intake = CompletionIntake(schedule, Scoring(TASK), reader, MAX_NEW, lambda _: asked, {}, accounts)
+    prompt_of = prompt_for(TASK.problem(3), reader)
+    intake = CompletionIntake(schedule, Scoring(TASK), reader, MAX_NEW, lambda _: prompt_of, {}, accounts)
     samples, rejections = intake.admit(messages)
     return samples, known, rejections
 
 
 def test_unknown_peers_share_one_schedule_account(reader: LlamaPolicy) -> None:
     samples, known, rejections = flooded(reader)
-    strangers = [sample for sample in samples if sample.peer not in known]
-    assert len(samples) == 5 * 4 and len(strangers) == 4 == len({sample.peer for sample in strangers})
-    assert {sample.effective_account for sample in strangers} == {UNKNOWN_PEERS}
+    unknown = [sample for sample in samples if sample.peer not in known]
+    assert len(samples) == 5 * 4 and len(unknown) == 4 == len({sample.peer for sample in unknown})
+    assert {sample.effective_account for sample in unknown} == {UNKNOWN_PEERS}
     assert {entry.reason for entry in rejections} == {"more than 4 completions of one problem, all newcomers together"}
 
 

@@ -16,7 +16,6 @@ from benchmarks.reply_channel import ReplyChannel, exact
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from command_line import refused
 from planaria.common.errors import UserError
 from planaria.swarm.audit.leakage import censored_mean, estimate, leak, max_leakage, silence_probability
 from planaria.swarm.audit.measurement import Counter, Turn, stated_value
@@ -29,6 +28,7 @@ from planaria.swarm.audit.questions import (
     parts_to_ask,
     read_questions,
 )
+from support.command_line import refused
 
 LAW = ReplyChannel(options=4, right=0.6)
 chances = st.floats(0.001, 1)
@@ -104,7 +104,7 @@ def test_the_bound_holds_for_dependent_replies(data: st.DataObject, count: int, 
 
 
 def test_single_leakages_do_not_bound_partial_replies() -> None:
-    """Three bits of eight options: each tells little, all tell which."""
+    """Three bits of eight options: each reveals little, all three reveal the option."""
     options = tuple(f"option {number}" for number in range(8))
     parts = tuple(QuestionPart(f"bit {b}", tuple(str(n >> b & 1) for n in range(8))) for b in range(3))
     question = Question("x", "x", "q", options, 5, parts)
@@ -218,9 +218,9 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 def test_mistakes_are_reported_before_opening_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bare = written(tmp_path, QUESTION), tmp_path / "bare.jsonl"
     bare.write_text(json.dumps(QUESTION | {"options": ["4719"]}) + "\n")
-    assert "options are 1" in mistake(capsys, "--questions", bare)
+    assert "there are 1 options; list two or more" in mistake(capsys, "--questions", bare)
     assert "--k 9: " in mistake(capsys, "--questions", good, "--k", 9)
-    assert "--k 0: ask one part" in mistake(capsys, "--questions", good, "--k", 0)
+    assert "--k 0: use 1 or more" in mistake(capsys, "--questions", good, "--k", 0)
     for epsilon in ("0", "-1", "nan"):
         assert "must be above 0" in mistake(capsys, "--questions", good, "--censor", epsilon)
     assert "does not list the reply implied by each option" in mistake(
@@ -228,8 +228,8 @@ def test_mistakes_are_reported_before_opening_a_model(tmp_path: Path, capsys: py
     )
     assert "not a probability in (0, 1)" in mistake(capsys, "--questions", good, "--adversary", "counter:2")
     assert "not a probability; use" in mistake(capsys, "--questions", good, "--adversary", "counter:x")
-    assert "--k goes with --questions" in mistake(capsys, "--k", 2)
-    assert "--censor goes with --questions" in mistake(capsys, "--censor", 0.1)
+    assert "--k requires --questions" in mistake(capsys, "--k", 2)
+    assert "--censor requires --questions" in mistake(capsys, "--censor", 0.1)
     assert "there are no problems; pass --run" in mistake(capsys, "--watch", "text")
     assert "--max-success must be" in mistake(capsys, "--max-success", 1)
     assert "no such run, folder or file" in mistake(capsys)

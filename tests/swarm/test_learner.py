@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_swarm import policy
 
 from planaria.config.schema import OptimConfig
 from planaria.swarm.config.swarm_config import SamplingConfig, SwarmConfig
@@ -32,6 +31,7 @@ from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
+from support.swarm.tiny_swarm import policy
 
 TEXTS = ["7+5=12", "1", "4+8=3;[9]", "9", "2+2=4"]
 KINDS = get_args(LossConfig.model_fields["kind"].annotation)
@@ -39,18 +39,18 @@ REQUIRED: dict[str, dict[str, Any]] = {"dr_grpo": {"length": 31}, "dis": {"clip_
 OPTIM = OptimConfig(lr=1e-3)
 
 
-def lesson(who: LlamaPolicy, text: str, advantage: float, claims: bool = True, problem: int = 3) -> Rollout:
+def rollout(who: LlamaPolicy, text: str, advantage: float, claims: bool = True, problem: int = 3) -> Rollout:
     ids = (*who.encode(text), who.end)
-    asked = TaskProblem(problem, f"{problem}=", "")
-    (found,) = read_completions(who, [(who.encode(asked.prompt), ids)], 1.0)
+    task_problem = TaskProblem(problem, f"{problem}=", "")
+    (found,) = read_completions(who, [(who.encode(task_problem.prompt), ids)], 1.0)
     logps = tuple(found.logps.tolist()) if claims else None
     return Rollout(
-        *prompt_for(asked, who), text, ids, True, logps, peer="a", reward=1.0, reading=found, advantage=advantage
+        *prompt_for(task_problem, who), text, ids, True, logps, peer="a", reward=1.0, reading=found, advantage=advantage
     )
 
 
-def likelihoods(who: LlamaPolicy, lessons: list[Rollout]) -> list[float]:
-    pairs = [(who.encode(x.problem.prompt), x.ids) for x in lessons]
+def likelihoods(who: LlamaPolicy, rollouts: list[Rollout]) -> list[float]:
+    pairs = [(who.encode(x.problem.prompt), x.ids) for x in rollouts]
     return [float(found.logps.sum()) for found in read_completions(who, pairs, 1.0)]
 
 
@@ -76,10 +76,10 @@ def saying(text: str) -> LlamaPolicy:
 @pytest.mark.parametrize("claims", [True, False])
 def test_an_update_makes_successes_likelier_and_failures_less_likely(kind: str, claims: bool) -> None:
     who = policy()
-    lessons = [lesson(who, "7+5=12", 1.0, claims), lesson(who, "zzzz", -1.0, claims)]
-    before = likelihoods(who, lessons)
-    found = learner(who, kind=kind, **REQUIRED.get(kind, {})).learn(0, lessons)
-    good, bad = (after - then for after, then in zip(likelihoods(who, lessons), before, strict=True))
+    rollouts = [rollout(who, "7+5=12", 1.0, claims), rollout(who, "zzzz", -1.0, claims)]
+    before = likelihoods(who, rollouts)
+    found = learner(who, kind=kind, **REQUIRED.get(kind, {})).learn(0, rollouts)
+    good, bad = (after - then for after, then in zip(likelihoods(who, rollouts), before, strict=True))
     assert good > 0.01 and found.grad_norm > 0
     if claims or not kind.startswith("f_"):  # failures of unknown origin are filtered
         assert bad < -0.01
@@ -102,9 +102,9 @@ def test_no_peer_exceeds_its_share_of_the_gradient_whatever_it_claims(kind: str,
     """A long, improbable success and failure with wrong claims each outweigh three short completions."""
     made = policy(init_std=1.5)
     who = Watched(made.module, made.tokenizer)  # type: ignore[arg-type]
-    honest = [replace(lesson(who, text, (-1.0) ** n), peer=p) for n, text in enumerate(TEXTS[1:4]) for p in "abc"]
-    loud = [replace(lesson(who, "zq" * 15, advantage), peer="x", index=n) for n, advantage in enumerate((2.0, -2.0))]
-    sent = [replace(one, logps=tuple(min(0.0, logp + off) for logp in one.logps or ())) for one in loud]
+    honest = [replace(rollout(who, text, (-1.0) ** n), peer=p) for n, text in enumerate(TEXTS[1:4]) for p in "abc"]
+    long = [replace(rollout(who, "zq" * 15, advantage), peer="x", index=n) for n, advantage in enumerate((2.0, -2.0))]
+    sent = [replace(one, logps=tuple(min(0.0, logp + off) for logp in one.logps or ())) for one in long]
     taken = [*honest, *sent]
     found = learner(who, kind=kind, beta=0.1, **REQUIRED.get(kind, {})).learn(0, taken, share=0.4)
     pulled = who.seen.grad.abs().sum((1, 2))  # type: ignore[union-attr]
@@ -114,11 +114,11 @@ def test_no_peer_exceeds_its_share_of_the_gradient_whatever_it_claims(kind: str,
         assert found.influence.get(p, 0.0) == pytest.approx(value / sum(of_peer.values()), abs=1e-4)
 
 
-def test_strangers_together_have_one_share_of_the_gradient() -> None:
+def test_unknown_peers_share_one_account_of_the_gradient() -> None:
     who = policy(init_std=1.5)
-    known = [replace(lesson(who, text, (-1.0) ** n), peer=p) for n, text in enumerate(TEXTS[1:4]) for p in "abcd"]
-    made_up = [replace(lesson(who, TEXTS[0], 1.0), peer=str(n), account="newcomers") for n in range(60)]
-    found = learner(who, kind="nois").learn(0, [*known, *made_up], share=0.25).influence
+    known = [replace(rollout(who, text, (-1.0) ** n), peer=p) for n, text in enumerate(TEXTS[1:4]) for p in "abcd"]
+    invented = [replace(rollout(who, TEXTS[0], 1.0), peer=str(n), account="newcomers") for n in range(60)]
+    found = learner(who, kind="nois").learn(0, [*known, *invented], share=0.25).influence
     assert found.keys() == {*"abcd", "newcomers"} and found["newcomers"] <= 0.25 * (1 + 1e-6)
 
 
@@ -135,8 +135,8 @@ def test_microbatches_add_up_to_the_update(kind: str, monkeypatch: pytest.Monkey
     for rows in (2, 96):
         monkeypatch.setattr(module, "ROWS", rows)
         who = policy()
-        lessons = [lesson(who, text, (-1.0) ** n * (n + 1)) for n, text in enumerate(TEXTS)]
-        found = learner(who, OptimConfig(lr=1e-3, eps=1e-3), kind=kind).learn(0, lessons)
+        rollouts = [rollout(who, text, (-1.0) ** n * (n + 1)) for n, text in enumerate(TEXTS)]
+        found = learner(who, OptimConfig(lr=1e-3, eps=1e-3), kind=kind).learn(0, rollouts)
         ended.append((found, torch.cat([p.detach().flatten() for p in who.module.parameters()])))
     (small, first), (large, second) = ended
     assert small.loss == pytest.approx(large.loss, abs=1e-5) and small.grad_norm == pytest.approx(large.grad_norm, 1e-4)
@@ -146,43 +146,43 @@ def test_microbatches_add_up_to_the_update(kind: str, monkeypatch: pytest.Monkey
 
 def test_gradients_of_an_earlier_round_are_discarded() -> None:
     one, other = policy(), policy()
-    lessons = [lesson(one, "1", 1.0)]
+    rollouts = [rollout(one, "1", 1.0)]
     for parameter in other.module.parameters():
         parameter.grad = torch.full_like(parameter, 9.0)
-    learner(one).learn(0, lessons)
-    learner(other).learn(0, lessons)
+    learner(one).learn(0, rollouts)
+    learner(other).learn(0, rollouts)
     assert weights_fingerprint(one.module) == weights_fingerprint(other.module)
 
 
 def test_the_reference_is_the_initial_policy() -> None:
     who = policy()
-    who_learns = learner(who, OptimConfig(lr=1e-2), kind="grpo", beta=0.5)
-    first = weights_fingerprint(who_learns._reference.module)  # type: ignore[union-attr]
+    trained = learner(who, OptimConfig(lr=1e-2), kind="grpo", beta=0.5)
+    first = weights_fingerprint(trained._reference.module)  # type: ignore[union-attr]
     divergences = []
     for number in range(4):
-        found = who_learns.learn(number, [lesson(who, "7+5=12", 1.0), lesson(who, "zz", -1.0)])
+        found = trained.learn(number, [rollout(who, "7+5=12", 1.0), rollout(who, "zz", -1.0)])
         divergences.append(found.stats["kl_reference"])
     assert divergences[0] == pytest.approx(0, abs=1e-6) and divergences[-1] > 1e-3
-    assert weights_fingerprint(who_learns._reference.module) == first != weights_fingerprint(who.module)  # type: ignore[union-attr]
+    assert weights_fingerprint(trained._reference.module) == first != weights_fingerprint(who.module)  # type: ignore[union-attr]
 
 
 def test_a_reference_holds_the_policy_back() -> None:
     moved = []
     for beta in (0.0, 50.0):
         who = policy()
-        lessons = [lesson(who, "7+5=12", 1.0), lesson(who, "zz", -1.0)]
-        before = likelihoods(who, lessons)
+        rollouts = [rollout(who, "7+5=12", 1.0), rollout(who, "zz", -1.0)]
+        before = likelihoods(who, rollouts)
         trained = learner(who, OptimConfig(lr=3e-3), kind="nois", beta=beta)
         for number in range(8):
-            trained.learn(number, lessons)
-        moved.append(likelihoods(who, lessons)[0] - before[0])
+            trained.learn(number, rollouts)
+        moved.append(likelihoods(who, rollouts)[0] - before[0])
     assert moved[1] < 0.5 * moved[0]
 
 
 def test_the_gradient_is_clipped_and_its_norm_is_reported_before_clipping() -> None:
     who = policy()
-    lessons = [lesson(who, "7+5=12", 1000.0)]
-    found = learner(who, OptimConfig(lr=1e-3, clip=0.1), kind="nois").learn(0, lessons)
+    rollouts = [rollout(who, "7+5=12", 1000.0)]
+    found = learner(who, OptimConfig(lr=1e-3, clip=0.1), kind="nois").learn(0, rollouts)
     norms = torch.stack([p.grad.norm() for p in who.module.parameters() if p.grad is not None])
     assert found.grad_norm > 10 and float(norms.norm()) == pytest.approx(0.1, rel=1e-3)
 
@@ -191,7 +191,7 @@ def test_forged_claims_have_at_most_the_weight_of_the_cap() -> None:
     losses = []
     for shift in (0.0, 1.0, 5.0, 9000.0):
         who = policy()
-        honest = lesson(who, "7+5=12", 1.0)
+        honest = rollout(who, "7+5=12", 1.0)
         claims = tuple(logp - shift for logp in honest.logps or ())
         forged = replace(honest, logps=claims)
         losses.append(learner(who, kind="tis", cap=2.0).learn(0, [forged]).loss)
@@ -311,7 +311,11 @@ def test_peers_without_weight_are_ignored(weighed: list[tuple[str, float]], shar
         ([("a", 3.0), ("a", 1.0)], 0.4, {"a": 4.0}),
         ([], 0.4, {}),
         ([("a", 0.0)], 0.4, {}),
-        ([("loud", 100.0), ("b", 10.0), ("c", 10.0)], 0.4, {"loud": 40 / 3, "b": 10, "c": 10}),  # x / (x + 20) = 0.4
+        (
+            [("big", 100.0), ("b", 10.0), ("c", 10.0)],
+            0.4,
+            {"big": 40 / 3, "b": 10, "c": 10},
+        ),  # x / (x + 20) = 0.4
         ([("a", 100.0), ("b", 50.0), ("c", 10.0)], 0.4, {"a": 20, "b": 20, "c": 10}),  # b exceeds the bound due to a
         ([("a", 8.0), ("b", 4.0), ("c", 2.0)], 0.1, {"a": 2, "b": 2, "c": 2}),  # a share below an equal part
     ],

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from swarm_messages import RUN, goodbye, hello, rollouts, rules
 
 from planaria.swarm.board.claims import canonical_json, sign_claim
 from planaria.swarm.board.envelope import seal, unseal
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage, Completion, Goodbye, Hello, ProblemCompletions, Rollouts, RunRules
 from planaria.swarm.board.message_limits import MessageLimits
+from support.swarm.swarm_messages import RUN, goodbye, hello, rollouts, rules
 
 ONE, OTHER = PeerIdentity.generate(), PeerIdentity.generate()
 LIMITS = MessageLimits()
@@ -269,7 +269,7 @@ def test_messages_are_immutable() -> None:
 
 
 def accepted(raw: bytes, kinds: tuple[Any, ...] = KINDS) -> int:
-    """How many kinds it is read as; anything but BadMessage is a crash of the test."""
+    """Return the number of kinds that parse it; any other exception than BadMessage fails the test."""
     taken = 0
     for kind in kinds:
         try:

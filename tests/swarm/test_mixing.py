@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from swarms import peer, rounds, threads, tiny, together, weights
-from tiny_swarm import case
 
 from planaria.swarm.config.rounds_config import RoundsConfig
 from planaria.swarm.config.swarm_config import SwarmConfig
@@ -26,6 +24,8 @@ from planaria.swarm.peer.peer import Peer
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.records.lines import PEERS, SAMPLES
 from planaria.swarm.tasks.base import TaskProblem
+from support.swarm.swarms import peer, rounds, threads, tiny, together, weights
+from support.swarm.tiny_swarm import case
 
 VERTICAL: dict[str, Any] = {"mode": "vertical", "count": 4, "prompts": 6, "group": 6}
 

@@ -32,9 +32,9 @@ from planaria.swarm.records.measure import HitTally, tally, wilson_interval
 from planaria.swarm.records.outcome import ALL, RunOutcome, read_outcome
 
 NOTHING: dict[str, Any] = {
-    "seconds": {}, "reward": 0.0, "sent": {}, "accepted": {}, "turned": {}, "refused_messages": {}, "missing": [],
-    "layers": {}, "off": {}, "aside": {}, "lessons": 0, "skipped": 0, "influence": {}, "loss": 0.0, "grad_norm": 0.0,
-    "stats": {},
+    "seconds": {}, "reward": 0.0, "sent": {}, "accepted": {}, "rejected_unread": {}, "refused_messages": {},
+    "missing": [], "layers": {}, "off": {}, "quarantined": {}, "training_groups": 0, "skipped": 0, "influence": {},
+    "loss": 0.0, "grad_norm": 0.0, "stats": {},
 }  # fmt: skip
 
 

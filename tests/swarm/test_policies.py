@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_swarm import MODEL, byte_tokenizer
 
 from planaria.common import digests
 from planaria.common.errors import UserError
@@ -28,6 +27,7 @@ from planaria.swarm.policy.base import Policy, SampledCompletion, tokenizer_fing
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.records.saved_state import load_state
+from support.swarm.tiny_swarm import MODEL, byte_tokenizer
 
 CONFIG = ModelConfig(vocab=260, dim=24, layers=2, heads=4, kv_heads=2, hidden=40, context=32, init_std=0.3)
 

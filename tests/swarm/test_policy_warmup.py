@@ -12,7 +12,6 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_swarm import MODEL, byte_tokenizer
 
 from planaria.common.cache import hold_lock
 from planaria.common.errors import UserError
@@ -22,6 +21,7 @@ from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.policy.sources import teach, warmup_model, with_stray_letters
 from planaria.swarm.tasks.base import Task, TaskProblem
 from planaria.swarm.tasks.sums import Sums
+from support.swarm.tiny_swarm import MODEL, byte_tokenizer
 
 WARMUP = SupervisedWarmupConfig(steps=3, batch=4)
 PUPIL = PolicyConfig(model=MODEL)
@@ -40,12 +40,12 @@ class Dumb(Task):
         return 0.0
 
 
-def taught(**model: int) -> PolicyConfig:
+def small_policy(**model: int) -> PolicyConfig:
     return PUPIL.model_copy(update={"model": PUPIL.model.model_copy(update=model)})
 
 
 def warmed_up(folder: Path, config: SupervisedWarmupConfig = WARMUP, **model: int) -> str:
-    found, tokenizer = warmup_model(Sums(), config, taught(**model), folder)
+    found, tokenizer = warmup_model(Sums(), config, small_policy(**model), folder)
     assert tokenizer.vocab == 257
     return weights_fingerprint(found)
 
@@ -74,7 +74,7 @@ def test_the_cache_distinguishes_warmups_tasks_and_models(tmp_path: Path) -> Non
 
 
 def test_a_learned_tokenizer_depends_on_the_task_only_and_is_lossless(tmp_path: Path) -> None:
-    pairs = taught(vocab=300).model_copy(update={"tokenizer": "bpe"})
+    pairs = small_policy(vocab=300).model_copy(update={"tokenizer": "bpe"})
     _, first = warmup_model(Sums(), WARMUP, pairs, tmp_path)
     _, other = warmup_model(Sums(), WARMUP.model_copy(update={"seed": 1}), pairs, tmp_path)
     assert first.to_json() == other.to_json()
@@ -91,7 +91,7 @@ def test_a_task_without_solutions_has_no_warmup(tmp_path: Path) -> None:
 
 def test_a_context_too_short_for_a_solution_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"policy\.model\.context = 16.* 2\d or more"):
-        warmup_model(Sums(), WARMUP, taught(context=16), tmp_path)
+        warmup_model(Sums(), WARMUP, small_policy(context=16), tmp_path)
 
 
 def test_a_concurrent_process_waits_for_the_same_warmup(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from tiny_swarm import CONTEXT, byte_tokenizer, case, policy, reading
 from torch import Tensor
 
 from planaria.common.errors import UserError
@@ -26,6 +25,7 @@ from planaria.swarm.policy.huggingface import HuggingFacePolicy
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import UNREAD, pad, read_completions, rows_per_pass, token_logps
 from planaria.swarm.tasks.base import TaskProblem
+from support.swarm.tiny_swarm import CONTEXT, byte_tokenizer, case, policy, reading
 
 PAIRS = [([5, 6, 7], [1, 2, 256]), ([9], [3]), ([4, 4], [250, 10, 11, 12, 13])]
 

@@ -15,9 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from repair_cases import attacked, ensemble, stranger
 
-from command_line import refused
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.models import task_vectors
@@ -30,11 +28,13 @@ from planaria.swarm.records.saved_state import saved_rounds
 from planaria.swarm.repair import exams
 from planaria.swarm.repair.repair_training import RepairPlan, weights_of
 from planaria.swarm.report.repair_report import best_strategies, repair_table
+from support.command_line import refused
+from support.swarm.repair_cases import attacked, ensemble, stranger
 
 
 @pytest.fixture(scope="module")
 def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A swarm of two in which one taught the other to say "q " first; what both were after one round is trusted."""
+    """A swarm of two in which one taught the other to begin with "q "; the weights after round 1 are trusted."""
     return attacked(pupil, tmp_path_factory.mktemp("attacked"))
 
 
@@ -70,8 +70,8 @@ def test_the_trusted_state_is_kept(done: Path) -> None:
 def test_a_peer_is_repaired_by_a_reproducible_mask(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["swarm", "realign", str(done), "--peer", "p0", "--steps", "40", "--by", "mask", "--to"]
-    code = cli.run([*asked, str(tmp_path / "a")])
+    command = ["swarm", "realign", str(done), "--peer", "p0", "--steps", "40", "--by", "mask", "--to"]
+    code = cli.run([*command, str(tmp_path / "a")])
     record = json.loads((tmp_path / "a" / "realigned.json").read_text())
     assert code == (0 if record["repaired"] else 1) and set(record["before"]["success"]) == {"text"}
     assert "others were not measured" in capsys.readouterr().out
@@ -124,8 +124,8 @@ def test_a_failed_repair_writes_the_model_and_exits_with_one(
     bad = json.loads(pairs.read_text().splitlines()[0])
     worse = tmp_path / "worse.jsonl"  # what is rejected is what the model would say, what is chosen is noise
     worse.write_text(json.dumps(bad | {"chosen": "zzzzzzzz", "rejected": "1"}) + "\n")
-    asked = ["swarm", "realign", str(tuned), "--pairs", str(worse), "--steps", "1", "--to", str(tmp_path / "bad")]
-    assert cli.run(asked) == 1, "one update is too little"
+    command = ["swarm", "realign", str(tuned), "--pairs", str(worse), "--steps", "1", "--to", str(tmp_path / "bad")]
+    assert cli.run(command) == 1, "one update is too little"
     record = json.loads((tmp_path / "bad" / "realigned.json").read_text())
     assert record["repaired"] is False and record["by"] == "tune" and record["safe"] is None
     assert "NOT repaired" in capsys.readouterr().out and (tmp_path / "bad" / "model.safetensors").is_file()

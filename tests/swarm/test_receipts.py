@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_messages import goodbye, hello, rollouts, rules
 
 from planaria.swarm.board.attendance import (
     Census,
@@ -37,6 +36,7 @@ from planaria.swarm.board.receipts import (
     quorum_digest,
     rewards_text,
 )
+from support.swarm.swarm_messages import goodbye, hello, rollouts, rules
 
 WHO = [PeerIdentity.generate() for _ in range(7)]
 IDS = [who.peer for who in WHO]
@@ -220,7 +220,7 @@ def test_a_round_never_has_two_certificates(byzantine: int) -> None:
 
 
 def test_more_than_f_byzantine_members_can_split_a_committee() -> None:
-    """What the bound says: with two of four, two digests can have three signatures each."""
+    """The bound is tight: with two Byzantine members of four, two digests can have three signatures each."""
     assert any(len(simulated(seed, 2)[0]) > 1 for seed in range(1000))
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from tiny_swarm import case
 
 from planaria.swarm.checks.defence import DefenceReport
 from planaria.swarm.learning.advantages import round_advantages
@@ -32,6 +31,7 @@ from planaria.swarm.records.lines import (
 )
 from planaria.swarm.records.round_records import RoundResult, sample_records
 from planaria.swarm.report.swarm_report import influence_figure
+from support.swarm.tiny_swarm import case
 
 START = PeerStarted(name="p0", id="00", attack="none", model="tiny", parameters=1, vocab=257, first_round=0)
 

@@ -78,8 +78,8 @@ def test_an_invalid_reward_is_reported_once_a_round_and_does_not_affect_others()
 
 
 def done(number: int, flawed: dict[str, str]) -> RoundDone:
-    keys = ("seconds", "sent", "accepted", "turned", "refused_messages", "layers", "off", "aside", "influence", "stats")
-    empty: dict[str, Any] = {key: {} for key in keys}
+    keys = "seconds sent accepted refused_messages rejected_unread quarantined layers off influence stats"
+    empty: dict[str, Any] = {key: {} for key in keys.split()}
     return RoundDone(
         round=number, reward=0.5, flawed=flawed, missing=[], training_groups=0, skipped=0, loss=0.0, grad_norm=0.0,
         weights="", **empty,

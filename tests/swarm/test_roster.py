@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from boards import member
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_messages import goodbye, hello, rollouts
 
 from planaria.swarm.board.attendance import (
     MAX_GOODBYE_REPOLLS,
@@ -20,6 +18,8 @@ from planaria.swarm.board.attendance import (
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message_limits import MessageLimits
+from support.swarm.boards import member
+from support.swarm.swarm_messages import goodbye, hello, rollouts
 
 PEERS = [PeerIdentity.generate() for _ in range(20)]
 CROWD = {f"{n:032x}" for n in range(500)}

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarms import ended, log, peer, processes, rounds, threads, tiny, together, until, weights
 from torch import nn
 
-from command_line import refused
 from planaria import cli
 from planaria.common.digests import FILE
 from planaria.common.errors import UserError
@@ -31,6 +29,8 @@ from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, Evaluated, PeerSta
 from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.records.saved_state import load_state, save_state, saved_rounds
 from planaria.swarm.swarm_processes import own_identity
+from support.command_line import refused
+from support.swarm.swarms import ended, log, peer, processes, rounds, threads, tiny, together, until, weights
 
 
 def thread_of(
@@ -281,8 +281,8 @@ def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("round", [None, 3])
 def test_an_exported_policy_has_the_recorded_weights(done: Path, tmp_path: Path, round: int | None) -> None:
     to = tmp_path / "out"
-    asked = [] if round is None else ["--round", str(round)]
-    assert cli.run(["export", str(done), "--peer", "p1", "--to", str(to), *asked]) == 0
+    arguments = [] if round is None else ["--round", str(round)]
+    assert cli.run(["export", str(done), "--peer", "p1", "--to", str(to), *arguments]) == 0
     found = weights_fingerprint(open_policy(str(to)).module)
     noted = rounds(done, "p1")
     assert found == noted[(round or 5) - 1].weights != noted[0].weights

@@ -18,9 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tiny_swarm import policy
 
-from command_line import refused
 from planaria.report.live_page.serving import Server, ServerAddress, serve
 from planaria.swarm.audit.censor import Censor, LeakageLedger, ledger_key
 from planaria.swarm.audit.questions import Question, QuestionPart
@@ -29,6 +27,8 @@ from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.serving import completions_api
 from planaria.swarm.serving.client import Client, ServerFailed, TokenizerFunctions, parse_completions, request_body
 from planaria.swarm.serving.completions_api import CompletionsApi, Service
+from support.command_line import refused
+from support.swarm.tiny_swarm import policy
 
 TOKEN = "a-token-of-a-test-and-of-nothing-else"
 CODES = ("4719", "2210", "9031", "5533")
@@ -62,7 +62,7 @@ def client(url: str, monkeypatch: pytest.MonkeyPatch, token: str = TOKEN) -> Cli
     return Client(SwarmConfig.model_validate(sections).policy)
 
 
-def ask(one: Client, text: str, count: int = 2, **changes: Any) -> Any:
+def reply_to(one: Client, text: str, count: int = 2, **changes: Any) -> Any:
     body = request_body("tiny", POLICY.encode(text), count, 8, 0, 7, POLICY.end) | changes
     return one.post("/v1/completions", body, time.monotonic() + 30)
 
@@ -80,9 +80,11 @@ def test_served_log_probabilities_are_the_models(monkeypatch: pytest.MonkeyPatch
     with served() as url:
         one = client(url, monkeypatch)
         assert one.model("") == one.model("tiny") == "tiny"
-        reply = ask(one, "12+34=", 3)
+        reply = reply_to(one, "12+34=", 3)
         drawn = parse_completions(reply, WORDS, 8)
-        assert len(drawn) == 3 and drawn == parse_completions(ask(one, "12+34=", 3), WORDS, 8), "one seed, one draw"
+        assert len(drawn) == 3 and drawn == parse_completions(reply_to(one, "12+34=", 3), WORDS, 8), (
+            "one seed, one draw"
+        )
         prompt = POLICY.encode("12+34=")
         ids = [(prompt, [*each.ids, *([POLICY.end] if each.ended else [])]) for each in drawn]
         for each, found in zip(drawn, read_completions(POLICY, ids, 1.0), strict=True):
@@ -97,7 +99,7 @@ def test_requests_without_token_are_refused_and_bad_ones_get_one_line(
     monkeypatch.setattr(completions_api, "ASK_S", 0.3)
     with served() as url:
         with pytest.raises(ServerFailed, match="403"):
-            ask(client(url, monkeypatch, "b" * 20), "x")
+            reply_to(client(url, monkeypatch, "b" * 20), "x")
         assert status(url, b"{}", host="evil.example") == 403
         one = client(url, monkeypatch)
         for changes, line in (
@@ -110,11 +112,11 @@ def test_requests_without_token_are_refused_and_bad_ones_get_one_line(
             ({"model": "bass"}, "ask for 'tiny'"),
         ):
             with pytest.raises(ServerFailed, match=f"400 .*{line}"):
-                ask(one, "x", **changes)  # type: ignore[arg-type]
+                reply_to(one, "x", **changes)  # type: ignore[arg-type]
         assert status(url, b"[" * 5000) == 400 and status(url, b"\xff") == 400
         assert status(url, b"x" * (completions_api.LARGEST_BODY + 1)) == 413
         assert status(url, b"", **{"content-length": "10"}) == 413, "a body that does not come"
-        assert parse_completions(ask(one, "x"), WORDS, 8)
+        assert parse_completions(reply_to(one, "x"), WORDS, 8)
 
 
 NUMBERS = (
@@ -146,18 +148,18 @@ def test_censored_replies_are_empty_and_a_spent_budget_refuses(tmp_path: Path, m
     ledger = LeakageLedger(tmp_path / "ledger.json", 0.3)
     with served(Censor([ANN], 0.1, ledger, lambda: next(coins)), warned) as url:
         one = client(url, monkeypatch)
-        first, second = parse_completions(ask(one, "digit 1 of ann="), WORDS, 8)
+        first, second = parse_completions(reply_to(one, "digit 1 of ann="), WORDS, 8)
         assert (second.ids, second.ended) == ((), True), "a coin below ρ: an empty answer, which our client takes"
         assert ledger.spent_nats(ledger_key(ANN)) == pytest.approx(0.2), "empty or not, both are paid for"
-        assert parse_completions(ask(one, "digit 1 of ann=", 1), WORDS, 8)[0] == first, (
+        assert parse_completions(reply_to(one, "digit 1 of ann=", 1), WORDS, 8)[0] == first, (
             "the coin is not the request's seed"
         )
         with pytest.raises(ServerFailed, match=r"429 .*budget of the requested answer"):
-            ask(one, "the digit 1 of ANN= please", 1)
-        assert len(parse_completions(ask(one, "12+34="), WORDS, 8)) == 2, "what is not listed passes"
+            reply_to(one, "the digit 1 of ANN= please", 1)
+        assert len(parse_completions(reply_to(one, "12+34="), WORDS, 8)) == 2, "what is not listed passes"
         (tmp_path / "ledger.json").unlink()
         with pytest.raises(ServerFailed, match=r"503 .*not known"):
-            ask(one, "digit 1 of ann=")
+            reply_to(one, "digit 1 of ann=")
         assert "would forget the spent budget" in warned[0]
 
 
@@ -202,10 +204,10 @@ def test_a_restarted_server_keeps_its_ledger(tmp_path: Path, monkeypatch: pytest
             assert TOKEN not in process.stdout.readline()
             one = client(url, monkeypatch)
             if left:
-                assert len(parse_completions(ask(one, "digit 1 of ann=", left), WORDS, 8)) == left
+                assert len(parse_completions(reply_to(one, "digit 1 of ann=", left), WORDS, 8)) == left
             else:
                 with pytest.raises(ServerFailed, match="429"):
-                    ask(one, "digit 1 of ann=", 1)
+                    reply_to(one, "digit 1 of ann=", 1)
         finally:
             process.send_signal(signal.SIGKILL if left else signal.SIGINT)
             assert (process.wait(30) == 0) == (not left)

@@ -12,8 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarms import openai_server, rounds, together
-from tiny_swarm import MODEL, byte_tokenizer
 
 from planaria.common.errors import UserError
 from planaria.models.llama_stages import Llama
@@ -24,6 +22,8 @@ from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.serving.client import BadReply, Client, TokenizerFunctions, parse_completions
 from planaria.swarm.serving.remote_sampling import Backoff, PeerServer
+from support.swarm.swarms import openai_server, rounds, together
+from support.swarm.tiny_swarm import MODEL, byte_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +136,10 @@ def test_new_weights_are_pushed_before_the_next_round(
         assert off(policy, drawn) > 0.01, "they did learn"
     assert len(list((tmp_path / "served").iterdir())) == 2, "old versions do not pile up"
     if options:
-        asked = Client(swarm(folder, serve(habit)).policy)
-        assert asked.model("") == "base" and asked.model("planaria-p0-000003")
+        client = Client(swarm(folder, serve(habit)).policy)
+        assert client.model("") == "base" and client.model("planaria-p0-000003")
         with pytest.raises(UserError, match="no such model"):
-            asked.model("planaria-p0-000001")
+            client.model("planaria-p0-000001")
 
 
 @pytest.mark.parametrize("behind", [0, 1, 3])
@@ -170,11 +170,11 @@ def test_a_failing_server_is_replaced_and_backed_off(start: Start, habit: str, r
     server, _ = start(habit, serving={"timeout_s": 1.5, "push": "never"}, behind=99)
     assert server.draw(0, PROMPTS, 2) is None
     assert re.search(reason, server.last_stats.local), server.last_stats.local
-    asked = []
+    overlapped = []
     for number in range(1, 5):
         assert server.draw(number, PROMPTS, 2) is None
-        asked.append("next request in round" not in server.last_stats.local)
-    assert asked == [True, False, True, False]
+        overlapped.append("next request in round" not in server.last_stats.local)
+    assert overlapped == [True, False, True, False]
 
 
 def test_backoff_doubles_up_to_a_bound_and_ends_with_success() -> None:

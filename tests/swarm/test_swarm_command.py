@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swarms import until
 
-from command_line import exit_code, refused
 from planaria import __version__, cli
 from planaria.lab.trials import result_cache
 from planaria.swarm.commands import drill as module
 from planaria.swarm.drill import Drill
 from planaria.swarm.settlement import settle
-from processes import Command, planaria
+from support.command_line import exit_code, refused
+from support.processes import Command, planaria
+from support.swarm.swarms import until
 
 RECIPE = """
 size = 2

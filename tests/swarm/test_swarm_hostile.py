@@ -8,9 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from boards import Clock
-from swarm_messages import claim, closing, hello, rollouts
-from swarms import peer, rounds, threads, tiny, together, until, weights
 
 from planaria.swarm.assemble import make_task
 from planaria.swarm.board.board import Board
@@ -21,6 +18,9 @@ from planaria.swarm.board.peer_board import PeerBoard
 from planaria.swarm.config.rounds_config import RoundsConfig
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import run_rules
+from support.swarm.boards import Clock
+from support.swarm.swarm_messages import claim, closing, hello, rollouts
+from support.swarm.swarms import peer, rounds, threads, tiny, together, until, weights
 
 HONEST = ("p0", "p1", "p2")
 
@@ -261,7 +261,7 @@ def test_a_late_closing_is_one_vote_among_others(tmp_path: Path) -> None:
 
 
 def two_stories(scene: Scene, place: int, number: int, reader: int) -> None:
-    """Show a reader another message of a peer's than lies on the board, signed as well."""
+    """Give a reader another signed message of a peer than the board has."""
     other = rollouts(scene.who[place], scene.run, number, weights="ab" * 8)
     scene.boards[reader].ledger.record(claim(scene.who[place], other), checked=True)
     words = tuple(claim(who, rollouts(who, scene.run, number)) for at, who in enumerate(scene.who) if at != place)

@@ -9,21 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import stores  # noqa: F401 (registers file systems)
-from swarms import (
-    alive,
-    ended,
-    killed_and_restarted,
-    log,
-    peer,
-    processes,
-    rounds,
-    threads,
-    tiny,
-    together,
-    until,
-    weights,
-)
 
 from planaria import cli
 from planaria.common.digests import FILE
@@ -41,6 +26,21 @@ from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, PeerStarted, Record
 from planaria.swarm.swarm_processes import LiveSwarm, own_identity
 from planaria.swarm.tasks.sums import Sums
+from support.swarm import stores  # noqa: F401 (registers file systems)
+from support.swarm.swarms import (
+    alive,
+    ended,
+    killed_and_restarted,
+    log,
+    peer,
+    processes,
+    rounds,
+    threads,
+    tiny,
+    together,
+    until,
+    weights,
+)
 
 
 def test_equal_swarms_are_bitwise_equal(tmp_path: Path, pupil: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +15,7 @@ from planaria.swarm.policy.tree import CHOICES, DEPTH, Tree
 from planaria.swarm.sandbox.sandbox import run
 from planaria.swarm.tasks import calls as calling
 from planaria.swarm.tasks.programs import Programs
-
-sys.path.append(str(Path(__file__).parent / "tasks"))
-from task_builders import needs_sandbox, written
+from support.swarm.task_builders import needs_sandbox, written
 
 pytestmark = needs_sandbox
 PROBLEM = {
@@ -47,10 +44,10 @@ class Scripted:
     """Writes three right versions of every five when it rewrites a function."""
 
     reserved: Sequence[str] = ()
-    asked: list[str] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
 
     def write(self, requests: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        self.asked += requests
+        self.prompts += requests
         return [self.one(request, n) for n, request in enumerate(requests)]
 
     def one(self, request: str, n: int) -> str | None:
@@ -77,7 +74,7 @@ def test_a_tree_of_three_levels_solves_what_whole_programs_do_not(tmp_path: Path
     found = tree.tree(PROBLEM["prompt"], "spread", calls)
     assert run(found, HIDDEN).kind == "ok"
     assert re.findall(r"def (\w+)", found) == ["size", "sizes", "spread"], "parts come first"
-    assert tree.runs and tree.requests == len(writer.asked)
+    assert tree.runs and tree.requests == len(writer.prompts)
 
 
 def test_agreement_counts_calls_and_plurality_counts_whole_behaviours() -> None:
@@ -106,7 +103,7 @@ class Endless(Scripted):
 def test_endless_stubs_end_at_the_maximum_depth() -> None:
     writer = Endless()
     Tree(writer, writer, versions=2).tree("def f0(x):", "f0", [])
-    divided = [re.findall(r"function (f\d+)", text)[0] for text in writer.asked if "declare" in text]
+    divided = [re.findall(r"function (f\d+)", text)[0] for text in writer.prompts if "declare" in text]
     assert divided == [f"f{n}" for n in range(DEPTH + 1)]
 
 
@@ -119,7 +116,7 @@ def test_mutually_recursive_functions_are_written_once() -> None:
 
     writer = Round()
     found = Tree(writer, writer, versions=1).tree("def f0(x):", "f0", [])
-    assert sum("declare" in text for text in writer.asked) == 2 and run(found, "assert f0(3) == 3").kind == "ok"
+    assert sum("declare" in text for text in writer.prompts) == 2 and run(found, "assert f0(3) == 3").kind == "ok"
 
 
 def test_a_silent_writer_gives_an_empty_program() -> None:

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from swarm_messages import RUN, closing, goodbye, hello, rollouts, rules
 
-from hostile_json import NUMBERS, hostile
 from planaria.common.errors import UserError
 from planaria.swarm.board.claims import sign_claim
 from planaria.swarm.board.envelope import unseal
@@ -24,6 +22,8 @@ from planaria.swarm.board.receipts import Committee, parse_message_list, parse_r
 from planaria.swarm.credits.messages import MESSAGE, CreditOrder
 from planaria.swarm.serving.client import BadReply, ServerFailed, TokenizerFunctions, _parse_reply, parse_completions
 from planaria.swarm.serving.completions_api import parse_request
+from support.hostile_json import NUMBERS, hostile
+from support.swarm.swarm_messages import RUN, closing, goodbye, hello, rollouts, rules
 
 ONE = PeerIdentity.generate()
 DIGEST = "ab" * 32
@@ -69,9 +69,19 @@ def test_deeply_nested_texts_are_empty() -> None:
 
 @given(hostile({"receipts": {"committee": "a, b", "quorum": 1}}))
 def test_rules_name_a_committee_or_none(raw: bytes) -> None:
-    with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(raw)
-        assert not isinstance(found, dict) or isinstance(Committee.from_rules(found), Committee | None)
+    try:
+        rules = json.loads(raw)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(rules, dict) and (committee := Committee.from_rules(rules)) is not None:
+        assert committee.members and all(name in rules["receipts"]["committee"] for name in committee.members)
+
+
+def test_a_committee_is_read_from_rules() -> None:
+    committee = Committee.from_rules({"receipts": {"committee": "a, b", "quorum": 1}})
+    assert committee is not None and committee.members == {"a", "b"}
+    for section in ({"committee": ""}, {"committee": 3}, {}, None):
+        assert Committee.from_rules({"receipts": section}) is None
 
 
 @settings(max_examples=100)

@@ -1,6 +1,6 @@
 """Assignments and progress of workers, folded from a run's log without strategies or torch.
 
-``control/apply.py`` folds the same facts into the controller's full state; ``tests/control/test_membership.py``
+``control/apply.py`` folds the same facts into the controller's full state; ``tests/report/test_worker_assignments.py``
 compares the two.
 """
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from benchmarks.rollback import rollback
-from test_race_job import config, dataset  # noqa: F401 (a fixture)
 
 from planaria.common.errors import UserError
 from planaria.config import registry
@@ -21,6 +20,7 @@ from planaria.models.families import stage_parameters
 from planaria.recovery.checkpoint import best_steps, rollback_mean
 from planaria.runtime.prediction.copy_costs import state_bytes, step_bytes_and_memory
 from planaria.runtime.resolved_run import ResolvedRun
+from support.race_jobs import config
 
 NETWORK = {
     "forward_s": [1.0], "backward_s": [2.0], "bandwidth": 1e9, "store_bandwidth": 1e5, "memory_bandwidth": 1e7,
@@ -86,7 +86,7 @@ def test_each_registered_strategy_declares_the_variants_to_weigh(
 
 
 @pytest.mark.parametrize("behind", [0, 1, 2, 3])
-def test_a_race_rolls_back_to_the_predicted_step(tmp_path: Path, dataset: Dataset, behind: int) -> None:  # noqa: F811
+def test_a_race_rolls_back_to_the_predicted_step(tmp_path: Path, dataset: Dataset, behind: int) -> None:
     raced = config(tmp_path)
     raced = raced.model_copy(
         update={

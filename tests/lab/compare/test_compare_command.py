@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import dialogue_corpus
 import planaria
 from planaria import cli
 from planaria.config import shipped
@@ -18,8 +17,9 @@ from planaria.lab.compare.race_spec import load
 from planaria.lab.dry_run import Pace, remaining_s
 from planaria.lab.report.comparison_table import columns, rows
 from planaria.models.llama_stages import parameter_count
-from recomputed_comparison import table_cells
-from tiny_recipe import written
+from support import dialogue_corpus
+from support.recomputed_comparison import table_cells
+from support.tiny_recipe import written
 
 TRACE = "[compare.trace]\nhourly = 0.9\nstep_s = 300.0\nexempt = [1, 4]\n"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,19 +11,7 @@ from planaria.config.schema import NetworkConfig, RunConfig
 from planaria.lab.compare.clock import activation_bytes, arm_clock, exchanged_bytes, traffic_per_weight_byte, waiting_s
 from planaria.lab.compare.race_spec import load
 from planaria.models.families import stage_parameters
-
-NETWORK = {"latency_s": 0.5, "bandwidth": 1000.0, "forward_s": [1.0], "backward_s": [2.0], "replacement_s": 7.0}
-
-
-def recipe(replicas: int = 4, kind: str = "allreduce", microbatches: int = 2, **options: Any) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "model": {"vocab": 260, "dim": 32, "layers": 2, "heads": 2, "hidden": 64, "context": 16},
-            "pipeline": {"stages": 2, "microbatches": microbatches, "microbatch_size": 1},
-            "network": NETWORK,
-            "exchange": {"replicas": replicas, "kind": kind, "options": options},
-        }
-    )
+from support.exchange_recipes import recipe
 
 
 def largest(config: RunConfig) -> int:

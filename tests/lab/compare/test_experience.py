@@ -27,7 +27,7 @@ SHAPE = {"vocab": 1024, "dim": 64, "layers": 6, "heads": 4, "kv_heads": 2, "hidd
 
 
 def seen(rate: float, extra: float, size: int = SMALL) -> Observation:
-    return Observation(way="echo (8 bits)", rate=rate, extra=extra, parameters=size)
+    return Observation(strategy="echo (8 bits)", rate=rate, extra=extra, parameters=size)
 
 
 def with_spread(low: float, high: float, races: int, most: float) -> Curve:

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from test_exchange_clock import recipe as clocked
-from test_race_job import config, dataset, one  # noqa: F401 (a fixture)
 
 from planaria.common.errors import UserError
 from planaria.config import shipped
@@ -19,6 +17,8 @@ from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint, rac
 from planaria.lab.compare.race_results import score
 from planaria.lab.compare.race_spec import Comparison, TraceSpec, load, trace_for, traces_for
 from planaria.lab.compare.run_comparison import clock_config, resolve_arms
+from support.exchange_recipes import recipe as clocked
+from support.race_jobs import config, one
 
 STEPS = 12
 FIRST_OF_TWIN = 3
@@ -39,7 +39,7 @@ def arm(folder: Path, replicas: int, strategy: str = "checkpoint", kind: str = "
     )
 
 
-def raced(recipe: RunConfig, dataset: Dataset, faults: Mapping[int, Sequence[int]] | None = None) -> ArmCourse:  # noqa: F811
+def raced(recipe: RunConfig, dataset: Dataset, faults: Mapping[int, Sequence[int]] | None = None) -> ArmCourse:
     return race(recipe, dataset, faults or {}, lambda tick, loss: None)
 
 
@@ -47,14 +47,14 @@ def losses(course: ArmCourse) -> list[float]:
     return [point.loss for point in course.points]
 
 
-def test_without_failures_two_replicas_learn_like_one(tmp_path: Path, dataset: Dataset) -> None:  # noqa: F811
+def test_without_failures_two_replicas_learn_like_one(tmp_path: Path, dataset: Dataset) -> None:
     alone, hot = (raced(arm(tmp_path, replicas), dataset) for replicas in (1, 2))
     assert len(losses(alone)) == STEPS and losses(alone)[-1] < losses(alone)[0]
     assert losses(hot) == pytest.approx(losses(alone), rel=1e-6)
     assert raced(arm(tmp_path, 2), dataset) == hot
 
 
-def test_a_lost_stage_is_copied_from_its_twin(tmp_path: Path, dataset: Dataset) -> None:  # noqa: F811
+def test_a_lost_stage_is_copied_from_its_twin(tmp_path: Path, dataset: Dataset) -> None:
     undisturbed = raced(arm(tmp_path, 2), dataset)
     struck = {2: [1], 5: [FIRST_OF_TWIN], 6: [0, 2, FIRST_OF_TWIN + 1], 9: [FIRST_OF_TWIN + 2]}
     course = raced(arm(tmp_path, 2), dataset, struck)
@@ -70,7 +70,7 @@ def test_a_lost_stage_is_copied_from_its_twin(tmp_path: Path, dataset: Dataset) 
     assert raced(arm(tmp_path, 2), dataset, struck) == course
 
 
-def test_a_stage_lost_in_both_replicas_is_left_to_the_chain(tmp_path: Path, dataset: Dataset) -> None:  # noqa: F811
+def test_a_stage_lost_in_both_replicas_is_left_to_the_chain(tmp_path: Path, dataset: Dataset) -> None:
     both = {6: [1, 2, FIRST_OF_TWIN + 1]}
     back = raced(arm(tmp_path, 2), dataset, both)
     (loss,) = back.loss_events
@@ -99,7 +99,7 @@ def test_further_replicas_fail_equally_often_and_the_first_is_unchanged() -> Non
 
 def test_further_traces_affect_their_replicas_nodes_and_the_identity(
     tmp_path: Path,
-    dataset: Dataset,  # noqa: F811
+    dataset: Dataset,
 ) -> None:
     plain = one(tmp_path, dataset)
     assert plain.lost_nodes_by_tick() == {3: [1]}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import planaria
-from tiny_recipe import written
+from support.tiny_recipe import written
 
 OWN = """
 from pydantic import Field

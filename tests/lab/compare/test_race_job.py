@@ -11,16 +11,15 @@ from types import ModuleType
 import pytest
 
 from planaria.common.errors import RunStopped
-from planaria.config.schema import RecoveryConfig, RunConfig
+from planaria.config.schema import RecoveryConfig
 from planaria.data.shards import Dataset, tokenise_corpus
 from planaria.faults.trace import Fault, Trace, digest
 from planaria.lab.compare.race import ArmCourse, race
 from planaria.lab.compare.race_job import Race, run_races
 from planaria.lab.trials.jobs import JobSettings
+from support.race_jobs import config, one
 
 pytestmark = pytest.mark.timeout(300)
-
-STEPS = 6
 
 
 class Watcher:
@@ -43,29 +42,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'own'}:{':'.join(filter(None, sys.path))}")
     yield importlib.import_module("noisy_arm")
     del sys.modules["noisy_arm"]
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Dataset:
-    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 300)
-    return tokenise_corpus(config(tmp_path).data, 257)
-
-
-def config(folder: Path) -> RunConfig:
-    tables = {
-        "seed": 0, "model": {"vocab": 257, "dim": 16, "layers": 2, "heads": 2, "context": 16, "hidden": 16},
-        "pipeline": {"stages": 2, "microbatches": 1, "microbatch_size": 2},
-        "train": {"steps": STEPS, "eval_every": 2, "eval_microbatches": 1}, "checkpoint": {"every": 0},
-        "recovery": {"strategy": "redundant"},
-        "data": {"source": str(folder / "text.txt"), "tokenizer": "bytes", "cache": str(folder / "cache")},
-    }  # fmt: skip
-    return RunConfig.model_validate(tables)
-
-
-def one(folder: Path, dataset: Dataset, arm: str = "echo", **changes: object) -> Race:
-    trace = Trace(faults=(Fault(step=3, stage=1),))
-    own = config(folder).model_copy(update=changes)
-    return Race(arm=arm, config=own, dataset=str(dataset.folder), trace=trace, faults=arm != "free")
 
 
 @pytest.mark.slow
@@ -139,7 +115,7 @@ def test_a_result_is_not_kept_if_its_code_changed_meanwhile(tmp_path: Path, data
             (tmp_path / "own" / "noisy_arm.py").write_text("class Mine:\n    noise = 0.3\n")
 
     watcher = Edits()
-    with pytest.raises(RunStopped, match=r"echo, seed 0: stopped with exit code .*noisy_arm.py was changed while"):
+    with pytest.raises(RunStopped, match=r"echo, seed 0: stopped with exit code .*noisy_arm.py changed during a trial"):
         run_races([one(tmp_path, dataset)], tmp_path, JobSettings(), watcher, lambda config: [mine.Mine])
     assert not (tmp_path / "echo.0.json").exists() and (tmp_path / "echo.0.log").is_file()
 

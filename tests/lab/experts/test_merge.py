@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.lab.experts.untrained_ensemble import SHAPE, child
 from torch import Tensor
 
 from planaria.lab.experts import merge, ridge
 from planaria.models.llama_stages import Llama
+from support.untrained_ensemble import SHAPE, child
 
 PARENT = Llama(SHAPE, seed=1).eval()
 DRAW = torch.Generator().manual_seed(0)

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from certificate_by_hand import gap, loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_text_scores import random_scores
 
 from planaria.common.errors import UserError
 from planaria.lab.experts.minimax_weights import MAX_BOUND_STEPS, Solver, certificate, make_problem, worst_domain
+from support.certificate_by_hand import gap, loss
+from support.random_text_scores import random_scores
 
 FLOOR = 0.01
 SOLVERS: list[Solver] = ["extragradient", "halpern"]

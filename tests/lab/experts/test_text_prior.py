@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.lab.experts.untrained_ensemble import END, SHAPE, text, write_ensemble
 
 from planaria.common.errors import UserError
 from planaria.lab.experts import manifest, posterior, ridge
@@ -17,6 +16,7 @@ from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.log_probabilities import domain_samples
 from planaria.lab.experts.text_prior import FILE, SAMPLES, RidgePrior, mean_states, text_sums
 from planaria.models.llama_stages import Llama
+from support.untrained_ensemble import END, SHAPE, text, write_ensemble
 
 DOMAINS = ("digits", "lower")
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from tests.lab.experts.untrained_ensemble import text, write_ensemble
 from torch import Tensor
 
 from planaria.common.errors import UserError
@@ -17,6 +16,7 @@ from planaria.lab.experts import manifest, ridge
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.experts_spec import MixtureSpec, VotesSpec
 from planaria.lab.experts.votes import FILE, VotesPrior, bayes_table, count_sums, token_counts
+from support.untrained_ensemble import text, write_ensemble
 
 V, END = 12, 11
 

@@ -28,10 +28,10 @@ class Killer:
     def __init__(self, training: Training) -> None:
         self._training, self.lines, self.saved = training, list[str](), 0
 
-    def note(self, line: str) -> None:
+    def print_note(self, line: str) -> None:
         self.lines.append(line)
 
-    def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+    def on_progress(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
         if not self.saved and 0 < reached < STEPS:
             found = subprocess.run(["pgrep", "-f", f"planaria train {self._training.recipe}"], capture_output=True)
             (pid,) = map(int, found.stdout.split())
@@ -76,7 +76,7 @@ def test_a_training_without_checkpoints_has_a_pulse(training: Training) -> None:
     job, pulses = unsaved.job(), list[object]()
 
     class Feels(Killer):
-        def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+        def on_progress(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
             pulses.append(job.pulse())
 
     assert train_all("one", [unsaved], ONE, 0, Feels(unsaved)) == []
@@ -90,7 +90,7 @@ def test_recipes_of_waiting_trainings_exist_from_the_start(training: Training) -
     waiting = Training(with_changes(training.config, {"name": "two", "train": {"steps": 2}}))
 
     class Looks(Killer):
-        def progressed(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
+        def on_progress(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
             self.saved += list(running) == ["one"] and waiting.recipe.is_file()
 
     looks = Looks(first)

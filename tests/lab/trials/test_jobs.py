@@ -120,7 +120,7 @@ def test_given_up_may_stop_all_jobs_and_leaves_no_process(tmp_path: Path) -> Non
 
 def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
     program = f"""
-import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}
+import sys; sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from test_jobs import Watcher, job
 from planaria.lab.trials.jobs import JobSettings, run_jobs

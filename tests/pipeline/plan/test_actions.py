@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from random_plans import plans
 
 from planaria.common.errors import UserError
 from planaria.pipeline.plan.actions import Key, StepPlan, topological_order
 from planaria.pipeline.plan.build import plan_routes
+from support.random_plans import plans
 
 
 def most_alive(plan: StepPlan) -> int:

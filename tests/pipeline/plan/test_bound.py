@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_plans import costs, plans
 
 from planaria.config.schema import NetworkConfig
 from planaria.pipeline.codecs.base import MessageBytes
@@ -12,6 +11,7 @@ from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.plan.build import plan_routes
 from planaria.pipeline.plan.plan_bound import lower_bound
 from planaria.runtime.prediction.simulate import simulate
+from support.random_plans import costs, plans
 
 both = MessageBytes.both
 

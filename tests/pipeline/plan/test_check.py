@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_plans import plans
 
 from planaria.common.errors import UserError
 from planaria.pipeline.plan.actions import Action, Key, StepPlan
 from planaria.pipeline.plan.build import plan_routes
 from planaria.pipeline.plan.check import check, require
+from support.random_plans import plans
 
 PLAN = plan_routes([(0, 1, 2, 3, 0), (0, 2, 1, 3, 0), (0, 1, 3, 0)], "1f1b", 2)
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_plans import costs, plans
 
 from planaria.common.errors import UserError
 from planaria.config import recipe
@@ -19,6 +18,7 @@ from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.plan.build import plan_routes
 from planaria.pipeline.plan.plan_bound import lower_bound
 from planaria.runtime.prediction.simulate import simulate
+from support.random_plans import costs, plans
 
 both = MessageBytes.both
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import plain_codes as plain
 from planaria.common.errors import UserError
 from planaria.recovery.codes import gf2
 from planaria.recovery.codes.search import SearchTarget, anneal, certificate, excess_weight, survival_score
 from planaria.recovery.codes.sparse import weights
+from support import plain_codes as plain
 
 HAMMING = [[1, 0, 1, 0, 1, 0, 1], [0, 1, 1, 0, 0, 1, 1], [0, 0, 0, 1, 1, 1, 1]]
 EXTENDED = [[*row, 0] for row in HAMMING] + [[1] * 8]

@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from browser import Tab, browser, found
-from live_server import TOKEN, served
-from test_live_server import run_in
-from test_run_source import folder
-from trial_folders import comparison_in, swarm_in
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_log import RunLog
+from support.report.browser import Tab, browser, found
+from support.report.live_server import TOKEN, served
+from support.report.run_folders import folder
+from support.report.served_runs import run_in
+from support.report.trial_folders import comparison_in, swarm_in
 
 pytestmark = [
     pytest.mark.slow,

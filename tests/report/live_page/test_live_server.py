@@ -15,16 +15,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_server import TOKEN, Client, served
-from test_run_source import folder
 
-from hostile_json import hostile
 from planaria.cli.commands import chaos
 from planaria.common.errors import UserError
-from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_log import RunLog
-from planaria.control.log.run_record import StepMetric
 from planaria.control.log.state_file import LiveWorker, StateFile, start_ticks
 from planaria.report.live_page import limits, serving
 from planaria.report.live_page.frames import apply_patch
@@ -32,92 +27,74 @@ from planaria.report.live_page.guard import new_token
 from planaria.report.live_page.server import exposition
 from planaria.report.observe.tally import RunTally
 from planaria.runtime.preparation import run_folders
-
-STARTED = e.RunStarted(
-    name="run", seed=1, stages=2, steps=9, first_step=0, samples_per_step=2, wall_time=0.0, routes=[[0, 1, 2, 0]]
-)
-
-
-def run_in(path: Path) -> Path:
-    """A run's folder in which one step was made."""
-    log = RunLog(folder(path))
-    log.event(50.0, STARTED)
-    for number in range(3):
-        log.decision(50.1, d.Spawn(worker=f"w{number}", incarnation=1))
-        log.event(51.0, e.WorkerJoined(worker=f"w{number}", incarnation=1, pid=4000 + number))
-    members = [d.Member(node=n, stage=n, worker=f"w{n}", source=d.Fresh()) for n in range(3)]
-    log.decision(52.0, d.Form(generation=1, step=0, outcome="started", members=members, links=[]))
-    for number in range(3):
-        log.event(52.5, e.Linked(worker=f"w{number}", node=number, stage=number, generation=1, link_s=0.1))
-    log.decision(53.0, d.RunStep(generation=1, step=0))
-    log.decision(54.0, d.Commit(generation=1, step=0, progress=0))
-    log.metric(StepMetric(t=54.0, step=0, loss=2.5, tokens_per_s=10.0, grad_norm={}))
-    log.close()
-    return path
+from support.hostile_json import hostile
+from support.report.live_server import TOKEN, Client, served
+from support.report.run_folders import folder
+from support.report.served_runs import run_in
 
 
 def test_the_token_is_in_the_address_once_and_then_in_a_cookie_of_this_server_alone(tmp_path: Path) -> None:
     with served([run_in(tmp_path / "run")]) as client:
         assert client.url.endswith(f"/?token={TOKEN}")
-        first = client.ask(f"/?token={TOKEN}", token=None)
+        first = client.request(f"/?token={TOKEN}", token=None)
         assert first.status == 200 and "<title>planaria</title>" in first.body
         cookie = first.headers["set-cookie"]
         assert f"planaria-{client.port}=" in cookie and "HttpOnly" in cookie and "SameSite=Strict" in cookie
         assert "script-src 'self'" in first.headers["content-security-policy"]
         assert "unsafe" not in first.headers["content-security-policy"]
         kept = cookie.partition(";")[0]
-        assert client.ask("/api/runs", token=None, cookie=kept).status == 200
-        assert client.ask("/", token=None, cookie=kept).status == 200
-        assert "set-cookie" not in client.ask("/", token=None, cookie=kept).headers
+        assert client.request("/api/runs", token=None, cookie=kept).status == 200
+        assert client.request("/", token=None, cookie=kept).status == 200
+        assert "set-cookie" not in client.request("/", token=None, cookie=kept).headers
         for path in ("/", "/api/runs", "/api/runs/0/frames", "/static/app.js", "/metrics", "/?token=wrong", "/?token="):
-            answer = client.ask(path, token=None)
+            answer = client.request(path, token=None)
             assert answer.status == 403 and "Authorization: Bearer TOKEN" in answer.body, path
             assert "set-cookie" not in answer.headers, path
-        assert client.ask(f"/api/runs?token={TOKEN}", token=None).status == 403, "an address that holds it, but no page"
-        assert client.ask("/api/runs", token=None, cookie=f"planaria-{client.port}={new_token()}").status == 403
-        assert client.ask("/api/runs", token="é").status == 403
+        assert client.request(f"/api/runs?token={TOKEN}", token=None).status == 403, "a token in the address of data"
+        assert client.request("/api/runs", token=None, cookie=f"planaria-{client.port}={new_token()}").status == 403
+        assert client.request("/api/runs", token="é").status == 403
 
 
 def test_the_page_needs_no_script_or_style_but_its_own_files(tmp_path: Path) -> None:
     with served([run_in(tmp_path / "run")]) as client:
-        page = client.ask("/").body
+        page = client.request("/").body
         assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=|https?://", page)
         linked = re.findall(r'(?:src|href)="(/[^"]+)"', page)
         modules = [file.name for file in (Path(limits.__file__).parent / "static").glob("*.js")]
         assert len(modules) > 5
         for path in [*linked, *(f"/static/{name}" for name in modules)]:
-            assert client.ask(path).status == 200, path
-        assert client.ask("/static/app.js").headers["content-type"].startswith("text/javascript")
+            assert client.request(path).status == 200, path
+        assert client.request("/static/app.js").headers["content-type"].startswith("text/javascript")
         for path in ("/static/../server.py", "/static/%2e%2e%2fserver.py", "/static/nothing", "/nothing"):
-            assert client.ask(path).status == 404, path
+            assert client.request(path).status == 404, path
 
 
 @pytest.mark.parametrize("path", ["/", "/api/runs", "/health", "/ready", "/metrics"])
 def test_unknown_hosts_and_origins_are_refused_token_or_not(tmp_path: Path, path: str) -> None:
     with served([run_in(tmp_path / "run")], names=("proxy.example:8443",)) as client:
         own = f"127.0.0.1:{client.port}"
-        assert client.ask(path).status in (200, 503)
+        assert client.request(path).status in (200, 503)
         for host in (
             "evil.example",
             f"evil.example:{client.port}",
             "127.0.0.1",
             f"127.0.0.1.evil.example:{client.port}",
         ):
-            assert client.ask(path, host=host).status == 403, host
+            assert client.request(path, host=host).status == 403, host
         for host in (f"localhost:{client.port}", "proxy.example:8443"):
-            assert client.ask(path, host=host).status in (200, 503), host
+            assert client.request(path, host=host).status in (200, 503), host
         for origin in ("http://evil.example", "null", f"http://{own}.evil.example", "http://127.0.0.1:1"):
-            assert client.ask(path, origin=origin).status == 403, origin
-        assert client.ask(path, origin=f"http://{own}").status in (200, 503)
-        assert client.ask(path, sec_fetch_site="cross-site", sec_fetch_mode="cors").status == 403
+            assert client.request(path, origin=origin).status == 403, origin
+        assert client.request(path, origin=f"http://{own}").status in (200, 503)
+        assert client.request(path, sec_fetch_site="cross-site", sec_fetch_mode="cors").status == 403
 
 
 def test_a_giant_address_or_head_is_refused(tmp_path: Path) -> None:
     with served([run_in(tmp_path / "run")]) as client:
-        assert client.ask(f"/{'a' * limits.MAX_TARGET}").status == 414
-        assert client.ask(f"/?{'a' * limits.MAX_TARGET}").status == 414
+        assert client.request(f"/{'a' * limits.MAX_TARGET}").status == 414
+        assert client.request(f"/?{'a' * limits.MAX_TARGET}").status == 414
         with suppress(ConnectionError):  # the rest of it may not even be read
-            assert client.ask(f"/{'a' * 10 * limits.MAX_HEAD}").status in (400, 414)
+            assert client.request(f"/{'a' * 10 * limits.MAX_HEAD}").status in (400, 414)
         with socket.create_connection((client.host, client.port)) as line:
             line.settimeout(20)
             try:
@@ -126,7 +103,7 @@ def test_a_giant_address_or_head_is_refused(tmp_path: Path) -> None:
             except ConnectionError:
                 answer = b""
             assert not answer or b" 400 " in answer
-        assert client.ask("/health").status == 200
+        assert client.request("/health").status == 200
 
 
 def test_a_thousand_idle_connections_do_not_block_requests(tmp_path: Path) -> None:
@@ -136,11 +113,11 @@ def test_a_thousand_idle_connections_do_not_block_requests(tmp_path: Path) -> No
         assert next(watching)["n"] == 0
         lines = [held.enter_context(socket.create_connection((client.host, client.port))) for _ in range(1000)]
         began = time.monotonic()
-        assert client.ask("/health").status == 200 and client.ask("/api/runs").status == 200
+        assert client.request("/health").status == 200 and client.request("/api/runs").status == 200
         assert time.monotonic() - began < limits.REQUEST_TIMEOUT_S, "idle connections block no client"
         for line in lines[: -limits.MAX_CONNECTIONS]:
             assert _dropped(line)
-        assert "planaria_watchers 1\n" in client.ask("/metrics").body
+        assert "planaria_watchers 1\n" in client.request("/metrics").body
         watching.close()
 
 
@@ -177,9 +154,9 @@ def test_a_reader_that_does_not_receive_is_dropped(tmp_path: Path, monkeypatch: 
             head = f"host: 127.0.0.1:{client.port}\r\nauthorization: Bearer {TOKEN}\r\n"
             line.sendall(f"GET /api/runs/0/frames HTTP/1.1\r\n{head}\r\n".encode())
             over = time.monotonic() + 30
-            while "planaria_watchers 1\n" not in client.ask("/metrics").body:
+            while "planaria_watchers 1\n" not in client.request("/metrics").body:
                 assert time.monotonic() < over
-            while "planaria_watchers 0\n" not in client.ask("/metrics").body:
+            while "planaria_watchers 0\n" not in client.request("/metrics").body:
                 assert time.monotonic() < over, "it is waited for without end"
                 time.sleep(0.05)
         assert sum(1 for frame in client.frames() if "line" in frame) == 3000
@@ -192,7 +169,7 @@ def test_streams_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with served([run_in(tmp_path / "run")]) as client:
         stream = client.frames(until=lambda _: False)
         assert next(stream)["n"] == 0
-        refused = client.ask("/api/runs/0/frames")
+        refused = client.request("/api/runs/0/frames")
         assert refused.status == 503 and "streams are in use" in refused.body
         stream.close()
 
@@ -221,11 +198,11 @@ def test_frames_lead_to_the_state_and_a_reader_resumes(tmp_path: Path) -> None:
 
 def test_several_runs_have_stories_of_their_own(tmp_path: Path) -> None:
     with served([run_in(tmp_path / "a"), run_in(tmp_path / "b")]) as client:
-        listed = json.loads(client.ask("/api/runs").body)
+        listed = json.loads(client.request("/api/runs").body)
         assert [run["name"] for run in listed["runs"]] == ["a", "b"] and listed["faults"] == []
         assert len(list(client.frames(0))) == len(list(client.frames(1))) > 5
-        assert client.ask("/api/runs/2/frames").status == 404
-        assert 'planaria_steps_committed{run="b"} 1\n' in client.ask("/metrics").body
+        assert client.request("/api/runs/2/frames").status == 404
+        assert 'planaria_steps_committed{run="b"} 1\n' in client.request("/metrics").body
 
 
 def test_a_log_that_is_broken_ends_its_stream_with_the_reason(tmp_path: Path) -> None:
@@ -237,24 +214,24 @@ def test_a_log_that_is_broken_ends_its_stream_with_the_reason(tmp_path: Path) ->
         line = http.client.HTTPConnection(client.host, client.port, timeout=30)
         line.request("GET", "/api/runs/0/frames", headers={"authorization": f"Bearer {TOKEN}"})
         assert "broken line" in line.getresponse().read().decode()
-        assert client.ask("/ready").status == 503 and client.ask("/health").status == 200
+        assert client.request("/ready").status == 503 and client.request("/health").status == 200
 
 
 def test_health_readiness_and_metrics(tmp_path: Path) -> None:
     run = run_in(tmp_path / "run")
     with served([run]) as client:
         list(client.frames())
-        assert client.ask("/health", token=None).body == "up\n"
-        assert client.ask("/ready", token=None).body == "ready\n"
-        metrics = client.ask("/metrics").body
+        assert client.request("/health", token=None).body == "up\n"
+        assert client.request("/ready", token=None).body == "ready\n"
+        metrics = client.request("/metrics").body
         assert 'planaria_workers{run="run",state="member"} 3\n' in metrics
         assert 'planaria_loss{run="run"} 2.5' in metrics
         long_ago = time.time() - 2 * limits.READY_S
         os.utime(run / "events.jsonl", (long_ago, long_ago))
-        assert client.ask("/ready", token=None).body == "not ready\n"
+        assert client.request("/ready", token=None).body == "not ready\n"
     with served([folder(tmp_path / "empty")]) as client:
-        assert client.ask("/ready", token=None).status == 503
-        assert client.ask("/health", token=None).status == 200
+        assert client.request("/ready", token=None).status == 503
+        assert client.request("/health", token=None).status == 200
 
 
 def test_names_of_runs_cannot_break_out_of_the_metrics() -> None:
@@ -269,7 +246,7 @@ def test_without_leave_the_page_only_looks(tmp_path: Path) -> None:
     with served([run_in(tmp_path / "run")]) as client:
         refused = client.inject("w1", 1, "kill")
         assert refused.status == 403 and "read-only" in refused.body
-        assert client.ask("/api/runs/0/faults").status == 405
+        assert client.request("/api/runs/0/faults").status == 405
 
 
 def test_an_order_is_carried_out_for_the_token_its_origin_and_a_known_fault_alone(tmp_path: Path) -> None:
@@ -287,16 +264,16 @@ def test_an_order_is_carried_out_for_the_token_its_origin_and_a_known_fault_alon
         assert client.inject("w1", 1, "kill", token="wrong").status == 403
         assert client.inject("w1", 1, "kill", origin="http://evil.example").status == 403
         body = json.dumps({"worker": "w1", "incarnation": 1, "fault": "kill"})
-        assert client.ask("/api/runs/0/faults", "POST", body, token=None, cookie=cookie).status == 403, "no origin"
+        assert client.request("/api/runs/0/faults", "POST", body, token=None, cookie=cookie).status == 403, "no origin"
         for bad in ("", "[]", "null", '{"worker": 1}', "{" * 500, body.replace("kill", "nuke"), body + " " * 2000):
-            assert client.ask("/api/runs/0/faults", "POST", bad).status == 400, bad
+            assert client.request("/api/runs/0/faults", "POST", bad).status == 400, bad
         for changed in ({"worker": "\ud800"}, {"incarnation": True}, {"incarnation": -1}, {"incarnation": 1 << 64}):
-            answer = client.ask("/api/runs/0/faults", "POST", json.dumps(json.loads(body) | changed))
+            answer = client.request("/api/runs/0/faults", "POST", json.dumps(json.loads(body) | changed))
             assert answer.status == 400 and answer.body.startswith("set worker, incarnation and fault"), changed
         assert not done
         assert client.inject("w9", 1, "kill").status == 409
-        assert client.ask("/api/runs/7/faults", "POST", body).status == 404
-        answer = client.ask("/api/runs/0/faults", "POST", body, token=None, cookie=cookie, origin=own)
+        assert client.request("/api/runs/7/faults", "POST", body).status == 404
+        answer = client.request("/api/runs/0/faults", "POST", body, token=None, cookie=cookie, origin=own)
         assert answer.status == 200 and json.loads(answer.body) == {"done": "kill for w1"}
         assert done == [("w1", 1, "kill")]
 
@@ -318,7 +295,7 @@ def test_hostile_requests_are_refused_in_a_line_and_never_fail(tmp_path: Path) -
         @settings(max_examples=60)
         @given(hostile(good))
         def any_body(body: bytes) -> None:
-            answer = client.ask("/api/runs/0/faults", "POST", body.decode("latin-1"))
+            answer = client.request("/api/runs/0/faults", "POST", body.decode("latin-1"))
             assert answer.status in (200, 400) and answer.body.count("\n") <= 1
 
         @settings(max_examples=60)
@@ -329,11 +306,11 @@ def test_hostile_requests_are_refused_in_a_line_and_never_fail(tmp_path: Path) -
 
         any_body()
         any_address()
-        assert client.ask("/health").status == 200
+        assert client.request("/health").status == 200
 
 
 def test_a_process_that_is_not_the_worker_gets_no_fault(tmp_path: Path) -> None:
-    """Its number may have gone to another process; the worker may have been started anew."""
+    """The process id may belong to another process, or the worker may have been restarted."""
     run = run_in(tmp_path / "run")
     bystander = subprocess.Popen(["sleep", "60"])
     try:

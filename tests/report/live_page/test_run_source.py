@@ -1,4 +1,4 @@
-"""A run's folder that is read on while it is written: every line once, in order, whatever became a segment."""
+"""A run's folder is read while it is written: every line once and in order, also from segments."""
 
 from __future__ import annotations
 
@@ -10,17 +10,10 @@ import pytest
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import CHAOS, CONFIG, EVENTS, LogFollower, read_run
+from planaria.control.log.logs import CHAOS, EVENTS, LogFollower, read_run
 from planaria.control.log.run_log import RunLog
 from planaria.control.log.run_record import StepMetric
-
-CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}, "pipeline": {"stages": 2}}'
-
-
-def folder(path: Path) -> Path:
-    path.mkdir(exist_ok=True)
-    (path / CONFIG).write_text(CONFIGURED)
-    return path
+from support.report.run_folders import folder
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-from live_server import served
-from trial_folders import EVERY, IDS, STEPS, comparison_in, losses, round_of, swarm_in, write_numbers, write_race
 
 from planaria.common.errors import UserError
 from planaria.report.live_page.frames import Json, StateChange, apply_patch
@@ -16,6 +14,18 @@ from planaria.report.live_page.run_source import source_of
 from planaria.report.live_page.source import LogSource
 from planaria.swarm.records.lines import LOG, PEERS, Log
 from planaria.swarm.records.outcome import read_outcome
+from support.report.live_server import served
+from support.report.trial_folders import (
+    EVERY,
+    IDS,
+    STEPS,
+    comparison_in,
+    losses,
+    round_of,
+    swarm_in,
+    write_numbers,
+    write_race,
+)
 
 
 def shown(source: LogSource) -> list[StateChange]:
@@ -123,5 +133,5 @@ def test_comparisons_and_swarms_are_served_beside_runs_and_accept_no_faults(tmp_
                 seen = apply_patch(seen, frame["set"])
             assert part in seen and seen["over"] == "finished"
         assert client.inject("w1", 1, "kill").status == 409
-        assert client.ask("/metrics").status == 200
-        assert client.ask("/ready").status == 503, "they are over"
+        assert client.request("/metrics").status == 200
+        assert client.request("/ready").status == 503, "they are over"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import synthetic_replicas as r
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
@@ -12,6 +11,7 @@ from planaria.report.live_page.log_fold import LogFold
 from planaria.report.observe import prometheus
 from planaria.report.run.recoveries import faults_summary, recoveries
 from planaria.report.run.run_verdict import RunFacts, verdict
+from support.report import synthetic_replicas as r
 
 AWAY = d.ExcludeMember(
     member=1, workers=["c", "d"], strikes=2, reason="the updates of replica 1 were invalid in 2 rounds"

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from planaria.config.schema import RunConfig
-from planaria.control.facts.decisions import Commit, Decision, RunStep
-from planaria.control.facts.events import Event, LeaderStarted, RunStarted
-from planaria.control.log.run_record import RunRecord
+from planaria.control.facts.decisions import RunStep
 from planaria.report.run.failovers import failovers, section
-
-STARTED = RunStarted(name="x", seed=1, stages=2, steps=9, first_step=0, samples_per_step=4, wall_time=0.0)
-
-
-def record(*history: tuple[float, Event | Decision]) -> RunRecord:
-    return RunRecord(Path("x"), RunConfig(), [(0.0, STARTED), *history], [], [])
-
-
-def led(term: int, cause: str = "exited", silent_s: float = 0.5, lost_s: float = 0.2) -> LeaderStarted:
-    return LeaderStarted.model_validate(
-        {"term": term, "pid": 1, "cause": cause, "silent_s": silent_s, "lost_s": lost_s, "wall_time": 0.0}
-    )
+from support.report.failover_facts import STARTED, commit, led, record
 
 
 def step(number: int, replica: int = 0, mode: str = "train") -> RunStep:
     return RunStep.model_validate({"generation": 1, "step": number, "replica": replica, "mode": mode})
-
-
-def commit(number: int, replica: int = 0) -> Commit:
-    return Commit.model_validate({"generation": 1, "step": number, "replica": replica, "progress": number + 1})
 
 
 def test_phases_add_up_to_the_time_until_the_next_commit() -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_run import Synthesis
 
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Commit, Decision, Disband, Finish, Form, ReplicaRestarted, RunStep, Seal
@@ -12,6 +11,7 @@ from planaria.control.facts.events import Event, ReplicaPosition, RunStarted
 from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.sample_ledger import LedgerLine, prove_exactly_once, sample_ledger
+from support.report.synthetic_run import Synthesis
 
 SAMPLES = 4
 
@@ -104,7 +104,7 @@ class Fleet:
         self.used: dict[int, tuple[int, int]] = {}
         """block → replica that committed it and its own step; -1 for earlier parts of the run"""
         self.out: dict[int, int] = {}
-        self.gone: set[int] = set()
+        self.removed: set[int] = set()
         self.saved: dict[int, int] = {}
         self.durable: tuple[dict[int, tuple[int, int]], dict[int, int], str] = ({}, dict(self.step), "")
         self.facts: list[Event | Decision] = [self._started(0, {}, 0, [])]
@@ -124,7 +124,7 @@ class Fleet:
 
     @property
     def live(self) -> list[int]:
-        return [r for r in range(self.replicas) if r not in self.gone]
+        return [r for r in range(self.replicas) if r not in self.removed]
 
     def begin(self, replica: int, block: int) -> None:
         self.out[replica] = block
@@ -149,11 +149,11 @@ class Fleet:
 
     def disband(self, replica: int) -> None:
         self.out.pop(replica, None)
-        self.gone.add(replica)
+        self.removed.add(replica)
         self.facts.append(Disband(replica=replica, workers=[], reason=""))
 
     def found(self, replica: int) -> None:
-        self.gone.discard(replica)
+        self.removed.discard(replica)
         self.facts.append(ReplicaRestarted(replica=replica))
         self.form(replica, "recovered", self.step[replica])
 
@@ -184,7 +184,7 @@ class Fleet:
         self.used = dict.fromkeys(used, (-1, 0))
         self.step = {r: positions.get(r, first) for r in range(self.replicas)}
         self.durable = dict(self.used), dict(self.step), name
-        self.out, self.gone, self.saved = {}, set(), {}
+        self.out, self.removed, self.saved = {}, set(), {}
 
 
 MOVES = ("begin", "begin", "commit", "commit", "commit", "save", "save", "roll back", "recover", "disband", "found",
@@ -211,8 +211,8 @@ def fleets(draw: st.DrawFn) -> Fleet:
             fleet.begin(replica, fleet.out[replica])
         elif move == "disband" and len(fleet.live) > 1:
             fleet.disband(replica)
-        elif move == "found" and fleet.gone:
-            fleet.found(min(fleet.gone))
+        elif move == "found" and fleet.removed:
+            fleet.found(min(fleet.removed))
         elif move == "resume":
             fleet.resume()
     return fleet

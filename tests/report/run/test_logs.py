@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from synthetic_run import Synthesis
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
@@ -19,6 +18,7 @@ from planaria.control.log.run_log import RunLog
 from planaria.control.log.run_record import ROUTINE, StepMetric, StreamedSequence, ValidationMetric, without_kinds
 from planaria.report.run.report import write_report
 from planaria.report.run.summary import summary
+from support.report.synthetic_run import Synthesis
 
 
 def empty_run(folder: Path) -> Path:
@@ -62,7 +62,7 @@ def test_a_log_is_read_back(tmp_path: Path) -> None:
 
 
 def test_metrics_of_an_older_planaria_are_read(tmp_path: Path) -> None:
-    """Their lines do not tell of what kind they are."""
+    """Their lines have no kind."""
     folder = empty_run(tmp_path)
     begun(folder).close()
     trained = {"t": 3.0, "step": 3, "loss": 2.5, "grad_norm": {"0": 0.5}, "tokens_per_s": 100.0}
@@ -184,7 +184,7 @@ def test_form_survives_with_all_its_members(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_long_run_reads_as_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In segments, and read anew each time: the same facts, the same report, the same summary."""
+    """In segments and read again each time: the same facts, report and summary."""
     Synthesis(tmp_path / "one", deaths={12: 2, 27: 3}, rollbacks={27: 20}, name="run").write()
     Synthesis(tmp_path / "many", deaths={12: 2, 27: 3}, rollbacks={27: 20}, name="run", full=20_000).write()
     assert len(list((tmp_path / "many" / "segments").glob("events-*.jsonl.gz"))) == 4
@@ -202,7 +202,7 @@ def test_a_long_run_reads_as_a_short_one(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_routine_facts_are_left_out_except_the_last_of_each_part(tmp_path: Path) -> None:
-    """The last fact of each part of a run is kept, whatever it is: it tells when the part ended."""
+    """The last fact of each part of a run is kept, because its time is the part's end."""
     record = read_run(Synthesis(tmp_path, steps=3, deaths={}).write())
     start = record.history[0]
     commits = [reported for reported in record.history if isinstance(reported[1], Commit)]

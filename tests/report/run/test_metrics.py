@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-import synthetic_replicas as r
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import StepMetric, ValidationMetric
 from planaria.report.run.metrics import StepMetrics
+from support.report import synthetic_replicas as r
 
 
 def ready(

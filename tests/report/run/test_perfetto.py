@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic_run import Synthesis
 
 from planaria.cli.entry import run as command
 from planaria.common.errors import UserError
@@ -20,7 +19,8 @@ from planaria.control.log.logs import read_run
 from planaria.control.log.run_log import RunLog
 from planaria.control.log.run_record import RunRecord, StepMetric
 from planaria.report.run.perfetto import trace_events, write_trace
-from trace_rules import agrees_with_log, checked, named
+from support.report.synthetic_run import Synthesis
+from support.trace_rules import agrees_with_log, checked, named
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_concurrent_work_has_a_separate_row(folder: Path) -> None:
 
 
 def test_machines_are_processes_and_a_later_part_comes_later(tmp_path: Path) -> None:
-    """The machine was started anew in between, and with it its clock."""
+    """The machine was restarted in between, which resets its clock."""
     (tmp_path / "config.json").write_text("{}")
     log = RunLog(tmp_path)
     started = e.RunStarted(name="x", seed=1, stages=1, steps=4, first_step=0, samples_per_step=8, wall_time=5000.0)

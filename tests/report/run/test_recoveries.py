@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synthetic_run import DECIDE, LINK, NOTICE, REBUILD, TRANSFER, Synthesis
 
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Commit, Decision, Form, Keep, Member, Rebuild, RunStep, Unrecoverable
@@ -22,6 +21,7 @@ from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.recoveries import faults_summary, recoveries
 from planaria.report.run.stage_holders import StageStay, holdings
+from support.report.synthetic_run import DECIDE, LINK, NOTICE, REBUILD, TRANSFER, Synthesis
 
 
 def record(*history: tuple[float, Event | Decision], works: list[WorkReport] | None = None) -> RunRecord:

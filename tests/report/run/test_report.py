@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic_run import MICROBATCHES, STAGES, Synthesis
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
@@ -22,6 +21,7 @@ from planaria.report.run.gantt import death_figure, idle_fraction, ordinary_step
 from planaria.report.run.recoveries import recoveries
 from planaria.report.run.report import wall_time, write_report
 from planaria.runtime.preparation.run_start import provenance
+from support.report.synthetic_run import MICROBATCHES, STAGES, Synthesis
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +118,10 @@ def test_undone_steps_are_a_separate_curve(record: RunRecord) -> None:
 
 
 def test_a_slow_part_is_not_a_fault_in_the_loss_figure(record: RunRecord) -> None:
-    blamed = SlowPartFound(
+    slow = SlowPartFound(
         replica=0, step=5, fault="slow data", nodes=[0], workers=["w0"], seconds=0.5, initial_s=0.1, peer_median_s=0.0
     )
-    reported = Narrator().describe(1.0, blamed)
+    reported = Narrator().describe(1.0, slow)
     assert reported is not None
     curves = {trace.name: trace for trace in loss_figure(record.metrics, [*timed_lines(record), (1.0, reported)]).data}
     assert list(curves["fault"].x) == [12, 27]

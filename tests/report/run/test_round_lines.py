@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import synthetic_replicas as r
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
@@ -11,6 +10,7 @@ from planaria.report.run.replica_report import by_round, distance_by_round, repl
 from planaria.report.run.report import _facts
 from planaria.report.run.round_history import settled_rounds, totals
 from planaria.report.run.summary import summary
+from support.report import synthetic_replicas as r
 
 BEGIN: r.Facts = [
     (0.0, r.started(3)), (0.1, r.form(0, "ab")), (0.1, r.form(1, "cd")), (0.1, r.form(2, "ef")),

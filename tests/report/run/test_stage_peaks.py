@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import synthetic_replicas as r
-from synthetic_run import Synthesis
-
 from planaria.config.schema import RunConfig
 from planaria.control.facts import events as e
 from planaria.control.log.logs import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.report import body
 from planaria.report.run.stage_peaks import StagePeak, section, stage_peaks, summary_lines
+from support.report import synthetic_replicas as r
+from support.report.synthetic_run import Synthesis
 
 MB = 1_000_000
 

@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from planaria.config.options import Options
-from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.facts import events as e
 from planaria.control.facts.update_reports import rounded
-from planaria.control.log.run_record import RunRecord
 from planaria.exchange.robust import robust_report as trust
 from planaria.report import page
 from planaria.report.run.event_lines import Narrator
-
-
-def counted(round: int, stage: int, of: dict[int, float]) -> e.UpdatesWeighted:
-    return e.UpdatesWeighted(worker=f"w{stage}", node=stage, stage=stage, generation=1, round=round, counted=of)
-
-
-def compared(round: int, of: dict[int, float], rivals: dict[str, dict[int, float]]) -> e.UpdatesWeighted:
-    return counted(round, 0, of).model_copy(update={"rivals": rivals})
-
-
-def refused(round: int, node: int, replica: int, reason: str, stage: int = 1) -> e.UpdateRejected:
-    return e.UpdateRejected(
-        worker=f"w{node}", node=node, stage=stage, generation=1, round=round, replica=replica, reason=reason
-    )
-
-
-def record(*facts: e.Event, replicas: int = 3, robust: str | Options = "") -> RunRecord:
-    robust = robust or ("krum" if replicas > 4 else "")
-    config = RunConfig(exchange=ExchangeConfig(replicas=replicas, robust=robust))
-    return RunRecord(Path("x"), config, [(float(t), fact) for t, fact in enumerate(facts)], [], [])
+from support.report.trust_facts import FACTS, NAN, SHORT, compared, counted, record, refused
 
 
 def section(*facts: e.Event, replicas: int = 3) -> str:
     return "".join(trust.section(record(*facts, replicas=replicas)))
-
-
-SHORT, NAN = "its blocking part: torch.float32 [3], not torch.float32 [4]", "its blocking part: <not> finite"
-FACTS = (
-    counted(0, 0, {0: 0.5, 1: 0.5, 2: 0.0}), counted(0, 1, {0: 0.5, 1: 0.0, 2: 0.5}),
-    counted(1, 0, {0: 0.4, 1: 0.6}), refused(1, 0, 2, NAN, 0), refused(1, 2, 2, NAN, 0),
-    refused(3, 1, 2, SHORT), refused(4, 1, 2, SHORT), refused(4, 3, 2, SHORT),
-)  # fmt: skip
 
 
 def test_a_run_without_rejections_has_no_section() -> None:
@@ -101,7 +70,7 @@ def test_weights_of_other_rules_are_means_over_the_rounds_that_have_them() -> No
 
 
 def test_replicas_that_are_judged_as_wholes_have_a_row_each() -> None:
-    """One stage tells it for all; what some stage has refused is red."""
+    """One stage reports for all; updates that any stage rejected are red."""
     reported = [compared(round, {0: 0.5, 1: 0.5, 2: 0.0}, {"krum": {2: 1.0}}) for round in (0, 1)]
     of = record(*reported, refused(3, 1, 2, SHORT), robust=Options({"rule": "multikrum", "scope": "replica"}))
     means, red = trust.trust_figure(trust.trust_of(of)).data

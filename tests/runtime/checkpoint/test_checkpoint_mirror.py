@@ -12,7 +12,6 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import planaria
-import s3_server
 from planaria.common.errors import UserError
 from planaria.control.log.logs import ID
 from planaria.models.packing import entries
@@ -20,7 +19,8 @@ from planaria.runtime.api.execution import MIRRORED
 from planaria.runtime.checkpoint.mirror import MAX_BYTES, Mirror, mirror_folder
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
-from waiting import until
+from support import s3_server
+from support.waiting import until
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -134,8 +134,8 @@ def test_a_manifest_comes_last_and_goes_first(tmp_path: Path, ordered: str) -> N
         reported = [line for line in Ordered.operations if line[1:].startswith(step)]
         put = [line for line in reported if line[0] == "+"]
         assert put[-1] == f"+{step}/{MANIFEST}" and len(put) == 4
-        gone = [line for line in reported if line[0] == "-"]
-        assert not gone or gone[0] == f"-{step}/{MANIFEST}"
+        removed = [line for line in reported if line[0] == "-"]
+        assert not removed or removed[0] == f"-{step}/{MANIFEST}"
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["for a while", "permanently"])

@@ -125,9 +125,9 @@ def test_a_saver_may_be_killed_at_every_step(replicas: int, step: int, tmp_path:
     for number in range(1, 200):
         folder = Path(shutil.copytree(tmp_path / "before", tmp_path / str(number)))
 
-        def work(tell: Callable[[bytes], object], folder: Path = folder, number: int = number) -> None:
+        def work(report: Callable[[bytes], object], folder: Path = folder, number: int = number) -> None:
             strike_at(number)
-            save(folder, step, replicas, tell)
+            save(folder, step, replicas, report)
 
         ends.append(in_a_process(work))
         require_all_whole(folder)
@@ -150,9 +150,9 @@ def test_a_saver_may_be_killed_at_random_moments(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, bytes)  # slow the first time only
     for _ in range(50):
 
-        def work(tell: Callable[[bytes], object], first: int = first) -> None:
+        def work(report: Callable[[bytes], object], first: int = first) -> None:
             for step in range(first, first + 1000):
-                save(tmp_path, step, 2, tell)
+                save(tmp_path, step, 2, report)
 
         reported = in_a_process(work, draw.uniform(0.02, 0.4))
         steps = require_all_whole(tmp_path)

@@ -10,13 +10,13 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from checkpoint_damage import Case, cases
 
 import planaria
 from planaria.cli.commands.checkpoint import verify
 from planaria.common.errors import UserError
 from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.preparation.resumption import resumption_of
+from support.checkpoint_damage import Case, cases
 
 STEP = "step-00000002"
 SLACK = 48 << 20

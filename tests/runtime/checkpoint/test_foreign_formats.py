@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
 from safetensors.torch import load_file
-from test_recut import STEP, config, save, states_of
 from torch import Tensor
 from torch.distributed.checkpoint import metadata as torch_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -20,38 +19,12 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.models.huggingface import export_folder, import_model
-from planaria.models.state import StageState
-from planaria.runtime.checkpoint.foreign import ReadRequest, dcp, huggingface, universal
-from planaria.runtime.checkpoint.foreign.folder import DigestedParameter, ExportNote, leave_note
+from planaria.runtime.checkpoint.foreign import huggingface
 from planaria.runtime.checkpoint.foreign.reading import FolderStages
 from planaria.runtime.checkpoint.loading import ParameterState, atoms_of_model, load_stage
-from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import SealedCheckpoint
-
-OPTIM = RunConfig().optim
-KINDS_OF = ("weights", "exp_avg", "exp_avg_sq")
-SAMPLES = 77
-
-
-def even(given: RunConfig) -> Any:
-    """States whose parameters have equal clocks and one learning-rate scale."""
-    found = states_of(given)
-    for held in found.values():
-        held.clocks, held.lr_scale, held.scales = dict.fromkeys(held.clocks, STEP), 1.0, {}
-    return found
-
-
-def written(saved: SealedCheckpoint, folder: Path, kind: str) -> Path:
-    sums, model = dict[str, str](), saved.manifest.model
-    atoms = [DigestedParameter(a.name, a.shape, a.clock, a.scale, a.how, sums) for a in atoms_of_model(saved)]
-    folder.mkdir(parents=True)
-    if kind == "dcp":
-        dcp.write(atoms, folder)
-    else:
-        universal.write(atoms, folder, STEP, SAMPLES, model.vocab, OPTIM)
-    scales = {atom.name: atom.scale for atom in atoms if atom.scale != 1.0}
-    leave_note(folder, ExportNote(step=STEP, samples=SAMPLES, model=model, scales=scales, sums=sums))
-    return folder
+from support.foreign_checkpoints import KINDS_OF, SAMPLES, even, job, require_same, taken, written
+from support.sample_checkpoints import STEP, config, save
 
 
 @pytest.fixture(scope="module")
@@ -61,31 +34,6 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> tuple[SealedCheckpoint, 
     saved = save(home / "checkpoints", source, even(source))
     folder = written(saved, home / "out", "universal")
     return saved, folder / (folder / "latest_universal").read_text()
-
-
-def job(folder: Path, wanted: RunConfig, kind: str, names: Path | None = None) -> ReadRequest:
-    to = folder.parent / f"{folder.name}-read"
-    path = None if names is None else str(names)
-    return ReadRequest(
-        folder=str(folder), format=kind, names=path, model=wanted.model, stages=wanted.pipeline.stages, to=str(to)
-    )
-
-
-def taken(folder: Path, wanted: RunConfig, kind: str, names: Path | None = None) -> dict[int, StageState]:
-    """Read a folder in this process; return its stages."""
-    given = job(folder, wanted, kind, names)
-    reply = FolderStages(given).carry_out()
-    return {stage: read_stage(Path(given.to), stage, reply.step, sha256) for stage, sha256 in enumerate(reply.digests)}
-
-
-def require_same(found: StageState, wanted: StageState) -> None:
-    assert found.weights.keys() == wanted.weights.keys() and found.moments.keys() == wanted.moments.keys()
-    assert all(torch.equal(found.weights[name], tensor) for name, tensor in wanted.weights.items())
-    for name, pair in wanted.moments.items():
-        assert all(torch.equal(*both) for both in zip(found.moments[name].values(), pair.values(), strict=True))
-    assert found.clocks == wanted.clocks
-    for name in wanted.weights:
-        assert found.scales.get(name, found.lr_scale) == wanted.scales.get(name, wanted.lr_scale)
 
 
 @pytest.mark.slow_after(2)

@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_foreign_formats import even, job, written
-from test_recut import config, save
 from torch.distributed.checkpoint import FileSystemReader, metadata
 
 from planaria.common.errors import UserError
@@ -24,6 +22,8 @@ from planaria.runtime.checkpoint import foreign
 from planaria.runtime.checkpoint.foreign import dcp, read_apart, room_for, unpickling
 from planaria.runtime.checkpoint.foreign.folder import file_inside
 from planaria.runtime.checkpoint.foreign.reading import FolderStages
+from support.foreign_checkpoints import even, job, written
+from support.sample_checkpoints import config, save
 
 TABLE = "model.embed_tokens.weight"
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_foreign_formats import KINDS_OF, even, require_same, taken, written
-from test_recut import config, save
 from torch import Tensor
 
 from planaria.common.errors import UserError
@@ -20,6 +18,8 @@ from planaria.runtime.checkpoint.foreign import names
 from planaria.runtime.checkpoint.foreign.folder import split
 from planaria.runtime.checkpoint.loading import ParameterState, atoms_of_model, load_stage
 from planaria.runtime.checkpoint.store import SealedCheckpoint
+from support.foreign_checkpoints import KINDS_OF, even, require_same, taken, written
+from support.sample_checkpoints import config, save
 
 FILES = dict(zip(KINDS_OF, ("fp32.pt", "exp_avg.pt", "exp_avg_sq.pt"), strict=True))
 QKV = [f"model.layers.{{n}}.self_attn.{part}_proj.weight" for part in "qkv"]

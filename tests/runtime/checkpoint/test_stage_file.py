@@ -79,9 +79,9 @@ def test_a_stage_is_read_back_bit_for_bit(changed: dict[str, object], tmp_path: 
     for known in (written.sha256, hashlib.sha256(content).hexdigest()):  # the latter as older manifests have it
         assert_same(read_stage(folder, 2, 40, known), kept)
         require_stage(folder, 2, 40, known)
-    for asked in (read_stage, require_stage):
+    for read in (read_stage, require_stage):
         with pytest.raises(UserError, match="has changed since it was written"):
-            asked(folder, 2, 40, "0" * 64)
+            read(folder, 2, 40, "0" * 64)
     read_contents(folder, 2, 40)
 
 
@@ -198,7 +198,7 @@ def test_two_processes_may_write_the_same_stage(tmp_path: Path, monkeypatch: pyt
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: pid + 1)
             write_stage(tmp_path, 2, 1, state(2))
-        file.write(b"what the frozen one still had to say")
+        file.write(b"late bytes of the frozen writer")
         assert_same(read_stage(tmp_path, 2, 1), state(2))
         file.seek(0)
         return real(file, *rest)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import DEPLOY, KEY, Call, environment, pod, read, recorded, recording, shell, skypilot
 
 from planaria import cli
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.runtime.engine.machine_service import AddressAccess, MachineOptions
 from planaria.runtime.resolved_run import ResolvedRun
+from support.clusters import DEPLOY, KEY, Call, environment, pod, read, recorded, recording, shell, skypilot
 
 SRUN = """#!/bin/sh
 while [ "${1#--}" != "$1" ]; do shift; done
@@ -108,7 +108,7 @@ def started(call: Call, folder: Path, capsys: pytest.CaptureFixture[str]) -> tup
 
 
 def joined(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[AddressAccess, MachineOptions]:
-    """How ``planaria join`` would join."""
+    """Return the address and options with which ``planaria join`` would join."""
     found: list[Any] = []
     monkeypatch.setattr("planaria.cli.commands.join.join", lambda *given: found.append(given))
     assert cli.run(call.words) == 0
@@ -128,8 +128,8 @@ def test_the_commands_to_train_and_to_join_match(
     ((mode, key),) = train.keys.values()
     assert mode == "0o600" and re.fullmatch("[0-9a-f]{64}", key), "fleet.key requires it"
     assert all(list(call.keys.values()) == [[mode, key]] for call in joins)
-    config, said = started(train, tmp_path, capsys)
-    assert "# --resume auto: starts a new run" in said
+    config, output = started(train, tmp_path, capsys)
+    assert "# --resume auto: starts a new run" in output
     access, update = joined(joins[0], tmp_path, monkeypatch)
     assert access.at == f"{config.fleet.advertise}:{config.fleet.port}"
     assert config.fleet.host == "0.0.0.0" and update.first_s >= 600 and update.cache is not None

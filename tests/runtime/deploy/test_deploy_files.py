@@ -8,7 +8,8 @@ import tomllib
 from typing import Any
 
 import pytest
-from clusters import DEPLOY, ROOT, kubernetes, pod, read, skypilot
+
+from support.clusters import DEPLOY, ROOT, kubernetes, pod, read, skypilot
 
 POD: dict[str, Any] = {
     "restartPolicy": str, "terminationGracePeriodSeconds": int, "automountServiceAccountToken": bool,
@@ -107,8 +108,8 @@ def test_the_objects_of_kubernetes_refer_to_each_other() -> None:
     assert f"--fleet.advertise {service['metadata']['name']} " in container["args"][0]
     page = f"{service['metadata']['name']}:{live['port']}"
     assert f"--live-at 0.0.0.0:{live['port']} --live-name {page} " in container["args"][0]
-    asked = container["readinessProbe"]["httpGet"]
-    assert asked["port"] == live["name"] and asked["httpHeaders"] == [{"name": "Host", "value": page}]
+    probe = container["readinessProbe"]["httpGet"]
+    assert probe["port"] == live["name"] and probe["httpHeaders"] == [{"name": "Host", "value": page}]
     assert service["spec"]["publishNotReadyAddresses"], "machines call before the run has begun"
     (joining,) = machines["spec"]["containers"][0]["args"]
     assert f"planaria join {service['metadata']['name']}:{port['port']} " in joining
@@ -148,11 +149,11 @@ def test_bash_parses_every_script(name: str) -> None:
 
 
 def test_slurm_requests_its_resources() -> None:
-    asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", read("slurm.sh"), re.MULTILINE))
-    assert asked.keys() == {
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", read("slurm.sh"), re.MULTILINE))
+    assert options.keys() == {
         "job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "requeue", "no-kill", "open-mode", "signal",
     }  # fmt: skip
-    assert asked["ntasks-per-node"] == "1" and asked["signal"].startswith("B:USR1@")
+    assert options["ntasks-per-node"] == "1" and options["signal"].startswith("B:USR1@")
     assert (DEPLOY / "slurm.sh").stat().st_mode & 0o111
 
 

@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from clusters import KEY, environment, free_port, read, real, recipe, shell, skypilot
 
 import planaria
 from planaria.control.facts import events as e
 from planaria.control.log.logs import read_run
 from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.checkpoint.mirror import Mirror
+from support.clusters import KEY, environment, free_port, read, real, recipe, shell, skypilot
 
 pytestmark = pytest.mark.timeout(200)
 LONG_S, STEPS = 100.0, 30

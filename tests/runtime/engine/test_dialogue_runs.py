@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_engine import config_in, engine_of, losses, train_stream
 from torch.nn import functional as F
 
-import dialogue_corpus
 import planaria
 from planaria.cli.commands.evaluate import evaluate
 from planaria.common.errors import UserError
@@ -22,6 +20,8 @@ from planaria.models.llama_stages import Llama
 from planaria.runtime.preparation.unused_settings import require_used
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.step_samples import StepInputs, batches, learned_targets, masks
+from support import dialogue_corpus
+from support.tiny_engine import config_in, engine_of, losses, train_stream
 
 SMALL = {"model": {"layers": 2, "context": 24}, "optim": {"clip": 0.0}}
 

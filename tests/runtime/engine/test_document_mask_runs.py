@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_engine import config_in, engine_of, losses, train_stream
 
-import dialogue_corpus
 import planaria
 from planaria.cli.commands.evaluate import evaluate
 from planaria.common.errors import UserError
@@ -21,6 +19,8 @@ from planaria.models.llama_layers import document_mask
 from planaria.models.llama_stages import Llama
 from planaria.runtime.preparation.config_checks import check
 from planaria.runtime.worker.step_samples import batches, masks
+from support import dialogue_corpus
+from support.tiny_engine import config_in, engine_of, losses, train_stream
 
 
 def recipe(home: Path, apart: bool = True, **sections: Any) -> RunConfig:

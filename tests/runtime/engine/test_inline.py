@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_engine import Recipe, engine_of, lose, losses, train_stream, whole
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
@@ -19,7 +18,8 @@ from planaria.recovery.checkfree import merge
 from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.runtime.worker.runner import NonFinite, StageRunner
-from schedules import on_schedule, shape
+from support.schedules import on_schedule, shape
+from support.tiny_engine import Recipe, engine_of, lose, losses, train_stream, whole
 
 
 def pipeline_gradients(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[float, dict[str, Tensor]]:

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_engine import Recipe
 
-from observer import Log, train_inline
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
@@ -20,6 +18,8 @@ from planaria.runtime.checkpoint.stage_file import read_stage, stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.preparation.prepare import prepare
 from planaria.runtime.preparation.run_start import START, Origin
+from support.observer import Log, train_inline
+from support.tiny_engine import Recipe
 
 STAGES = range(5)
 

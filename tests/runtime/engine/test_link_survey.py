@@ -170,7 +170,7 @@ class PretendFleet:
         """Drop the message."""
 
 
-def says(node: str, report: Fact) -> Reported:
+def reported(node: str, report: Fact) -> Reported:
     return Reported(node, 0, report.model_dump_json().encode())
 
 
@@ -182,12 +182,12 @@ LINES = dict.fromkeys(permutations(range(3), 2), (0.0, None))
     ("script", "output"),
     [
         (
-            [[says("a", BROKEN)], [WorkerEnded("b", 0, "connection", "pid 7")]],
+            [[reported("a", BROKEN)], [WorkerEnded("b", 0, "connection", "pid 7")]],
             "link a – b: b exited (connection, pid 7);",
         ),
-        ([[says("a", BROKEN)]], "link a – b: Connection closed by peer;"),
+        ([[reported("a", BROKEN)]], "link a – b: Connection closed by peer;"),
         (
-            [[says("a", LinkFailed(link="survey:0-2", detail="old"))], [says("b", BROKEN)]],
+            [[reported("a", LinkFailed(link="survey:0-2", detail="old"))], [reported("b", BROKEN)]],
             "link a – b: Connection closed",
         ),
         ([[WorkerEnded("c", 0, "heartbeat", "silent for 9 s")]], "c exited (heartbeat, silent for 9 s);"),

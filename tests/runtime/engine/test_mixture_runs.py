@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy.typing as npt
 import pytest
-from tiny_engine import config_in
 
 import planaria
 from planaria.common.errors import UserError
@@ -18,6 +17,7 @@ from planaria.control.log.logs import read_run
 from planaria.data.dataset import Dataset, Split
 from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.preparation import run_folders
+from support.tiny_engine import config_in
 
 CONTEXT = 8
 WINDOWS = {"books": 140, "code": 40, "web": 20}
@@ -65,7 +65,7 @@ def require_fair(read: Read, epochs: int) -> None:
     """Shares within 0.5 %, and in each epoch of a source every window at most once."""
     by_folder = Counter(folder for folder, _ in read)
     shares = sorted(count / len(read) for count in by_folder.values())
-    assert all(abs(share - asked) < 0.005 for share, asked in zip(shares, (0.1, 0.2, 0.7), strict=True)), shares
+    assert all(abs(share - target) < 0.005 for share, target in zip(shares, (0.1, 0.2, 0.7), strict=True)), shares
     for (folder, count), windows in zip(sorted(by_folder.items(), key=lambda c: -c[1]), WINDOWS.values(), strict=True):
         places = [place for where, place in read if where == folder]
         assert len(places) == count <= epochs * windows
@@ -79,13 +79,13 @@ def test_two_epochs_of_a_mixture_through_two_other_shapes(tmp_path: Path, read: 
     """160 samples at 4 stages, 96 by 2 replicas at 2 stages, 144 by 3 replicas at 1 stage."""
     output: list[str] = []
     planaria.train(recipe(tmp_path), progress=False, notify=output.append)
-    assert "mixture       books: 70.0% of the samples, 0.80 epochs of its 140" in output
+    assert "mixture       books: 70.0% of the samples, 0.80 epochs of its 140 samples" in output
     require_fair(read, 1)
     folder = tmp_path / "runs" / "run"
     continued(folder, "pipeline.stages 2", "exchange.replicas 2", "train.steps 52")
     require_fair(read, 2)
     output = continued(folder, "pipeline.stages 1", "exchange.replicas 3", "train.steps 64")
-    assert "mixture       web: 10.0% of the samples, 2.00 epochs of its 20" in output
+    assert "mixture       web: 10.0% of the samples, 2.00 epochs of its 20 samples" in output
     require_fair(read, 2)
     assert prove_exactly_once(read_run(folder)) == []
     assert len(read) == 400 and set(Counter(read).values()) == {2}, "every window in each of its epochs"

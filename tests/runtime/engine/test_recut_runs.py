@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_engine import Recipe, config_in, engine_of
 
 import planaria
 from planaria.common.errors import UserError
-from planaria.config.schema import RunConfig
 from planaria.control.log.logs import read_run
 from planaria.report.run.sample_ledger import prove_exactly_once, sample_ledger
 from planaria.runtime.checkpoint.loading import load_stage
@@ -22,36 +20,8 @@ from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.resumption import resumption_of
 from planaria.runtime.worker.runner import StageRunner
-
-SMALL = {"layers": 12, "dim": 16, "hidden": 24, "context": 8}
-
-
-def recipe(config: Recipe, folder: Path, stages: int = 4, steps: int = 20, **sections: Any) -> RunConfig:
-    plain = {
-        "pipeline": {"stages": stages, "microbatches": 2, "microbatch_size": 2},
-        "optim": {"clip": 0.0},
-        "train": {"steps": steps},
-        "observe": {"trackers": ""},
-    }
-    made = config(**plain | sections | {"model": SMALL | sections.get("model", {})})
-    return made.model_copy(update={"engine": "inline", "out": str(folder / "runs")})
-
-
-def begin(given: RunConfig) -> Path:
-    """Train; return the run's folder."""
-    return planaria.train(given, progress=False).folder
-
-
-def updated(folder: Path, **flags: object) -> list[str]:
-    """Resume the run; return its messages."""
-    output: list[str] = []
-    changes = {name.replace("__", "."): value for name, value in flags.items()}
-    planaria.train(folder, resume=True, settings=changes, progress=False, notify=output.append)
-    return output
-
-
-def losses(folder: Path) -> dict[int, float]:
-    return {m.step: m.loss for m in read_run(folder).trained}
+from support.recut_runs import begin, losses, recipe, updated
+from support.tiny_engine import Recipe, config_in, engine_of
 
 
 def newest(folder: Path) -> Path:
@@ -316,7 +286,7 @@ def test_the_tokenizer_stays_with_another_vocabulary(config: Recipe, tmp_path: P
     """A new run would train a tokenizer of the vocabulary's size."""
     given = recipe(config, tmp_path, steps=2, data={"tokenizer": "bpe"}, model={"vocab": 280})
     folder = begin(given)
-    with pytest.raises(UserError, match=r"--model.vocab 270: .* tokenizer has 280 ids; give 280 or more"):
+    with pytest.raises(UserError, match=r"--model.vocab 270: .* tokenizer has 280 ids; use 280 or more"):
         resumption_of(folder, {"model.vocab": 270}, None, lambda line: None)
     before = (folder / run_folders.TOKENIZER).read_bytes()
     updated(folder, model__vocab=300, train__steps=3)
@@ -362,7 +332,7 @@ def test_recut_states_load_into_an_engine_of_that_cut(
 @pytest.mark.slow
 def test_a_run_takes_up_a_schedule_and_leaves_it_again(config: Recipe, tmp_path: Path) -> None:
     """Every node of a stage begins from its stage; the file goes along with the run."""
-    from schedules import on_schedule, shape
+    from support.schedules import on_schedule, shape
 
     sections = shape(0.0)
     (tmp_path / "plan").mkdir()

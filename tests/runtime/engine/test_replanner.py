@@ -4,15 +4,15 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_engine import Recipe
 
 from planaria.control.facts.decisions import Replan
 from planaria.control.facts.events import Replanned
 from planaria.runtime.engine import replanner
 from planaria.runtime.engine.replanner import Replanner
 from planaria.runtime.resolved_run import ResolvedRun
-from schedules import on_schedule, shape
-from waiting import until
+from support.schedules import on_schedule, shape
+from support.tiny_engine import Recipe
+from support.waiting import until
 
 
 def made(config: Recipe, folder: Path) -> Replanner:

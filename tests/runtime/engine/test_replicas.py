@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_engine import Recipe, engine_of, losses
 
-from observer import train_inline
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Settle
 from planaria.control.facts.events import RoundWaitExpired
@@ -26,6 +24,8 @@ from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.prepare import prepare
 from planaria.runtime.preparation.run_start import Origin
+from support.observer import train_inline
+from support.tiny_engine import Recipe, engine_of, losses
 
 FOUR = {"stages": 2, "microbatches": 2, "microbatch_size": 2}
 

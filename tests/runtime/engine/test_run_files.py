@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_engine import config_in
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
@@ -23,6 +22,7 @@ from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.joining import publish_run_address
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker.setup import DATA, Setup
+from support.tiny_engine import config_in
 
 
 def mixture(home: Path) -> RunConfig:

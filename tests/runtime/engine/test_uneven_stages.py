@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_recut_runs import begin, losses, recipe, updated
-from tiny_engine import Recipe, engine_of
-from tiny_engine import losses as of_engine
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
@@ -17,6 +14,9 @@ from planaria.models.llama_stages import Llama, parameter_count, stage_layers
 from planaria.runtime.checkpoint.loading import atoms_of_model
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.preparation.config_checks import check
+from support.recut_runs import begin, losses, recipe, updated
+from support.tiny_engine import Recipe, engine_of
+from support.tiny_engine import losses as of_engine
 
 KEPT = {"strategy": "echo, checkpoint"}
 LAYERS = {"layers": 8, "dim": 16, "hidden": 24, "context": 8}

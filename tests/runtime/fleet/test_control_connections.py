@@ -1,4 +1,4 @@
-"""Control connections over TCP: whole messages in order, whatever else connects and however the network splits them."""
+"""Control connections over TCP deliver whole messages in order, also with split packets and hostile connections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answered() -> Answered:
 
 @pytest.fixture
 def control_listener(answered: Answered) -> Iterator[ControlListener]:
-    board = ControlListener("127.0.0.1", 0, new_key(), 1000, lambda *caller: answered.put(caller))
+    board = ControlListener("127.0.0.1", 0, new_key(), 1000, lambda *peer: answered.put(peer))
     yield board
     board.close()
 
@@ -43,8 +43,8 @@ def test_a_worker_is_known_by_its_name_and_messages_go_both_ways(
     control_listener: ControlListener, answered: Answered
 ) -> None:
     worker = call(control_listener.address, control_listener.key, "w3", 2)
-    caller, line = answered.get(timeout=10)
-    assert (caller.worker, caller.incarnation) == ("w3", 2)
+    peer, line = answered.get(timeout=10)
+    assert (peer.worker, peer.incarnation) == ("w3", 2)
     line.send(b"order")
     assert worker.recv_bytes() == b"order"
     for text in (b"first", b"", b"x" * 1000):

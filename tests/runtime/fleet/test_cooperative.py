@@ -45,8 +45,8 @@ def test_an_exit_is_reported_once_and_its_successor_is_another_worker(how: str) 
         fleet.signal("w0", 2, signal.SIGKILL)  # of an incarnation that there is not
         assert fleet.poll(0.0) == []
         fleet.signal("w0", 1, signal.SIGKILL)
-    (gone,) = fleet.poll(0.0)
-    assert isinstance(gone, WorkerEnded) and (gone.worker, gone.incarnation, gone.cause) == ("w0", 1, "exit")
+    (ended,) = fleet.poll(0.0)
+    assert isinstance(ended, WorkerEnded) and (ended.worker, ended.incarnation, ended.cause) == ("w0", 1, "exit")
     fleet.send("w0", b"to nobody")
     assert fleet.poll(0.0) == []
     fleet.spawn("w0", 2)

@@ -1,4 +1,4 @@
-"""A run's files over a connection: what can be fetched, what can be stored, and what is refused."""
+"""A run's files over a connection: fetched, stored and rejected files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planaria.runtime.fleet.control_connections import ControlListener, call
 from planaria.runtime.fleet.files import Files, FileServer
 from planaria.runtime.transport.listener import FILES
 from planaria.runtime.transport.secure import new_key
-from waiting import until
+from support.waiting import until
 
 PART = "checkpoints/step-00000004.g2.unfinished/stage-0001.safetensors"
 READABLE = [

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import planaria
-from harness import tiny
 from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import joining
@@ -24,7 +23,8 @@ from planaria.runtime.fleet.joining import RunAddress, read_or_create_key
 from planaria.runtime.fleet.remote import RemoteFleet
 from planaria.runtime.transport.listener import MACHINE
 from planaria.runtime.transport.secure import new_key
-from waiting import until
+from support.live.harness import tiny
+from support.waiting import until
 
 SILENCE_S = 3.0
 """long enough for a test that beats on a busy machine"""
@@ -38,20 +38,20 @@ class Scene:
         info = RunInvitation('{"setup": 1}', 1, "", {}, **further)
         created: list[JoinedMachines] = []
 
-        def guests(queue: Any, board: Any) -> JoinedMachines:
+        def machines(queue: Any, board: Any) -> JoinedMachines:
             created.append(JoinedMachines(queue, board, info, SILENCE_S, start_s))
             return created[0]
 
-        self.fleet = RemoteFleet("127.0.0.1", 0, new_key(), 5.0, 4, guests)
-        self.guests, self.notices = created[0], list[Notice]()
+        self.fleet = RemoteFleet("127.0.0.1", 0, new_key(), 5.0, 4, machines)
+        self.machines, self.notices = created[0], list[Notice]()
 
     def ask_to_join(self, workers: int = 2, version: str = planaria.__version__) -> BlockingConnection:
-        connection = call(self.guests.address, self.guests.key, "a machine", MACHINE)
+        connection = call(self.machines.address, self.machines.key, "a machine", MACHINE)
         send(connection, joining.JoinRequest(called="a\x1b[31m machine", version=version, workers=workers))
         return connection
 
     def address(self) -> RunAddress:
-        return RunAddress(at=self.guests.address, key=self.guests.key.hex())
+        return RunAddress(at=self.machines.address, key=self.machines.key.hex())
 
     def join(self, workers: int = 2) -> BlockingConnection:
         connection = self.ask_to_join(workers)
@@ -62,7 +62,7 @@ class Scene:
         return connection
 
     def spawn(self, worker: str, host: str, incarnation: int = 1) -> None:
-        self.guests.expect(worker, host)
+        self.machines.expect(worker, host)
         self.fleet.spawn(worker, incarnation)
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -102,7 +102,7 @@ def test_a_machine_gets_the_setup_and_starts_workers_on_request(scene: Scene) ->
     scene.spawn("w7", "g1")
     assert receive(connection) == joining.Start(worker="w7", incarnation=1)
     send(connection, joining.Started(worker="w7", incarnation=1))
-    worker = call(scene.guests.address, scene.guests.key, "w7", 1)
+    worker = call(scene.machines.address, scene.machines.key, "w7", 1)
     worker.send_bytes(b"here")
     scene.until(lambda: len(scene.notices) == 2)
     scene.fleet.signal("w7", 1, 19)
@@ -170,7 +170,7 @@ def test_a_silent_machine_is_lost_and_one_that_sends_heartbeats_is_not(scene: Sc
      [b'{"kind":"departing","detail":"' + b"x" * 300 + b'"}']],
 )  # fmt: skip
 def test_an_invalid_message_ends_only_its_connection(scene: Scene, messages: list[bytes]) -> None:
-    good, connection = scene.join(), call(scene.guests.address, scene.guests.key, "a machine", MACHINE)
+    good, connection = scene.join(), call(scene.machines.address, scene.machines.key, "a machine", MACHINE)
     for message in messages:
         connection.send_bytes(message)
     with pytest.raises((EOFError, OSError)):
@@ -190,7 +190,7 @@ def test_a_dismissed_machine_receives_the_reason_and_loses_its_workers(scene: Sc
     connection = scene.join()
     scene.spawn("w1", "g1")
     assert isinstance(receive(connection), joining.Start)
-    scene.guests.remove_machine("g1", "its disk is full")
+    scene.machines.remove_machine("g1", "its disk is full")
     assert receive(connection) == joining.ConnectionClosing(reason="its disk is full", welcome=False)
     scene.until(lambda: bool(scene.of_kind(WorkerEnded)))
     assert scene.of_kind(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "machine g1: its disk is full")]
@@ -203,11 +203,11 @@ def test_machines_learn_of_the_end_of_a_run(scene: Scene) -> None:
 
 
 def test_a_call_while_the_port_is_being_closed_is_refused(scene: Scene) -> None:
-    scene.guests.close()  # the port is closed after that
+    scene.machines.close()  # the port is closed after that
     assert receive(scene.ask_to_join()) == joining.ConnectionClosing(reason="the run is over")
     with pytest.raises(UserError, match="rejected: the run is over"):
         RunMembership(scene.address(), 2)
-    scene.guests.closing = joining.ConnectionClosing(reason="the run is about to begin", again=True)
+    scene.machines.closing = joining.ConnectionClosing(reason="the run is about to begin", again=True)
     with pytest.raises(OSError, match="the run is about to begin"):
         RunMembership(scene.address(), 2)
 
@@ -271,7 +271,7 @@ def led_remotely() -> Iterator[Scene]:
 
 
 def come_back(scene: Scene, host: str) -> BlockingConnection:
-    connection = call(scene.guests.address, scene.guests.key, "a machine", MACHINE)
+    connection = call(scene.machines.address, scene.machines.key, "a machine", MACHINE)
     send(connection, joining.JoinRequest(called="back", version=planaria.__version__, workers=1, returning=host))
     return connection
 
@@ -283,7 +283,7 @@ def test_a_machine_returns_with_its_worker_and_stays(led_remotely: Scene) -> Non
     connection = come_back(scene, "g1")
     assert receive(connection).host == "g1"
     send(connection, joining.MachineReady())
-    worker = call(scene.guests.address, scene.guests.key, "w1", 1)
+    worker = call(scene.machines.address, scene.machines.key, "w1", 1)
     scene.fleet.send("w1", b"second")
     deadline = time.monotonic() + START_S + 2.0
     while time.monotonic() < deadline:
@@ -305,7 +305,7 @@ def test_a_worker_that_does_not_return_with_its_machine_is_lost_and_new_ones_are
     connections = [come_back(scene, host) for host in ("g1", "g2")]
     assert [receive(connection).host for connection in connections] == ["g1", "g2"]
     scene.spawn("w9", "g1")
-    worker = call(scene.guests.address, scene.guests.key, "w1", 1)
+    worker = call(scene.machines.address, scene.machines.key, "w1", 1)
     deadline = time.monotonic() + RETURN_S + 1.0
     while time.monotonic() < deadline:
         for connection in connections:
@@ -323,7 +323,7 @@ def test_a_machine_that_is_not_expected_is_refused_with_the_reason(led_remotely:
 
 def test_a_deposed_controller_sends_no_goodbye(scene: Scene) -> None:
     connection = scene.join()
-    scene.guests.closing = None
-    scene.guests.close()
+    scene.machines.closing = None
+    scene.machines.close()
     with pytest.raises((EOFError, OSError)):
         connection.recv_bytes()

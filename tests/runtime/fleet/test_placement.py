@@ -17,7 +17,7 @@ from planaria.runtime.fleet.devices import DeviceNeeds
 from planaria.runtime.fleet.placement import Placement
 from planaria.runtime.fleet.process_pool import NodeFacts
 from planaria.runtime.fleet.remote import HostReportQueue, Lost, Spawned
-from waiting import until
+from support.waiting import until
 
 
 class Dead(Exception):

@@ -1,4 +1,4 @@
-"""A fleet whose workers call the controller: one report per death, whichever source reports it first."""
+"""A fleet whose workers connect to the controller reports each death once, whichever source detects it first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planaria.runtime.fleet.base import Reported, WorkerEnded
 from planaria.runtime.fleet.control_connections import BlockingConnection, ControlListener, call
 from planaria.runtime.fleet.remote import HostReportQueue, Lost, RemoteFleet, Spawned
 from planaria.runtime.transport.secure import new_key
-from waiting import until
+from support.waiting import until
 
 Notice = Reported | WorkerEnded
 
@@ -34,7 +34,7 @@ class Hosts:
     def close(self) -> None: ...
 
     def join(self, worker: str, incarnation: int = 1) -> BlockingConnection:
-        """A worker that has been started and says something."""
+        """A worker that has started and sent a message."""
         self.queue.put(Spawned(worker, incarnation))
         connection = call(self.board.address, self.board.key, worker, incarnation)
         connection.send_bytes(b"here")
@@ -78,7 +78,7 @@ def test_a_closed_connection_is_a_death_and_the_hosts_later_report_is_ignored(sc
     scene.until(lambda notices: any(isinstance(n, WorkerEnded) for n in notices))
     scene.hosts.queue.put(Lost("w0", 1, "its node died"))
     scene.notices += scene.fleet.poll(0.0) + scene.fleet.poll(0.05)
-    assert [gone.cause for gone in scene.deaths()] == ["connection"] and scene.hosts.given_back == [("w0", 1)]
+    assert [lost.cause for lost in scene.deaths()] == ["connection"] and scene.hosts.given_back == [("w0", 1)]
     scene.fleet.send("w0", b"to nobody")
 
 
@@ -88,7 +88,7 @@ def test_a_host_may_report_a_death_first_and_the_zombie_is_still_served(scene: S
     scene.until(bool)
     scene.hosts.queue.put(Lost("w0", 1, "its node died"))
     scene.until(lambda _: bool(scene.deaths()))
-    assert [(gone.cause, gone.detail) for gone in scene.deaths()] == [("exit", "its node died")]
+    assert [(lost.cause, lost.detail) for lost in scene.deaths()] == [("exit", "its node died")]
     scene.fleet.spawn("w0", 2)
     worker.send_bytes(b"still here")
     scene.until(lambda received: Reported("w0", 1, b"still here") in received)
@@ -103,7 +103,7 @@ def test_a_silent_worker_is_dead_but_one_that_waits_for_a_machine_is_not() -> No
         scene.fleet.spawn("speaks", 1)
         worker = scene.hosts.join("speaks")
         scene.until(lambda _: bool(scene.deaths()))
-        assert [(gone.worker, gone.cause) for gone in scene.deaths()] == [("speaks", "heartbeat")]
+        assert [(lost.worker, lost.cause) for lost in scene.deaths()] == [("speaks", "heartbeat")]
         worker.close()
     finally:
         scene.fleet.close(patience_s=0.0)

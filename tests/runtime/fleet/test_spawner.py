@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import idle_worker
 import pytest
 
 from planaria.common.signals import STOPS
@@ -23,7 +22,8 @@ from planaria.runtime.fleet.base import Notice, Reported, WorkerEnded
 from planaria.runtime.fleet.local import LocalFleet
 from planaria.runtime.fleet.process import adopt_orphans
 from planaria.runtime.fleet.spawner import spawner
-from waiting import until
+from support.live import idle_worker
+from support.waiting import until
 
 AT_ONCE_S = 1.0
 """allows for a busy machine"""
@@ -47,7 +47,7 @@ class Scene:
     def until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
         until(condition, seconds, lambda: self.notices.extend(self.fleet.poll(0.05)), self.notices)
 
-    def gone(self) -> list[WorkerEnded]:
+    def ended(self) -> list[WorkerEnded]:
         return [notice for notice in self.notices if isinstance(notice, WorkerEnded)]
 
 
@@ -98,7 +98,7 @@ def test_two_hundred_starts_and_kills_leave_nothing_behind(scene: Scene) -> None
         for worker in (f"w{number}", f"w{number + 1}"):
             scene.fleet.spawn(worker, 1)
             scene.fleet.signal(worker, 1, signal.SIGKILL)  # perhaps before it has started
-        scene.until(lambda count=number + 1: len(scene.gone()) == count)
+        scene.until(lambda count=number + 1: len(scene.ended()) == count)
     scene.until(lambda: not children(state="Z"))
     descriptors, threads = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
     assert descriptors <= held[0] and threads <= held[1]
@@ -118,7 +118,7 @@ def test_a_dead_or_stuck_server_is_replaced_without_loss(scene: Scene, number: s
     assert middle or server() != old
     assert {older, younger} <= children() and alive(older), "it outlives its server"
     scene.until(lambda: middle or not alive(old))
-    assert not scene.gone()
+    assert not scene.ended()
 
 
 def test_workers_outlive_the_threads_that_start_them(scene: Scene) -> None:
@@ -131,7 +131,7 @@ def test_workers_outlive_the_threads_that_start_them(scene: Scene) -> None:
         thread.start()
         thread.join()
     scene.notices += scene.fleet.poll(0.2)
-    assert alive(pid) and not scene.gone()
+    assert alive(pid) and not scene.ended()
 
 
 def test_only_the_controller_handles_a_terminals_signals(scene: Scene) -> None:
@@ -148,11 +148,11 @@ def test_a_failed_start_is_reported_as_an_exit(monkeypatch: pytest.MonkeyPatch) 
     scene = Scene()
     try:
         scene.fleet.spawn("w0", 1)
-        scene.until(lambda: bool(scene.gone()))
+        scene.until(lambda: bool(scene.ended()))
     finally:
         scene.fleet.close(patience_s=0.0)
-    (gone,) = scene.gone()
-    assert gone.cause == "exit" and gone.detail.startswith("could not be started: "), gone
+    (ended,) = scene.ended()
+    assert ended.cause == "exit" and ended.detail.startswith("could not be started: "), ended
 
 
 @pytest.mark.slow
@@ -270,20 +270,20 @@ def test_a_process_reaps_its_server_when_it_ends() -> None:
 def test_a_dead_process_leaves_no_frozen_workers_or_server(tmp_path: Path) -> None:
     script = """
         import os, signal, sys, time
-        import idle_worker
+        from support.live import idle_worker
         from planaria.runtime.fleet.base import Reported
         from planaria.runtime.fleet.local import LocalFleet
 
         fleet = LocalFleet(idle_worker.main, [], 10.0, 6)
         for worker in ("w0", "w1"):
             fleet.spawn(worker, 1)
-        heard = []
-        while len(heard) < 2:
-            heard += [n for n in fleet.poll(1.0) if isinstance(n, Reported)]
+        received = []
+        while len(received) < 2:
+            received += [n for n in fleet.poll(1.0) if isinstance(n, Reported)]
         print("ready", flush=True)
         time.sleep(600)
     """
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    path = os.pathsep.join(filter(None, sys.path))
     parent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE
     )

@@ -11,7 +11,7 @@ import pytest
 from planaria.runtime.fleet import standby_process
 from planaria.runtime.fleet.process import WorkerProcess
 from planaria.runtime.fleet.standby_process import StandbyProcess
-from waiting import until
+from support.waiting import until
 
 
 class Standbys:

@@ -1,4 +1,4 @@
-"""A supervisor delivers every order and every report once, whatever becomes of the controllers that lead it."""
+"""A supervisor delivers every order and every report once, also if its controllers die."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from planaria.runtime.fleet import supervisor
 from planaria.runtime.fleet.base import Notice, Reported, WorkerEnded
 from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, has_supervisor
 from planaria.runtime.fleet.supervisor import SOCKET, SupervisorConfig, WorkerSupervisor, reachable
-from waiting import until
+from support.waiting import until
 
 BEAT = b'{"kind":"heartbeat"}'
 

@@ -82,10 +82,10 @@ def opened(
     yield low, high
     low.edge.abandon()
     high.edge.abandon()
-    assert gone(low, high), "an abandoned edge leaves something behind"
+    assert fully_closed(low, high), "an abandoned edge leaves something behind"
 
 
-def gone(*ends: End) -> bool:
+def fully_closed(*ends: End) -> bool:
     """Return whether all threads and sockets of these edges end, without waiting for them otherwise."""
     deadline, names = time.monotonic() + SOON_S, {f"open {end.edge.spec.link_id}" for end in ends}
     while any(thread.name in names for thread in threading.enumerate()) or any(end.edge.fileno() >= 0 for end in ends):
@@ -139,7 +139,7 @@ def test_bytes_that_are_no_frame_break_the_edge(spec: EdgeSpec, port: Port) -> N
     assert other.write_some(no_frame, no_frame[:0]) == HEADER_BYTES
     assert "not a planaria frame" in end.next(EdgeFailed).detail
     other.close()
-    assert gone(end)
+    assert fully_closed(end)
 
 
 def test_an_abandoned_edge_reports_nothing_at_either_end(spec: EdgeSpec, port: Port) -> None:
@@ -150,7 +150,7 @@ def test_an_abandoned_edge_reports_nothing_at_either_end(spec: EdgeSpec, port: P
     assert low.receives_nothing() and high.receives_nothing()
     high.edge.abandon()
     assert low.receives_nothing()
-    assert gone(low, high)
+    assert fully_closed(low, high)
 
 
 @pytest.mark.parametrize("calling", [False, True])
@@ -161,7 +161,7 @@ def test_an_unanswered_end_is_reported_after_its_timeout(spec: EdgeSpec, port: P
     assert "could not be opened" in broken.detail
     assert "\n" not in broken.detail
     assert time.monotonic() - start >= 0.45
-    assert gone(alone)
+    assert fully_closed(alone)
 
 
 @pytest.mark.parametrize("calling", [False, True])
@@ -169,7 +169,7 @@ def test_an_edge_that_is_abandoned_before_it_opens_stays_silent(spec: EdgeSpec, 
     alone = End(replace(spec, at=port.address if calling else ""), port)
     alone.edge.abandon()
     assert alone.receives_nothing()
-    assert gone(alone)
+    assert fully_closed(alone)
 
 
 def test_emulated_latency_and_bandwidth_are_lower_bounds(spec: EdgeSpec, port: Port) -> None:
@@ -198,7 +198,7 @@ def test_frames_sent_before_an_edge_was_abandoned_still_arrive(spec: EdgeSpec, p
     receiver.next(EdgeOpened)
     assert torch.equal(receiver.next(FrameArrived).payload, state)
     receiver.edge.abandon()
-    assert gone(sender, receiver)
+    assert fully_closed(sender, receiver)
 
 
 def test_an_end_that_dies_breaks_the_edge_at_once(ends: tuple[End, End]) -> None:
@@ -242,7 +242,7 @@ def test_several_threads_may_send(ends: tuple[End, End]) -> None:
 
 
 def test_sent_frames_arrive_while_the_other_end_continues_to_send(ends: tuple[End, End]) -> None:
-    """Closing a connection while data lies unread would discard sent data that has not arrived."""
+    """Closing a connection with unread data would discard sent data that has not arrived."""
     low, high = ends
     frames = [torch.full((1 << 18,), float(number)) for number in range(8)]
     for number, frame in enumerate(frames):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.runtime.transport.inbox import Alarm, Inbox
-from waiting import SOON_S, until
+from support.waiting import SOON_S, until
 
 
 class Reader:
@@ -131,7 +131,7 @@ def test_held_items_come_in_order_and_never_too_early(delays: list[float]) -> No
 
 
 def gone_off(alarm: Alarm) -> threading.Event:
-    """Return an event that is set once the alarm has gone off."""
+    """Return an event that is set after the alarm."""
     off = threading.Event()
 
     def wait() -> None:
@@ -190,6 +190,6 @@ def test_a_deleted_alarm_leaves_no_file_descriptor() -> None:
 
 
 def switches(thread: threading.Thread) -> int:
-    """Return how often a thread has gone to sleep."""
+    """Return the number of times that a thread slept."""
     lines = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))

@@ -19,7 +19,7 @@ from planaria.runtime.transport.port import PeerUnreachable, Port, RelayUnanswer
 from planaria.runtime.transport.reachability import Reach
 from planaria.runtime.transport.relay import READY, Relay, end_greeting
 from planaria.runtime.transport.secure import new_key
-from waiting import until
+from support.waiting import until
 
 KEY = new_key()
 NEVER = lambda: False  # noqa: E731
@@ -172,9 +172,9 @@ def test_a_later_call_of_an_end_replaces_the_earlier(pool: ThreadPoolExecutor, r
 
 
 def test_an_end_that_has_closed_is_not_connected(pool: ThreadPoolExecutor, relay: str) -> None:
-    gone = connect(relay, KEY, end_greeting("edge", "calls"), 5.0)
+    closed = connect(relay, KEY, end_greeting("edge", "calls"), 5.0)
     until_known("calls")
-    gone.close()
+    closed.close()
     one, other = met(pool, hidden("g1", relay), hidden("g2", relay))
     assert_carries(other, one)
 

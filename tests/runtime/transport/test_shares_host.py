@@ -1,4 +1,4 @@
-"""Which edges are plain text: those between two processes of one host, whatever addresses the ends see."""
+"""Edges are plain text only between two processes of one host, whichever addresses the ends see."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from other_host import MARKER, NOT_ALLOWED, pump
 
 from planaria.runtime.transport import secure
 from planaria.runtime.transport.channel import Channel, LocalChannel, SecureChannel
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key
+from support import other_host
+from support.other_host import MARKER, NOT_ALLOWED, pump
 
 KEY = new_key()
 SOON_S = 30.0
@@ -32,7 +33,7 @@ def listening_port() -> Iterator[Port]:
 
 
 def channel_types(listening_port: Port, at: str) -> list[type[Channel]]:
-    """Return the channel types of an edge's listening and calling end; the caller connects to ``at``."""
+    """Return the channel types of an edge's listening and calling end; the calling end connects to ``at``."""
     calling = Port("127.0.0.1", KEY)
     with ThreadPoolExecutor(1) as pool:
         waiting: Future[Channel | None] = pool.submit(listening_port.await_call, "edge", SOON_S, lambda: False)
@@ -67,10 +68,10 @@ def test_a_forwarder_on_the_way_keeps_the_edge_inside_tls(listening_port: Port) 
         host, port = listening_port.address.split(":")
 
         def forward() -> None:
-            caller, _ = server.accept()
+            connection, _ = server.accept()
             way = socket.create_connection((host, int(port)))
-            threading.Thread(target=pump, args=(way, caller), daemon=True).start()
-            pump(caller, way)
+            threading.Thread(target=pump, args=(way, connection), daemon=True).start()
+            pump(connection, way)
 
         threading.Thread(target=forward, daemon=True).start()
         assert channel_types(listening_port, f"127.0.0.1:{server.getsockname()[1]}") == [SecureChannel, SecureChannel]
@@ -83,20 +84,20 @@ def test_two_hosts_that_see_equal_addresses_send_nothing_in_clear(listening_port
     seen = bytearray()
 
     def bridge(server: socket.socket) -> None:
-        caller, _ = server.accept()
-        source = int(b"".join(iter(lambda: caller.recv(1), b"\n")))
+        connection, _ = server.accept()
+        source = int(b"".join(iter(lambda: connection.recv(1), b"\n")))
         way = socket.socket()
         way.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         way.bind((host, source))
         way.connect((host, int(port)))
-        threading.Thread(target=pump, args=(way, caller, seen), daemon=True).start()
-        pump(caller, way, seen)
+        threading.Thread(target=pump, args=(way, connection, seen), daemon=True).start()
+        pump(connection, way, seen)
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(tmp_path / "bridge"))
         server.listen()
         threading.Thread(target=bridge, args=(server,), daemon=True).start()
-        command = [sys.executable, str(Path(__file__).with_name("other_host.py")), port, str(tmp_path / "bridge")]
+        command = [sys.executable, other_host.__file__, port, str(tmp_path / "bridge")]
         with subprocess.Popen([*command, KEY.hex()], stdin=-1, stdout=-1, text=True) as other:
             if (output := other.stdout.readline().strip()) != "here":
                 assert other.wait(SOON_S) == NOT_ALLOWED

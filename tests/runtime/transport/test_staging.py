@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fake_device import FakeCopier
 from planaria.runtime.transport import wire
 from planaria.runtime.transport.staging import Cuda, Staging, pinned
-from waiting import SOON_S, until
+from support.fake_device import FakeCopier
+from support.waiting import SOON_S, until
 
 QUIET_S = 0.2
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from task_builders import block, needs_sandbox, opened, written
 
 from planaria.common.errors import UserError
 from planaria.swarm.sandbox.sandbox import LIMITS, Limits, run
@@ -19,6 +18,7 @@ from planaria.swarm.sandbox.values import digest
 from planaria.swarm.tasks import calls as calling
 from planaria.swarm.tasks.answers import canonical, same_answer
 from planaria.swarm.tasks.calls import Call
+from support.swarm.task_builders import block, needs_sandbox, opened, written
 
 CALLS = {"prompt": "def half(x):\n", "entry_point": "half", "calls": ["half(3)", "half(4)", "half(x=-7)"]}
 CHECK = CALLS | {"test": "def check(candidate):\n    assert candidate(3) == 1.5\n    assert candidate(8) == 4\n"}

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import plain_codes as plain
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.codes import Codes
+from support import plain_codes as plain
 
 TASK = Codes()
 OTHERS = [

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from task_builders import opened
 
 from planaria.common.errors import UserError
 from planaria.swarm.tasks import gym
 from planaria.swarm.tasks.answers import TAGS
 from planaria.swarm.tasks.gym import Gym
+from support.swarm.task_builders import opened
 
 pytest.importorskip("reasoning_gym")
 KINDS = ("chain_sum", "game_of_life", "boxnet", "prime_factorization", "spell_backward", "propositional_logic")

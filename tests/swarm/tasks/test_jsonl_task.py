@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from task_builders import check_solutions, opened, written
 
 from planaria.common.errors import UserError
 from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import BRACKETS, TAGS, same_answer
 from planaria.swarm.tasks.jsonl import Questions
+from support.swarm.task_builders import check_solutions, opened, written
 
 LINES = [
     {"question": "Two ducks lay 3 eggs each. How many?", "answer": "2 * 3 = <<2*3=6>>6 eggs.\n#### 6"},

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from task_builders import block, check_solutions, needs_sandbox, opened, written
 
 from planaria.common.errors import UserError
 from planaria.swarm.sandbox import sandbox
 from planaria.swarm.tasks.base import Task
 from planaria.swarm.tasks.programs import Programs, program_of
+from support.swarm.task_builders import block, check_solutions, needs_sandbox, opened, written
 
 pytestmark = needs_sandbox
 ASSERTS = {
@@ -37,8 +37,8 @@ def task(tmp_path: Path) -> Task:
 
 
 def test_the_prompt_shows_the_request_and_one_test(task: Task) -> None:
-    asked = "Write a function to double a number.\nIt must pass: assert double(3) == 6\n"
-    assert [task.problem(n).prompt for n in range(3)] == [asked, CHECK["prompt"], "What is 1000 + 234?\n"]
+    prompt = "Write a function to double a number.\nIt must pass: assert double(3) == 6\n"
+    assert [task.problem(n).prompt for n in range(3)] == [prompt, CHECK["prompt"], "What is 1000 + 234?\n"]
     assert (task.training, task.held_out) == (2, 1)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from task_builders import needs_sandbox
 
 from planaria.swarm.sandbox import channel
 from planaria.swarm.sandbox.sandbox import Limits, ProgramTests, run
 from planaria.swarm.tasks.programs import Programs
+from support.swarm.task_builders import needs_sandbox
 
 pytestmark = needs_sandbox
 TESTS = "assert f(3) == 6\nassert abs(f(2) - 4) < 1e-6\nassert sorted(f(n) for n in range(3)) == [0, 2, 4]"

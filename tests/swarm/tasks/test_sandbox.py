@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from task_builders import needs_sandbox
 
 from planaria.swarm.sandbox import kernel_limits, process
 from planaria.swarm.sandbox.sandbox import LIMITS, Limits, ProgramResult, protections, run
+from support.swarm.task_builders import needs_sandbox
 
 pytestmark = needs_sandbox
 landlocked = pytest.mark.skipif("landlock" not in protections(), reason="this kernel has no Landlock")

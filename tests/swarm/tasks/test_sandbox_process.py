@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from task_builders import needs_sandbox
 
 from planaria.swarm.sandbox.sandbox import run
+from support.swarm.task_builders import needs_sandbox
 
 pytestmark = needs_sandbox
 LACKING = """

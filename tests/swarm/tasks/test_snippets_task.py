@@ -7,10 +7,10 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from task_builders import block, needs_sandbox
 
 from planaria.swarm.attacks.payloads import LibraryAttack
 from planaria.swarm.tasks.snippets import Snippets
+from support.swarm.task_builders import block, needs_sandbox
 
 pytestmark = needs_sandbox
 LIBRARY = "fastmath"

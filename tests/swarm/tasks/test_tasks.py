@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from task_builders import needs_sandbox, opened, written
 
 from planaria.common.errors import UserError
 from planaria.swarm.tasks import open_task
 from planaria.swarm.tasks.answers import BRACKETS, FORMS, TAGS, AnswerMarks, Parsed, parse
 from planaria.swarm.tasks.sums import Sums
+from support.swarm.task_builders import needs_sandbox, opened, written
 
 OWN = """
 from planaria.swarm.tasks.sums import Sums

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -16,7 +16,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Column
 from rich.text import Text
 
-from planaria.planner.search import SearchBudget, SearchResult
+if TYPE_CHECKING:  # which imports torch
+    from planaria.planner.search import SearchBudget, SearchResult
 
 MIN_INTERVAL_S = 5.0
 """minimum time between two lines of a count"""

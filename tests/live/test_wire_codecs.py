@@ -1,0 +1,70 @@
+"""Codecs of ``pipeline.wire``: bytes as stated, and losses of processes equal to those inline, to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planaria.control.facts import decisions as d
+from planaria.control.log.run_record import RunRecord
+from planaria.faults.trace import Fault
+from planaria.pipeline.network.costs import message_bytes
+from support.live.harness import apart, ending, facts, inline, losses, outcomes, tiny, train, validation_losses
+from support.schedules import on_schedule, shape
+
+WIRES: dict[str, Any] = {
+    "bf16": "bf16",
+    "6/4": "6/4",
+    "5 and 3 bits, groups of 32": {"kind": "groups", "forward": 5, "backward": 3, "group": 32},
+    "subspace": {"kind": "subspace", "rank": 12, "forward": 8, "backward": 4},
+}
+UNTIED = {"tied": False}
+"""model of a subspace"""
+RECIPES: dict[str, dict[str, Any]] = {
+    "redundant": {"recovery": {"strategy": "redundant"}},
+    "swapped": {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}},
+    "skipping": {"routing": {"kind": "skipping", "skip": 0.5, "swaps": 1}},
+}
+
+
+def carried(record: RunRecord) -> int:
+    return sum(sum(work.sent_bytes.values()) for _, work in record.worked)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    "name", ["redundant", *(pytest.param(name, marks=pytest.mark.slow) for name in [*RECIPES][1:])]
+)
+def test_processes_train_as_inline_through_a_recovery(tmp_path: Path, name: str, wire: str) -> None:
+    pipeline, model = {"wire": WIRES[wire]}, UNTIED if wire == "subspace" else {}
+    config = tiny(tmp_path, steps=8, pipeline=pipeline, model=model, train={"eval_every": 4}, **RECIPES[name])
+    record = train(config, [Fault(step=3, stage=2, moment="backward", offset=0.5)])
+    assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
+    assert (losses(record), validation_losses(record)) == inline(record), "not equal to the last bit"
+
+
+@pytest.mark.parametrize("wire", ["bf16", pytest.param("6/4", marks=pytest.mark.slow)])
+def test_replicas_and_schedules_train_as_inline(tmp_path: Path, wire: str) -> None:
+    settings, folder = shape(0.5), tmp_path / "schedule"
+    settings["pipeline"] = {**settings.get("pipeline", {}), "wire": wire}
+    replicas = tiny(tmp_path / "replicas", stages=1, steps=4, pipeline={"wire": wire}, exchange={"replicas": 2})
+    for config in (replicas, on_schedule(tiny(folder, stages=4, steps=4, **settings), folder, True)):
+        record = train(config)
+        assert ending(record).outcome == "finished" and losses(record) == inline(record)[0]
+
+
+@pytest.mark.parametrize(("wire", "apart_by"), [("bf16", 1e-2), ("6/4", 0.1), ("subspace", 1.0)])
+def test_the_stated_bytes_are_sent(tmp_path: Path, wire: str, apart_by: float) -> None:
+    """Losses are near those of fp32, but not equal, since messages are rounded."""
+    whole, short = (
+        train(tiny(tmp_path / str(n), stages=2, steps=4, pipeline={"wire": wire}, model=UNTIED))
+        for n, wire in enumerate(("fp32", WIRES[wire]))
+    )
+    # Each of 4 microbatches crosses 3 edges in each direction, in 4 steps.
+    for record in (whole, short):
+        assert carried(record) == 4 * 4 * 3 * sum(message_bytes(record.config.model, record.config.pipeline))
+    assert len(facts(short, d.Commit)) == 4
+    assert 0 < apart(losses(short), losses(whole)) < apart_by
+    assert losses(whole) == inline(whole)[0]

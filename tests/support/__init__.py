@@ -1,0 +1,1 @@
+"""Helpers of several test files: ``from support.waiting import until``."""

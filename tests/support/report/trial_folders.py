@@ -1,0 +1,89 @@
+"""Folders of a comparison and of a swarm, written as their own records without training."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint
+from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
+from planaria.lab.trials.result_cache import CachedResult, identity
+from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, LayerCounts, Log, PeerStarted, RoundDone
+from planaria.swarm.records.measure import HitTally
+
+STEPS, EVERY = 40, 5
+IDS = {"anna": "a" * 32, "bert": "b" * 32}
+
+
+def losses(slower: float, upto: int = STEPS) -> list[ValidationPoint]:
+    return [ValidationPoint(tick=n, step=n, loss=5.0 - n / (10.0 * slower)) for n in range(EVERY, upto + 1, EVERY)]
+
+
+def write_race(folder: Path, arm: str, seed: int, when: float, slower: float = 1.0, stopped: str = "") -> None:
+    """The result of a race that was over ``when`` (seconds since 1970)."""
+    met = [LossEvent(tick=9, stages=[2], outcome="2: echo", moved_bytes=1, rolled_back=False, steps_lost=0)]
+    course = ArmCourse(points=losses(slower), loss_events=met, ticks=STEPS, saved=[], stopped=stopped)
+    file = folder / f"{arm}.{seed}.json"
+    CachedResult(file, ArmCourse, identity({"arm": arm})).write(course)
+    os.utime(file, (when, when))
+
+
+def write_numbers(folder: Path, when: float) -> None:
+    """The results of all races."""
+
+    def run(hours: float | None) -> ArmRun:
+        ticks, ratio = (None, None) if hours is None else (30.0, hours / 2.0)
+        return ArmRun(
+            seed=1, trace="t", target=2.0, ticks=ticks, hours=hours, ratio=ratio, hours_ratio=ratio,
+            final=2.0, saves=0, failures=1, steps_lost=0, stopped="",
+        )  # fmt: skip
+
+    def arm(name: str, hours: float | None) -> ArmScore:
+        return ArmScore(
+            name=name, changes={}, faults=name != "free", routing="pipeline", runs=[run(hours)], curves=[], step_s=1.0,
+            save_s=0.0, step_bytes=0.0, traffic=0.0, memory=0.0, workers=3,
+        )  # fmt: skip
+
+    found = ComparisonResults(
+        name="mine", clock="mine.toml", steps=STEPS, stages=2, target_at=0.8, hourly=0.1, failures=[],
+        arms=[arm("free", 2.0), arm("echo", 3.0), arm("redraw", None)],
+    )  # fmt: skip
+    (folder / "comparison.json").write_text(found.model_dump_json())
+    os.utime(folder / "comparison.json", (when, when))
+
+
+def comparison_in(folder: Path) -> Path:
+    """Three finished races and their results."""
+    folder.mkdir(parents=True)
+    for n, (name, slower) in enumerate((("free", 1.0), ("echo", 1.2), ("redraw", 3.0))):
+        write_race(folder, name, 1, 1000.0 + 10 * n, slower)
+    write_numbers(folder, 1040.0)
+    return folder
+
+
+def round_of(number: int, when: float, refused: int = 0, aside: str = "") -> RoundDone:
+    return RoundDone(
+        time=when, round=number, seconds={}, reward=0.5 + number / 10, sent={}, accepted={}, rejected_unread={},
+        rejected_messages={}, missing=[], off={}, training_groups=4, skipped=0, influence={}, loss=0.1, grad_norm=1.0,
+        stats={}, weights="", layers={"truth": {IDS["bert"]: LayerCounts(examined=8, rejected=refused)}},
+        quarantined={IDS["bert"]: aside} if aside else {},
+    )  # fmt: skip
+
+
+def swarm_in(folder: Path) -> Path:
+    """Two peers with three rounds; one is Byzantine, and the other quarantines it."""
+    for name, attack in (("anna", "none"), ("bert", "text")):
+        log = Log(folder / PEERS / name / LOG)
+        log.append(
+            PeerStarted(time=1000.0, name=name, id=IDS[name], attack=attack, model="tiny", parameters=1, vocab=9,
+                    first_round=0),
+            Evaluated(time=1001.0, round=0, accuracy=HitTally(hits=1, eligible=4), tokens=3.0),
+        )  # fmt: skip
+        for n in range(3):
+            honest = name == "anna"
+            log.append(round_of(n, 1002.0 + n, 3 * honest, "all of its last 6 were rejected" if honest and n else ""))
+        log.append(
+            Evaluated(time=1006.0, round=3, accuracy=HitTally(hits=3, eligible=4), tokens=3.0), Finished(time=1007.0)
+        )
+        log.close()
+    return folder
