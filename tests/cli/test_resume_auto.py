@@ -79,7 +79,7 @@ def test_an_older_local_run_is_replaced_by_the_stores(recipe: Path, capsys: pyte
     capsys.readouterr()
     run = train(recipe, "one", *store_of(recipe), "--train.steps", "12")
     printed = capsys.readouterr().out
-    assert "is older than the stored copy" in printed and "fetching step-00000008" in printed
+    assert "a newer copy of the run replaces it" in printed and "fetching step-00000008" in printed
     assert sorted(path.name for path in run.folder.parent.iterdir()) == ["mine", "mine.older-1"]
 
 

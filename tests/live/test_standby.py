@@ -174,6 +174,10 @@ def test_a_standby_that_leads_and_is_stopped_ends_in_one_line(tmp_path: Path) ->
         record = until_over(run.folder)
         _, errors = run.end()
     assert ending(record).outcome == "stopped" and errors == "planaria: stopped by SIGTERM\n"
+    late = planaria("join", run.folder, "--standby")
+    ended = f"the run has ended (SIGTERM); resume it with: planaria train --resume {run.folder}\n"
+    assert late.returncode == 0 and late.stdout == ended, late
+    assert not (run.folder / run_folders.LOCK).read_text(), "it names no process that has ended"
 
 
 def test_resuming_adopts_workers_that_still_wait(tmp_path: Path) -> None:
@@ -183,9 +187,10 @@ def test_resuming_adopts_workers_that_still_wait(tmp_path: Path) -> None:
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.wait(10.0)
         refused = planaria("train", "--resume", run.folder, "--train.steps", "50")
-        assert refused.returncode == 2 and "its workers are alive" in refused.stderr
+        assert refused.returncode == 2 and "its workers still wait" in refused.stderr
         output = planaria("train", "--resume", run.folder, "--quiet")
         assert output.returncode == 0, output
+    assert planaria("join", run.folder, "--standby").stdout == "the run is finished\n"
     record = checked(run.folder)
     assert len(facts(record, e.RunStarted)) == 1 and len(facts(record, e.WorkerJoined)) == 6
     assert losses(record) == losses(undisturbed(config, tmp_path))

@@ -215,6 +215,25 @@ def test_two_machines_are_lost_one_after_the_other(tmp_path: Path) -> None:
     assert losses(record) == undisturbed(config)
 
 
+def test_a_standby_of_a_run_that_has_ended_touches_nothing_and_is_not_resumed(tmp_path: Path) -> None:
+    config = shared(tmp_path, steps=8)
+    log, at = f"{config.fleet.shared_log}/{config.name}", config.fleet.standby_at
+    with led(config, tmp_path) as (run, machines):
+        standby, there = machines.standby()
+        machines.workers("worker", 5)
+        code, errors = run.end()
+        output, _ = standby.communicate(timeout=100)
+    assert code == 0 and "the run is finished" in output, (errors, output)
+    before = {path: path.stat().st_mtime_ns for path in there.rglob("*")}
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    for folder in (there.parent.parent, elsewhere):
+        done = planaria("join", log, "--standby", "--at", at, "--key-file", config.fleet.key, cwd=folder)
+        assert done.returncode == 0 and done.stdout == "the run is finished\n", done
+    assert before == {path: path.stat().st_mtime_ns for path in there.rglob("*")} and not [*elsewhere.iterdir()]
+    done = planaria("train", "--resume", there, "--train.steps", "16", cwd=there.parent.parent)
+    assert done.returncode == 2 and "another machine led this run last; resume it there" in done.stderr, done
+
+
 @pytest.mark.parametrize("stored", [True, False])
 def test_a_rollback_needs_a_checkpoint_beside_the_lost_machine(tmp_path: Path, stored: bool) -> None:
     store = {"store": f"file://{tmp_path / 'store'}"} if stored else {}

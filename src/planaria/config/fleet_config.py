@@ -56,7 +56,7 @@ class FleetConfig(Section):
     LOG/NAME --standby --at HOST:PORT`)"""
     orphan_s: Annotated[Seconds, Field(gt=0)] = 60.0
     """with a standby: how long workers wait for a controller"""
-    lease_s: Annotated[Seconds, Field(gt=0)] = 1.0
+    lease_s: Annotated[Seconds, Field(ge=0.1)] = 1.0
     """with a standby: seconds after which a stopped controller (SIGSTOP) is killed and replaced; with
     fleet.shared_log: seconds without a heartbeat after which another machine leads"""
     replace: bool = True

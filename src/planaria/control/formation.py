@@ -314,7 +314,8 @@ def end_if_unstaffed(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if more_to_come(run):
         return None
     if run.join_timed_out:
-        reason = f"{len(replica.vacant)} workers are missing, and no machine has joined in time (fleet.join_s)"
+        workers = "1 worker is" if len(replica.vacant) == 1 else f"{len(replica.vacant)} workers are"
+        reason = f"{workers} missing, and no machine has joined in time (fleet.join_s)"
     elif run.failed_starts >= MAX_FAILED_STARTS:
         reason = f"{run.failed_starts} workers in a row died before they were ready"
     else:

@@ -169,5 +169,5 @@ class RunDeadlines:
         if not wanted:
             return None
         limit = f"for {self._join_s:g} s (fleet.join_s)"
-        text = f"{wanted} workers are missing; waiting {limit} for machines to join (`planaria join`)"
-        return e.Trouble(detail=text)
+        workers = "1 worker is" if wanted == 1 else f"{wanted} workers are"
+        return e.Trouble(detail=f"{workers} missing; waiting {limit} for machines to join (`planaria join`)")

@@ -11,8 +11,8 @@ import pytest
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.object_store import Retry, Store
 from planaria.config.schema import FleetConfig
-from planaria.control.log.log_copy import LogCopy
-from planaria.control.log.shared_log import Lease, LogAppender, SharedLog
+from planaria.control.log.log_copy import LogCopy, RunEnd
+from planaria.control.log.shared_log import Batch, Lease, LogAppender, SharedLog
 
 LEASE_S = 0.3
 START, END = '{"t": 0.0, "event": {}}', '{"t": 1.0, "decision": {"kind":"finish","outcome":"finished"}}'
@@ -73,6 +73,38 @@ def test_a_run_that_ends_needs_no_other_leader(tmp_path: Path) -> None:
     mount.leader.flush()
     assert mount.follower.follow() is None
     assert (tmp_path / "events.jsonl").read_text() == f"{START}\n{END}\n"
+
+
+COMMIT, BEGUN = '{"t": 2.0, "decision": {"kind":"commit","replica":0}}', '{"t": 3.0, "event": {"kind":"run_started"}}'
+
+
+@pytest.mark.parametrize(
+    ("batches", "ended"),
+    [
+        ([(START,), (END,)], True),
+        ([(START,), (COMMIT, END)], True),
+        ([(START,), (END,), ("late",), ("later",)], True),
+        ([(START,), (COMMIT,)], False),
+        ([(END,), (BEGUN,), (COMMIT,), ("late",)], False),
+        ([(END,), ()], False),
+        ([], False),
+    ],
+    ids=["ends", "ends in a batch", "lines after the end", "goes on", "resumed", "resumption elected", "nothing"],
+)
+def test_the_end_of_a_run_is_found_in_the_last_batches(
+    tmp_path: Path, batches: list[tuple[str, ...]], ended: bool
+) -> None:
+    log = Mount(tmp_path).log
+    term = 1
+    for number, lines in enumerate(batches, start=3):
+        term += not lines
+        assert log.append(number, Batch(term, "0" * 32, lines))
+    assert log.newest() == 2 + len(batches)
+    assert (RunEnd.of(log).finish is not None) == ended
+    forward = RunEnd()
+    for batch in log.since(1):
+        forward.take(batch)
+    assert forward.finish == RunEnd.of(log).finish
 
 
 def test_a_standby_waits_for_a_log_that_does_not_answer(tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ def test_a_failover_reads_the_last_lines_only(
     for line in history[-3:]:
         write(log, line, 0)
     log.close()
-    parsed, parse = list[object](), logs._parse
-    monkeypatch.setattr(logs, "_parse", lambda line, kind: parsed.append(line) or parse(line, kind))
+    parsed, parse = list[object](), logs._parse_history
+    monkeypatch.setattr(logs, "_parse_history", lambda line: parsed.append(line) or parse(line))
     assert isinstance(followed.lost("exited", 0.0).finish, d.Finish)
     assert len(parsed) == 3
 

@@ -97,7 +97,7 @@ def stand_by(target: str, at: str, key: Path | None) -> None:
     :raises UserError: if the run cannot be led from here.
     """
     from planaria.runtime.api.execution import Callbacks
-    from planaria.runtime.standby.local_standby import main
+    from planaria.runtime.standby import local_standby
     from planaria.runtime.standby.remote_standby import stand_by_elsewhere
 
     if not at:
@@ -106,7 +106,7 @@ def stand_by(target: str, at: str, key: Path | None) -> None:
                 f"join {target} --standby: not the folder of a run; on another machine, RUN is LOG/NAME (LOG is "
                 "the run's fleet.shared_log): add --at HOST:PORT and --key-file FILE"
             )
-        main(Path(target))
+        local_standby.stand_by(Path(target), Callbacks(True, print, None, None))
         return
     if key is None:
         raise UserError(f"join {target} --standby --at {at}: pass --key-file, a copy of the run's fleet.key file")

@@ -10,15 +10,56 @@ from pathlib import Path
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
 from planaria.config.schema import FleetConfig
-from planaria.control.log.line_format import kind_of
+from planaria.control.facts.decisions import Finish
+from planaria.control.log.line_format import kind_of, parse_line
 from planaria.control.log.log_segments import RotatingLog
 from planaria.control.log.logs import EVENTS
-from planaria.control.log.shared_log import BEGIN, Lease, LogAppender, SharedLog, SharedPosition
+from planaria.control.log.shared_log import BEGIN, Batch, Lease, LogAppender, SharedLog, SharedPosition
 
 _LOOKS = 5
 """looks at the shared log in ``fleet.lease_s``"""
+_TELLING = "finish", "run_started", "commit"
+"""kinds of lines that show whether the run had ended before"""
 _JITTER = 0.15
 """largest random delay before an election, as a share of ``fleet.lease_s``"""
+
+
+class RunEnd:
+    """The end of a run, if its shared log ends with that. A later election means that the run is being resumed."""
+
+    def __init__(self) -> None:
+        self._line, self._term = "", 0
+
+    @classmethod
+    def of(cls, log: SharedLog) -> RunEnd:
+        """Return the end of a log, from its last batches."""
+        batches, end = list[Batch](), cls()
+        for number in range(log.newest(), 0, -1):
+            if (batch := log.read(number)) is None:
+                break
+            batches.append(batch)
+            if not batch.lines or any(kind_of(line.encode()) in _TELLING for line in batch.lines):
+                break
+        for batch in reversed(batches):
+            end.take(batch)
+        return end
+
+    def take(self, batch: Batch) -> None:
+        """Take the next batch of the log."""
+        if batch.term != self._term:
+            self._line, self._term = "", batch.term
+        for line in batch.lines:
+            kind = kind_of(line.encode())
+            if kind == "finish":
+                self._line = line
+            elif kind == "run_started":
+                self._line = ""
+
+    @property
+    def finish(self) -> Finish | None:
+        """How the run ended, or None if it goes on."""
+        fact = parse_line(self._line.encode()).fact if self._line else None
+        return fact if isinstance(fact, Finish) else None
 
 
 class LogCopy:
@@ -40,8 +81,7 @@ class LogCopy:
         self._first = True
         """whether this process has not looked at the log yet: what it then finds may be old"""
         self._end, self._written = end, end.lines
-        self.over = False
-        """whether the copied log ends with the end of the run"""
+        self._run_end = RunEnd()
         self.silent_since = self.noticed = self._waiting_since = time.monotonic()
         """times of the controller's last sign of life, and of the notice that it is lost; monotonic seconds"""
 
@@ -54,7 +94,7 @@ class LogCopy:
         :raises UserError: if the log is damaged during that time.
         """
         answered = time.monotonic()
-        while not self.over and not stopped():
+        while self.finish is None and not stopped():
             try:
                 if (appender := self._look()) is not None:
                     self._copy.close()
@@ -70,6 +110,11 @@ class LogCopy:
         self._copy.close()
         return None
 
+    @property
+    def finish(self) -> Finish | None:
+        """How the run ended, or None if the copied log does not end with that."""
+        return self._run_end.finish
+
     def _look(self) -> LogAppender | None:
         """Copy what is new, and stand for election if the lease is over; return the appender of an elected one."""
         lease = self.log.lease()
@@ -79,7 +124,7 @@ class LogCopy:
             self._waiting_since = time.monotonic()
             self.silent_since = self._waiting_since - (_age_s(lease) if self._first else 0.0)
         self._seen, self._first = lease, False
-        if self.over or time.monotonic() - self._waiting_since <= self._delay_s:
+        if self.finish is not None or time.monotonic() - self._waiting_since <= self._delay_s:
             return None
         self.noticed = time.monotonic()
         return self._stand()
@@ -91,8 +136,7 @@ class LogCopy:
             for line in batch.lines[self._written - self._end.lines :]:  # the disk may have been full within a batch
                 self._copy.write(line)
                 self._written += 1
-                kind = kind_of(line.encode())
-                self.over = kind == "finish" or (self.over and kind != "run_started")
+            self._run_end.take(batch)
             self._end = SharedPosition(self._end.number + 1, self._end.lines + len(batch.lines), batch.term)
         return self._end != before
 

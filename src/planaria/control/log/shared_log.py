@@ -143,6 +143,20 @@ class SharedLog:
             yield batch
             number += 1
 
+    def newest(self) -> int:
+        """Return the number of the last batch, or 0 if there is none, with few reads."""
+        after = 1
+        while self.read(after) is not None:
+            after *= 2
+        before = after // 2
+        while after - before > 1:
+            middle = (before + after) // 2
+            if self.read(middle) is None:
+                after = middle
+            else:
+                before = middle
+        return before
+
     def append(self, number: int, batch: Batch) -> bool:
         """Create batch ``number``; return False if another controller has.
 

@@ -181,8 +181,8 @@ class RunTally:
     @property
     def workers(self) -> dict[str, int]:
         """Number of living workers by state."""
-        members = len(self.members.node_of)
-        return {"starting": len(self._starting), "spare": self.members.spares, "member": members}
+        counts = {"starting": len(self._starting), "spare": self.members.spares, "member": len(self.members.node_of)}
+        return dict.fromkeys(counts, 0) if self.outcome else counts
 
     @property
     def generations(self) -> dict[int, int]:

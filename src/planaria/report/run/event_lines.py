@@ -161,7 +161,7 @@ class Narrator:
             return self._line("relink", f"no worker for {vacant}: training continues without it")
         if form.outcome == "relinked":
             edges = ", ".join(self._naming.edge(low, high) for low, high in broken)
-            text = f"broken edge {edges}{whose} replaced" if edges else f"edges{whose} replaced"
+            text = f"broken edge {edges}{whose} replaced" if edges else f"edges{whose} opened again"
             self._relinked[replica] = {member.worker for member in form.members}, text
         return None
 

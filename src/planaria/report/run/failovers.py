@@ -33,7 +33,7 @@ class Failover:
     committed_t: float | None = None
     """time of its first commit"""
     step: int = 0
-    """step in progress, or the next one"""
+    """step in progress, or the last one whose order is in the log"""
     repeated: set[tuple[int, int]] = field(default_factory=set)
     """replica and number of each training step that was ordered again"""
 
@@ -63,20 +63,19 @@ def failovers(record: RunRecord) -> list[Failover]:
     handovers: list[Failover] = []
     uncommitted: dict[int, int] = {}
     before: dict[int, int] = {}
-    next_step = 0
+    last_step = 0
     for t, fact in record.turns:
         if isinstance(fact, e.RunStarted):
-            uncommitted, before, next_step = {}, {}, fact.first_step
+            uncommitted, before, last_step = {}, {}, fact.first_step
         elif isinstance(fact, e.LeaderStarted):
-            handovers.append(Failover(fact, t, step=min(uncommitted.values(), default=next_step)))
+            handovers.append(Failover(fact, t, step=min(uncommitted.values(), default=last_step)))
             before = dict(uncommitted)
         elif d.is_decision(fact):
             if handovers:
                 _record(handovers[-1], t, fact, before)
             if isinstance(fact, d.RunStep) and fact.mode == "train":
-                uncommitted[fact.replica] = fact.step
+                uncommitted[fact.replica] = last_step = fact.step
             elif isinstance(fact, d.Commit):
-                next_step = fact.step + 1
                 uncommitted.pop(fact.replica, None)
                 before.pop(fact.replica, None)
     return handovers
@@ -103,7 +102,8 @@ def section(record: RunRecord) -> Iterator[str]:
         "Lost controllers",
         "Unnoticed: from the controller's last log line, which may precede its loss, until a standby noticed. Replace: "
         "until that standby led. Order: to its first decision. Commit: to its first committed step; workers continue "
-        "their step during this time, unless the controller's machine was lost. Times in milliseconds.",
+        "their step during this time, unless another machine takes over: a step in progress is then repeated, whose "
+        "order need not be in the log (–). Times in milliseconds.",
         page.chart(phase_figure(bars, PHASES), "failovers"),
         page.table("failover-times", head, [_row(failover) for failover in handovers], numbers_from=2),
     )

@@ -12,8 +12,8 @@ from planaria.report.run.naming import naming_of
 HEAD = ["stage", "workers", "the largest", "peak memory, MB", "on its device, MB", "predicted, MB"]
 EXPLANATION = (
     "Peak memory of the processes that held the stage, including their time as spares or at other stages. Memory: "
-    "resident set size, shared pages included. On its device: tensors. Predicted, for the "
-    "device or the process on a CPU: an upper limit, since all microbatches in flight may wait at one stage."
+    "resident set size, shared pages included. On its device: tensors. Predicted, for the device or the process on a "
+    "CPU: all microbatches in flight at one stage, and a typical process; libraries may take more."
 )
 
 

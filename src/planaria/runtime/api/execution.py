@@ -37,7 +37,7 @@ from planaria.runtime.checkpoint.mirror import Mirror, mirror_folder
 from planaria.runtime.custom_classes import custom_classes
 from planaria.runtime.engine import process_engine
 from planaria.runtime.engine.stopping import REQUEST
-from planaria.runtime.fleet.joining import join_command
+from planaria.runtime.fleet.joining import join_command, standby_commands
 from planaria.runtime.prediction.preflight_table import table
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.prepare import PreparedRun
@@ -201,9 +201,12 @@ class RunExecution:
             return Finish(outcome="failed", reason=detail)
 
     def _print_join_command(self, address: str) -> None:
-        """Print how machines join, once the controller listens."""
-        if self.callbacks.progress and (command := join_command(self.prepared.config.fleet, self.folder, address)):
+        """Print how machines join and stand by, once the controller listens."""
+        fleet = self.prepared.config.fleet
+        if self.callbacks.progress and (command := join_command(fleet, self.folder, address)):
             self.callbacks.notify(f"join with     {command}")
+            for command in standby_commands(fleet, self.folder.name):
+                self.callbacks.notify(f"stand by with {command}")
 
 
 def _show_table(config: RunConfig, folder: Path, origin: Origin, callbacks: Callbacks) -> None:

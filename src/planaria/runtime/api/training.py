@@ -179,6 +179,11 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, callbacks: 
     if has_supervisor(folder) and not run_folders.is_held(folder):
         given = changes if checkpoint is None else {**changes, "checkpoint": checkpoint}
         return _lead_waiting_workers(folder, given, callbacks)
+    if checkpoint is None and (folder / run_folders.FOLLOWER).is_file():
+        raise UserError(
+            f"{folder}: another machine led this run last; resume it there, or from its checkpoint.store "
+            "(--resume URL/NAME --out DIR), or from a checkpoint of this folder (--checkpoint NAME)"
+        )
     changes = resumed_layers(folder, changes, callbacks.notify, callbacks.stopped)
     resumption = resumption_of(folder, changes, checkpoint, callbacks.notify)
     saved = resumption.saved
@@ -202,7 +207,7 @@ def _lead_waiting_workers(folder: Path, changes: Settings, callbacks: Callbacks)
     """Lead the living workers of a run whose controllers were lost; UserError if a setting would change."""
     if changes:
         raise UserError(
-            f"{folder}: its workers are alive and continue with its own settings; resume it without "
+            f"{folder}: its workers still wait, and continue with the settings that they have; resume it without "
             f"--{next(iter(changes))}, or wait until they end (fleet.orphan_s)"
         )
     return stand_by(folder, callbacks) or Run(folder)

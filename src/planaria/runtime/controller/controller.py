@@ -107,10 +107,11 @@ class Controller:
         else:
             self._continue(self._failover)
         while not self.state.over:
-            for notice in self._fleet.poll(self._poll_timeout_s()):
+            notices = self._fleet.poll(self._poll_timeout_s())
+            self._observer.check()  # first: a process that was stopped sees silent workers
+            for notice in notices:
                 self._handle(notice)
             now = time.monotonic()
-            self._observer.check()
             self._faults.resume_due(now)
             if self._planner is not None and (answer := self._planner.answer()):
                 self._process_event(answer)

@@ -121,6 +121,15 @@ def join_command(fleet: FleetConfig, folder: Path, address: str) -> str:
     return f"planaria join {address} --key-file {key.name}    (with a copy of {key})"
 
 
+def standby_commands(fleet: FleetConfig, name: str) -> list[str]:
+    """Return the commands with which other machines stand by; empty without ``fleet.shared_log``."""
+    if fleet.shared_log is None or fleet.key is None:
+        return []
+    location, key = f"{fleet.shared_log.rstrip('/')}/{name}", Path(fleet.key).name
+    others = (at for at in fleet.standby_addresses if at != fleet.own_address)
+    return [f"planaria join {location} --standby --at {at} --key-file {key}" for at in others]
+
+
 class WorkerMessage(Message):
     """Base of messages about one worker."""
 

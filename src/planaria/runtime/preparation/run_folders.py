@@ -125,7 +125,7 @@ def set_aside(folder: Path, notify: Callable[[str], None]) -> None:
     aside = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.older-{n}")).exists())
     with lock_for_training(folder):
         folder.rename(aside)
-    notify(f"{folder} is older than the stored copy; renamed to {aside}")
+    notify(f"renamed {folder} to {aside}: a newer copy of the run replaces it")
 
 
 def write_run_files(folder: Path, config: RunConfig, dataset: Data, trace: Trace) -> None:
@@ -235,6 +235,8 @@ def _has_open(pid: int, file: os.stat_result) -> bool:
 
 LOCK = "lock"
 """locked by the process that leads the run, and holds its process id"""
+FOLLOWER = ".standby"
+"""marks the folder of a standby: another machine leads the run, or led it last"""
 
 
 @contextmanager
@@ -246,7 +248,10 @@ def lock_for_training(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise UserError(f"{folder} is being trained right now; stop that first, or start another run") from None
         sign_lock(file)
-        yield
+        try:
+            yield
+        finally:
+            file.truncate(0)  # another process may get this id
 
 
 def sign_lock(file: IO[str]) -> None:

@@ -80,6 +80,9 @@ def open_quorum_store(url: str, key: bytes, seconds: float, setting: str) -> Quo
     try:
         roster = _Conductor(url, connections, {}, max(seconds, _OPEN_S))("opening", found_run(location.holders))
     except StoreUnreachable as error:
+        if isinstance(error.last, StrangerError):
+            advice = "copy the fleet.key file of the controller's machine"
+            raise UserError(f"{setting}: {url}: {error.last}; {advice}") from None
         command = f"`planaria join {url} --hold HOST:PORT --key-file FILE`"
         advice = f"start the others with {command} (a run's first start needs all, later ones a majority)"
         raise UserError(f"{setting}: {url}: {error.last}; {advice}") from None
@@ -219,6 +222,8 @@ class _Conductor:
         failures = {connection.at: late for connection in self._connections if connection.at not in answers} | failures
         if (left := len(self._connections) - len(failures)) >= self._majority and self._roster:
             return TimeoutError(f"no agreement in {self._seconds:g} s")
+        if sum(isinstance(error, StrangerError) for error in failures.values()) >= self._majority:
+            return StrangerError("its holders have another key")
         failed = [holder.at for holder in self._connections if holder.at in failures]
         reasons = ", ".join(f"{at} ({cause(failures[at])})" for at in failed)
-        return OSError(f"{left} of {len(self._connections)} holders answer, not {reasons}")
+        return OSError(f"{left} of {len(self._connections)} holders answer; not {reasons}")

@@ -70,7 +70,7 @@ def _first_election(config: RunConfig, folder: Path, files: Sequence[str]) -> Lo
     if end.lines > (here := sum(1 for _ in history_of(folder)) if (folder / EVENTS).exists() else 0):
         raise UserError(
             f"{folder}: the shared log {log.location} has {end.lines} lines and this folder {here}: another machine "
-            "trained on; resume the run there"
+            "trained on; resume the run there, or continue from here with another --fleet.shared_log"
         )
     appender = LogAppender.after(end, log)
     if not appender.stand():

@@ -59,7 +59,8 @@ def stand_by(folder: Path, callbacks: Callbacks) -> Run | None:
     require_same_data(folder, prepared)
     run = FollowedRun(folder, config, display_of(callbacks))
     run.advance()
-    callbacks.notify(f"standby       ready to lead {folder} (pid {os.getpid()})")
+    if run_folders.is_held(folder) or has_supervisor(folder):
+        callbacks.notify(f"standby       ready to lead {folder} (pid {os.getpid()})")
     with _lock_when_free(folder, config.fleet.lease_s, run.advance) as (cause, noticed):
         failover = run.lost(cause, noticed)
         if failover.finish is not None:
@@ -79,7 +80,12 @@ def _conclude_ended_run(
         with suppress(UserError):  # it may end at this moment
             SupervisedFleet(folder, failover.state.term + 1, failover.notice).close()
     finish = failover.finish
-    if finish is None or finish.outcome != "finished" or (folder / MODEL).exists():
+    if finish is None or finish.outcome != "finished":
+        why = "" if finish is None else f" ({finish.reason or finish.outcome})"
+        callbacks.notify(f"the run has ended{why}; resume it with: planaria train --resume {folder}")
+        return None
+    if (folder / MODEL).exists():
+        callbacks.notify("the run is finished")
         return None
     conclude(prepared.config, folder, callbacks.notify)
     return Run(folder)
@@ -112,7 +118,10 @@ def _lock_when_free(
                 _kill(pid, file)
         noticed = time.monotonic() if waited else 0.0
         run_folders.sign_lock(file)
-        yield cause, noticed
+        try:
+            yield cause, noticed
+        finally:
+            file.truncate(0)
 
 
 def _acquire_lock(file: IO[str], taken: threading.Event) -> None:

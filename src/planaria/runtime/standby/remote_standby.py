@@ -19,9 +19,10 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
+from planaria.control.facts.decisions import Finish
 from planaria.control.failover import FailoverState
 from planaria.control.log import log_segments
-from planaria.control.log.log_copy import LogCopy
+from planaria.control.log.log_copy import LogCopy, RunEnd
 from planaria.control.log.logs import EVENTS, ID, METRICS
 from planaria.control.log.shared_log import BEGIN, LeadershipLost, LogAppender, SharedLog, SharedPosition
 from planaria.runtime.api.execution import Callbacks, RunExecution, StandbyTakeover, display_of, mirror_of
@@ -41,8 +42,6 @@ from planaria.runtime.transport.listener import require_free
 
 FOLLOW_S = 10.0
 """seconds to retry a failed read of the shared log"""
-COPY = ".standby"
-"""marks a folder as a standby's copy of a log, which has not led"""
 
 
 def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks) -> Run | None:
@@ -57,6 +56,9 @@ def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks) 
     with require_usable(command):
         log = open_shared_log(location, FOLLOW_S, key, command)
         _require_suitable(log, at, key)
+        if (finish := RunEnd.of(log).finish) is not None:
+            callbacks.notify(_ended(finish))
+            return None
     folder = _new_folder(log, callbacks.notify)
     with run_folders.lock_for_training(folder):
         _copy_files(log, folder)
@@ -96,6 +98,7 @@ class Candidate:
         :param end: of the part of the shared log that the folder has
         """
         while True:
+            (self._folder / run_folders.FOLLOWER).touch()
             run = FollowedRun(self._folder, self._config, display_of(self._callbacks), measure=True)
             run.advance()
             saved = run.saved
@@ -103,14 +106,19 @@ class Candidate:
             if (appender := copy.follow(self._callbacks.stopped)) is None:
                 if self._callbacks.stopped():
                     raise RunStopped("stopped; another machine leads the run")
-                self._callbacks.notify("the run is over")
+                if copy.finish is not None:
+                    self._callbacks.notify(_ended(copy.finish))
                 return None
-            (self._folder / COPY).unlink(missing_ok=True)
+            failover = run.lost("silent", copy.noticed)
+            if failover.finish is not None:  # its resumption was lost before the first step
+                self._callbacks.notify(_ended(failover.finish))
+                return None
+            (self._folder / run_folders.FOLLOWER).unlink(missing_ok=True)
             run_folders.write_config(self._folder, self._config)  # with which the run is resumed here
             if run.saved != saved:
                 self._set_aside_checkpoints()
             try:
-                return self._lead(appender, copy, run)
+                return self._lead(appender, run, replace(failover, silent_since=copy.silent_since))
             except LeadershipLost as lost:
                 end = self.step_down(lost)
 
@@ -121,7 +129,7 @@ class Candidate:
         def copied() -> None:
             nonlocal ready
             run.advance()
-            if not ready and not copy.over:
+            if not ready and copy.finish is None:
                 ready = True
                 about = f"(pid {os.getpid()}, folder {self._folder})"
                 notify(f"standby       ready to lead {self._config.name} at {self._at} {about}")
@@ -130,7 +138,7 @@ class Candidate:
         copy = LogCopy(self._log, self._folder, fleet, order, notify, copied, end)  # which `copied` reads
         return copy
 
-    def _lead(self, appender: LogAppender, copy: LogCopy, run: FollowedRun) -> Run:
+    def _lead(self, appender: LogAppender, run: FollowedRun, failover: FailoverState) -> Run:
         """Lead the run to its end.
 
         :raises LeadershipLost: if another machine does.
@@ -138,7 +146,6 @@ class Candidate:
         folder, lease_s = self._folder, self._config.fleet.lease_s
         leader = replace(appender, log=open_shared_log(self._log.location, lease_s, self._key))
         with closing(Leadership(leader, lease_s)) as leadership:
-            failover = replace(run.lost("silent", copy.noticed), silent_since=copy.silent_since)
             failover = replace(failover, has_checkpoint=self._has_checkpoint(failover))
             takeover = StandbyTakeover(failover, run, leadership)
             mirror = mirror_of(self._config, folder)
@@ -172,6 +179,13 @@ class Candidate:
         return False
 
 
+def _ended(finish: Finish) -> str:
+    """Return the message about a run that has ended."""
+    if finish.outcome == "finished":
+        return "the run is finished"
+    return f"the run has ended ({finish.reason or finish.outcome}); resume it on the machine that led it last"
+
+
 def _require_suitable(log: SharedLog, at: str, key: Path) -> None:
     """Raise UserError if this machine could not lead the run, before anything is written."""
     identity, text = log.file(ID), log.file(run_folders.CONFIG)
@@ -203,14 +217,14 @@ def _own_config(config: RunConfig, at: str, key: Path) -> RunConfig:
 
 
 def _new_folder(log: SharedLog, notify: Notify) -> Path:
-    """Return a new folder for the run. An older copy of this run that has not led is replaced, and a folder from which
-    it was led is renamed.
+    """Return a new folder for the run. A former copy of the log is replaced; a folder with checkpoints is renamed.
 
     :raises UserError: if the folder holds something else, or another process uses it.
     """
     identity, folder = log.file(ID), Path("runs") / log.location.rstrip("/").rpartition("/")[2]
     if folder.exists():
-        copied = (folder / COPY).is_file()
+        checkpoints = CheckpointStore(folder / "checkpoints").list()
+        copied = (folder / run_folders.FOLLOWER).is_file() and not checkpoints
         if not copied and not ((folder / ID).is_file() and (folder / ID).read_bytes() == identity):
             raise UserError(f"{folder} is not of this run; start the standby in another directory, or remove it")
         if run_folders.is_held(folder):
@@ -220,7 +234,7 @@ def _new_folder(log: SharedLog, notify: Notify) -> Path:
         else:
             run_folders.set_aside(folder, notify)
     folder.mkdir(parents=True)
-    (folder / COPY).touch()
+    (folder / run_folders.FOLLOWER).touch()
     return folder
 
 
