@@ -15,11 +15,9 @@ from torch import Tensor
 from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet.joining import read_run_address
 from planaria.runtime.fleet.spawner import spawner
-from support.group_loops import alone, member, rank
+from support.group_loops import PATIENCE_S, alone, member, once_exists, rank
 
 pytestmark = pytest.mark.timeout(300)
-PATIENCE_S = 140.0
-"""for the start of up to seven processes, and for their end"""
 KINDS = ["bf16_weights", "accumulated", "lora", "compiled", "compiled_part", "bf16_autocast", "clipped", "scheduled"]
 
 
@@ -95,7 +93,10 @@ def test_the_ranks_of_a_data_parallel_model_are_one_member(exchange: dict[str, A
     def programs(address: str) -> list[Callable[[], None]]:
         if not address:
             return member_of("host", "")
-        return [*member_of("joined", address), *member_of("refused", address, compress="int8")]
+        joined = [
+            partial(once_exists, tmp_path / "refused.1.error", program) for program in member_of("joined", address)
+        ]
+        return [*joined, *member_of("refused", address, compress="int8")]
 
     run_until_ended(tmp_path, programs)
     assert "wrap: compress is 'int8' here" in (tmp_path / "refused.0.error").read_text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import planaria
+
+PATIENCE_S = 140.0
+"""for the start of up to seven processes, and for their end"""
 
 SAMPLES, BATCH, WIDTH = 96, 4, 8
 Backward = Callable[[Tensor], None]
@@ -116,6 +121,16 @@ def rank(number: int, exchange: Mapping[str, Any], address: str, key: Path, resu
     except (planaria.UserError, planaria.RunStopped) as error:
         result.with_suffix(f".{number}.error").write_text(str(error))
     dist.destroy_process_group()
+    os._exit(0)  # the destructor of gloo's process group may wait forever if the other rank has exited
+
+
+def once_exists(file: Path, program: Callable[[], None]) -> None:
+    """Run ``program`` once ``file`` exists."""
+    until = time.monotonic() + PATIENCE_S
+    while not file.exists():
+        assert time.monotonic() < until, f"{file} is missing"
+        time.sleep(0.05)
+    program()
 
 
 def train(loop: Loop, exchange: Mapping[str, Any], address: str, key: Path, result: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,9 @@ def test_metrics_agree_with_the_record(record: RunRecord) -> None:
         assert of(found, "planaria_recovery_seconds_bucket", le=repr(bound)) == under
     assert of(found, "planaria_recovery_seconds_bucket", le="+Inf") == 2
     assert of(found, "planaria_workers_lost_total", cause="connection") == 2
-    assert of(found, "planaria_workers", state="member") == 5
+    assert of(found, "planaria_workers", state="member") == 0, "after the end"
+    live = tally_of(replace(record, history=[turn for turn in record.history if not isinstance(turn[1], d.Finish)]))
+    assert of(samples_of(live), "planaria_workers", state="member") == 5
     sent = sum(n for _, work in record.worked for n in work.sent_bytes.values())
     assert of(found, "planaria_sent_bytes_total", between="stages") == sent > 0
     start, info = record.starts[0], dict(next(iter(found["planaria_run_info"])))

@@ -53,4 +53,4 @@ def test_rows_of_one_term_differ_after_a_resumption() -> None:
     resumed = STARTED.model_copy(update={"first_step": 2})
     before = (1.0, step(0)), (1.5, commit(0)), (2.0, led(2))
     found = failovers(record(*before, (3.0, resumed), (3.5, step(2)), (4.0, commit(2)), (4.5, step(3)), (5.0, led(2))))
-    assert [failover.label for failover in found] == ["step 1, term 2", "step 3, term 2"]
+    assert [failover.label for failover in found] == ["step 0, term 2", "step 3, term 2"]

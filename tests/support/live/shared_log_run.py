@@ -54,7 +54,8 @@ class Machines:
         name, at = f"standby{number}", self.config.fleet.standby_addresses[number]
         log = f"{self.config.fleet.shared_log}/{self.config.name}"
         process = self.start(name, log, "--standby", "--at", at)
-        assert "ready to lead" in process.line()
+        line = process.line()
+        assert "ready to lead" in line, (line, process.poll())
         return process, self._folder / name / "runs" / self.config.name
 
     def workers(self, name: str, count: int) -> Command:
