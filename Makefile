@@ -66,7 +66,7 @@ clean:  ## remove everything that these commands built, except runs/
 # venv installs pip last: a folder without pip is incomplete.
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
-	  { echo "planaria needs Python 3.11 or newer, which '$(PYTHON)' is not; name another, as in: make demo PYTHON=python3.12" >&2; exit 1; }
+	  { echo "'$(PYTHON)' is not Python 3.11 or newer; use another, such as: make demo PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 # A stamp older than pyproject.toml or constraints.txt triggers a new installation.

@@ -14,7 +14,7 @@ from planaria.report.run.recoveries import faults_summary
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow  # what each recovery must leave behind, other tests hold too; here it is many of them
+@pytest.mark.slow  # other tests check each recovery; this one checks many in a row
 @pytest.mark.timeout(300)
 def test_kill_after_kill_nothing_is_lost_and_nothing_stays_behind(tmp_path: Path) -> None:
     flags = ["--steps", "150", "--kills", "4", "--every", "0.3", "--out", str(tmp_path)]

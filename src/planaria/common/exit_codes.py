@@ -28,7 +28,7 @@ def exit_code(call: Callable[[], int]) -> int:
         print(f"planaria: {one_line(str(error))}", file=sys.stderr)
         return 3
     except RunStopped as stopped:
-        print(f"planaria: {stopped}", file=sys.stderr)
+        print(f"planaria: {one_line(str(stopped))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("planaria: interrupted", file=sys.stderr)

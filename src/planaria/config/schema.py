@@ -242,7 +242,7 @@ class ObserveConfig(Section):
 
 
 class RunConfig(Section):
-    """A whole run: the root of a recipe, documented in docs/first-run.md."""
+    """A whole run: the root of a recipe, documented in docs/settings.md."""
 
     name: Name = "run"
     """name of the run's folder in out"""

@@ -83,7 +83,7 @@ def join(address: str, *, key: str | Path = KEY, patience_s: float = 60.0, seed:
     :param address: HOST:PORT of the group's controller.
     :param key: file with a copy of the group's key.
     :param patience_s: how long to try while nothing answers.
-    :param seed: seed of the order of samples; the host's.
+    :param seed: seed of the order of samples; must equal the host's.
     :raises UserError: if the key cannot be read.
     """
     if not re.fullmatch(r".+:[0-9]{1,5}", address):

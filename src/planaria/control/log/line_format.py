@@ -1,4 +1,4 @@
-"""The text of a line of ``events.jsonl``, and what can be told of it without parsing the whole line.
+"""The text of a line of ``events.jsonl``, and its time and kind without parsing the whole line.
 
 ``head_of``, ``kind_of`` and ``notice_of`` rely on the order of the members in lines that :func:`event_line` and
 :func:`decision_line` return.

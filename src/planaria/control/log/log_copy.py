@@ -18,7 +18,7 @@ from planaria.control.log.shared_log import BEGIN, Batch, Lease, LogAppender, Sh
 
 _LOOKS = 5
 """looks at the shared log in ``fleet.lease_s``"""
-_TELLING = "finish", "run_started", "commit"
+_PROGRESS_KINDS = "finish", "run_started", "commit"
 """kinds of lines that show whether the run had ended before"""
 _JITTER = 0.15
 """largest random delay before an election, as a share of ``fleet.lease_s``"""
@@ -38,7 +38,7 @@ class RunEnd:
             if (batch := log.read(number)) is None:
                 break
             batches.append(batch)
-            if not batch.lines or any(kind_of(line.encode()) in _TELLING for line in batch.lines):
+            if not batch.lines or any(kind_of(line.encode()) in _PROGRESS_KINDS for line in batch.lines):
                 break
         for batch in reversed(batches):
             end.take(batch)
@@ -57,7 +57,7 @@ class RunEnd:
 
     @property
     def finish(self) -> Finish | None:
-        """How the run ended, or None if it goes on."""
+        """How the run ended, or None if it continues."""
         fact = parse_line(self._line.encode()).fact if self._line else None
         return fact if isinstance(fact, Finish) else None
 

@@ -334,8 +334,11 @@ _FIELDS_WITHOUT_CACHED_PROPERTIES = frozenset(ReplicaState.__dataclass_fields__)
 def updated(replica: ReplicaState, **changes: Any) -> ReplicaState:
     """Return ``dataclasses.replace(replica, **changes)`` in a tenth of its time, keeping cached properties.
 
-    :raises TypeError: for an unknown field, or one from which cached properties are derived.
+    :raises TypeError: for an unknown field, or one from which cached properties are derived, such as the phase of a
+        replica that leaves or has left.
     """
-    if not changes.keys() <= _FIELDS_WITHOUT_CACHED_PROPERTIES:
-        raise TypeError(f"{sorted(changes.keys() - _FIELDS_WITHOUT_CACHED_PROPERTIES)}: use dataclasses.replace")
+    leaves = "phase" in changes and "left" in (changes["phase"], replica.phase)
+    if leaves or not changes.keys() <= _FIELDS_WITHOUT_CACHED_PROPERTIES:
+        named = ["phase"] if leaves else sorted(changes.keys() - _FIELDS_WITHOUT_CACHED_PROPERTIES)
+        raise TypeError(f"{named}: use dataclasses.replace")
     return fast_replace(replica, **changes)

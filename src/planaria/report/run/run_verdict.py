@@ -26,7 +26,7 @@ OUTCOME_CLAUSES = {
     "cannot": "failed",
     "disbanded": "ended with the replica",
 }
-"""outcome of a recovery → predicate, where the outcome is not one"""
+"""outcome of a recovery → verb phrase, if it is not its name"""
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def require_whole(cut: RunCut, copies: Mapping[int, SavedReplica]) -> None:
 
 
 def plan(saved: RunCut, wanted: RunCut, stage: int, replica: int, copies: Mapping[int, SavedReplica]) -> StagePlan:
-    """Return the origin of ``stage`` of ``replica`` from the ``copies`` (by replica) of the stages in ``cut.holders``.
+    """Return the origin of ``stage`` of ``replica`` from the ``copies`` (by replica) of the stages that overlap it.
 
     :raises UserError: for the first parameter that is missing, unknown, of another shape or type, or differs between
         copies that must be equal; it names the file and what was expected.

@@ -48,7 +48,7 @@ PLANNING_S = 0.02
 
 
 def _cadence_of(config: RunConfig, started: e.RunStarted) -> CheckpointCadence | None:
-    """Return what chooses the interval between checkpoints; None if the recipe gives it."""
+    """Return the chooser of the interval between checkpoints, or None if the recipe fixes it."""
     if config.checkpoint.every != "best":
         return None
     return CheckpointCadence(config.network.hourly_failure_probability, len(started.stage_of))

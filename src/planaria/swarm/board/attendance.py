@@ -220,9 +220,9 @@ UNKNOWN_ACCOUNT = ""
 class PeerSelector:
     """Selects the peers that the next round waits for; the selection is the same for all readers with equal inputs.
 
-    After each absence, a peer must be received in four times as many consecutive rounds before it is awaited again. A
-    peer that withholds messages thus costs about log4(R) timeouts in R rounds. A message of a peer that is not awaited
-    still counts if it arrives in time.
+    A peer that was absent is awaited again once it was received in one round, and after each further absence in four
+    times as many consecutive rounds. A peer that withholds messages thus costs about log4(R) timeouts in R rounds. A
+    message of a peer that is not awaited still counts if it arrives in time.
     """
 
     def __init__(self, founders: Set[str]) -> None:
