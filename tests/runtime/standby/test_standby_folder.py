@@ -1,4 +1,4 @@
-"""The folder of a standby on another machine: what was there is replaced, renamed or left alone."""
+"""The folder of a standby on another machine; an existing one is replaced, renamed or left alone."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class LogCopy:
         self._delay_s = fleet.lease_s * (1 + _JITTER * (order + random.random()))
         self._seen: Lease | None = None
         self._first = True
-        """whether this process has not looked at the log yet: what it then finds may be old"""
+        """whether this process has not looked at the log yet; its first lease may be old"""
         self._end, self._written = end, end.lines
         self._run_end = RunEnd()
         self.silent_since = self.noticed = self._waiting_since = time.monotonic()

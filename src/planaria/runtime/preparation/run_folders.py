@@ -247,15 +247,17 @@ def lock_for_training(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{folder} is being trained right now; stop that first, or start another run") from None
-        sign_lock(file)
-        try:
+        with signed_lock(file):
             yield
-        finally:
-            file.truncate(0)  # another process may get this id
 
 
-def sign_lock(file: IO[str]) -> None:
-    """Write this process's id into the run's lock, which it holds."""
+@contextmanager
+def signed_lock(file: IO[str]) -> Iterator[None]:
+    """Keep this process's id in the run's lock, which it holds; later, another process may get that id."""
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
+    try:
+        yield
+    finally:
+        file.truncate(0)

@@ -44,7 +44,7 @@ class Leadership:
             raise LeadershipLost(self._lost, self.appender.position)
 
     def _give_up_if_expired(self) -> None:
-        """Give up the right to lead once the lease has expired, even if nobody else leads: workers may have left.
+        """Give up the right to lead once the lease has expired, even if no other process leads: workers may have left.
 
         A standby stands for election after one ``lease_s``, this process gives up after two: without a standby, a slow
         store costs nothing. If one was elected, the store rejects what this process would append.

@@ -117,11 +117,8 @@ def _lock_when_free(
                 cause, stopped_since = "stopped", None
                 _kill(pid, file)
         noticed = time.monotonic() if waited else 0.0
-        run_folders.sign_lock(file)
-        try:
+        with run_folders.signed_lock(file):
             yield cause, noticed
-        finally:
-            file.truncate(0)
 
 
 def _acquire_lock(file: IO[str], taken: threading.Event) -> None:
