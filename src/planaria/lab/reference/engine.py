@@ -1,6 +1,7 @@
 """Reference engine: all stages in this process, without controller and workers, in one fixed topological order.
 
-Tests compare the runs of both engines (``engine = "inline"`` and ``"fleet"``) with it.
+The arms of ``planaria compare`` run on it, step by step. Tests compare the losses of both other engines (``engine =
+"inline"`` and ``"fleet"``) with its own, bit by bit.
 """
 
 from __future__ import annotations
