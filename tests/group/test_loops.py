@@ -48,7 +48,7 @@ def run_until_ended(folder: Path, programs: Callable[[str], Sequence[Callable[[]
 
 
 def plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
+    return {name.replace("_orig_mod.", "").removeprefix("module."): tensor for name, tensor in state.items()}
 
 
 def require_equal(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -109,3 +109,28 @@ def test_the_ranks_of_a_data_parallel_model_are_one_member(exchange: dict[str, A
         expected = alone("plain", blocks=4)
         for name, tensor in states[0]["model"].items():
             torch.testing.assert_close(tensor, expected[name.removeprefix("module.")], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(("exchange", "sharded"), [("diloco", "joined"), ("noloco", "host"), ("diloco", "host")])
+def test_a_sharded_member_and_a_data_parallel_one_are_the_same_group(
+    exchange: str, sharded: str, tmp_path: Path
+) -> None:
+    """Two members of two ranks each; each rank of one of them has a part of every parameter."""
+
+    def programs(address: str) -> list[Callable[[], None]]:
+        name, chosen = "joined" if address else "host", {"exchange": exchange, "every": 3}
+        return [
+            partial(rank, number, chosen, address, tmp_path / "key", tmp_path / name, shards=name == sharded)
+            for number in (0, 1)
+        ]
+
+    run_until_ended(tmp_path, programs)
+    host, host_1, joined, joined_1 = (
+        torch.load(tmp_path / f"{name}.{number}.pt") for name in ("host", "joined") for number in (0, 1)
+    )
+    require_equal(host["model"], host_1["model"])
+    require_equal(joined["model"], joined_1["model"])
+    assert host["facts"]["steps"] + joined["facts"]["steps"] == 12 and host["facts"]["rounds"] >= 1
+    if exchange == "diloco":
+        require_equal(host["model"], joined["model"])

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import planaria
+from planaria.group.member_state import whole
 
 PATIENCE_S = 140.0
 """for the start of up to seven processes, and for their end"""
@@ -110,12 +112,24 @@ def member(kind: str, exchange: Mapping[str, Any], address: str, key: Path, resu
     train(loop_of(kind, seed=2 if address else 1), exchange, address, key, result)
 
 
-def rank(number: int, exchange: Mapping[str, Any], address: str, key: Path, result: Path) -> None:
+def sharded(model: nn.Module) -> nn.Module:
+    """Return the model with its parameters sharded over all ranks."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    return fully_shard(model)
+
+
+def rank(number: int, exchange: Mapping[str, Any], address: str, key: Path, result: Path, shards: bool = False) -> None:
     """Train as one of the two ranks of a member."""
     torch.set_num_threads(1)
     loop = loop_of("plain", seed=2 if address else 1)
     dist.init_process_group("gloo", f"file://{result.with_suffix('.ranks')}", rank=number, world_size=2)
-    loop.model = nn.parallel.DistributedDataParallel(loop.model)
+    if shards:
+        sharded(loop.model)
+        loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-2)
+    else:
+        loop.model = nn.parallel.DistributedDataParallel(loop.model)
     try:
         train(loop, exchange, address, key, result.with_suffix(f".{number}.pt"))
     except (planaria.UserError, planaria.RunStopped) as error:
@@ -149,7 +163,8 @@ def train(loop: Loop, exchange: Mapping[str, Any], address: str, key: Path, resu
             loop.scheduler.step()
         optimizer.zero_grad()
     facts = {"steps": group.steps, "rounds": group.rounds, "progress": group.progress}
-    torch.save({"facts": facts, "model": loop.model.state_dict(), "optimizer": loop.optimizer.state_dict()}, result)
+    weights = {name: whole(tensor) for name, tensor in loop.model.state_dict().items()}
+    torch.save({"facts": facts, "model": weights, "optimizer": loop.optimizer.state_dict()["param_groups"]}, result)
 
 
 def alone(kind: str, blocks: int = 2) -> dict[str, Tensor]:

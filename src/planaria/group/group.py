@@ -146,9 +146,15 @@ class Group:
         """
         if self._owned is not None:
             raise UserError("wrap: this group already has an optimizer; make one group for each model")
-        self._owned, self._ranks = MemberState(model, optimizer, also or {}), Ranks(model)
+        self._ranks = Ranks(model)
+        self._owned = self._ranks.state_of(model, optimizer, also or {})
         if self._sharded and self._ranks.count > 1:
             raise UserError("wrap: call it before shard, which divides the data among the ranks of this model too")
+        if self._ranks.sharded and exchange == "allreduce":
+            raise UserError(
+                "wrap: exchange='allreduce' would gather a sharded model's gradient in every step; use an exchange "
+                "with rounds, such as noloco or diloco"
+            )
         chosen = {**options, **({} if every is None else {"every": every})}
         self._agreed = ExchangeSettings(exchange, compress, robust, chosen)
         return GroupOptimizer(optimizer, self._step, lambda: self._mid_block)
@@ -204,7 +210,7 @@ class Group:
             return self._member
         if self._owned is None or self._ranks is None:
             raise UserError("shard: call wrap(optimizer, model) first")
-        self._owned.extra_state()  # fail now if the state cannot be sent to new members
+        self._owned.require_sendable()  # fail now, not when a new member comes
         self._data = data
         if self._ranks.rank:
             self._member = Follower(self._ranks, self._owned)
@@ -297,7 +303,7 @@ class Group:
         assert member is not None and self._owned is not None and self._ranks is not None
         with self._ranks.lead():
             self._member = member = self._wait_for_gradient(member)
-        self._ranks.send(member, self._owned)
+        self._ranks.proceed(member, self._owned)
 
     def _wait_for_gradient(self, member: Membership) -> Membership:
         """Return the membership once it waits for a gradient: a new one, with a peer's state, if the old one broke."""

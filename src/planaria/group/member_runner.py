@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import Tensor
 
@@ -79,7 +79,7 @@ class MemberRunner(StageRunner):
     def commit(self, step: int) -> None:
         """Let the owner's optimizer apply the gradient."""
         if self._updates or self._sums_gradients:
-            self.owned.optimizer.step()
+            self.owned.step()
         self.forget()
         self.reported = None
         self.steps = self.steps + 1
@@ -95,6 +95,10 @@ class MemberRunner(StageRunner):
 
     def state(self) -> StageState:
         return StageState(self.owned.weights())
+
+    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self.require_fit(weights)
+        self.owned.set_weights(weights)
 
     def whole_state(self) -> StageState:
         return StageState(self.owned.weights(), extra=self.owned.extra_state())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -42,16 +42,17 @@ def unwrap(model: nn.Module) -> nn.Module:
     ) is not None:
         model = inner
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
-        raise _sharding_error("", "FullyShardedDataParallel")
+        raise UserError(
+            "wrap: the model is a FullyShardedDataParallel, whose parameters are flat parts of several tensors; use "
+            "torch.distributed.fsdp.fully_shard (FSDP2)"
+        )
     return model
 
 
-def _sharding_error(name: str, kind: str) -> UserError:
-    of = f"parameter {name!r}" if name else "the model"
-    return UserError(
-        f"wrap: {of} is a {kind}, of which each rank has a part, and members exchange whole tensors; use "
-        "DistributedDataParallel within a machine, or pipeline stages (`planaria train`)"
-    )
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor without its gradient; a sharded one is gathered on the CPU, in which all ranks must take part."""
+    gather = getattr(tensor.detach(), "full_tensor", None)
+    return tensor.detach() if gather is None else gather().cpu()
 
 
 def plain_name(name: str) -> str:
@@ -80,8 +81,10 @@ class MemberState:
         self.parameters = {self._names[id(p)]: p for p in model.parameters() if p.requires_grad}
         optimised = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in self.parameters.items():
-            if type(parameter.data) is not Tensor:
-                raise _sharding_error(name, type(parameter.data).__name__)
+            if (kind := type(parameter.data).__name__) not in ("Tensor", "DTensor"):
+                raise UserError(
+                    f"wrap: parameter {name!r} is a {kind}, which cannot be sent; use plain tensors, or FSDP2"
+                )
             if parameter.dtype not in TYPES or not parameter.dtype.is_floating_point:
                 raise UserError(f"wrap: parameter {name!r} is {parameter.dtype}; use a model in fp32, bf16 or fp16")
             if id(parameter) not in optimised:
@@ -97,7 +100,7 @@ class MemberState:
         """Digest of the properties that all members share: names and shapes of trained parameters; frozen weights."""
         rows = [f"{name} {list(parameter.shape)}" for name, parameter in sorted(self.parameters.items())]
         frozen = sorted((self._names[id(p)], p) for p in self.model.parameters() if not p.requires_grad)
-        rows += [digest(name, parameter.detach().cpu().contiguous()).hex() for name, parameter in frozen]
+        rows += [digest(name, whole(parameter).cpu().contiguous()).hex() for name, parameter in frozen]
         return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
     @property
@@ -131,6 +134,20 @@ class MemberState:
         """Return the trained parameters by name; they share memory."""
         return {name: parameter.detach() for name, parameter in self.parameters.items()}
 
+    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace the trained parameters."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(weights[name])
+
+    def step(self) -> None:
+        """Apply the gradient."""
+        self.optimizer.step()
+
+    def require_sendable(self) -> None:
+        """Raise UserError if :meth:`extra_state` does."""
+        self.extra_state()
+
     def extra_state(self) -> dict[str, Tensor]:
         """Return everything but the weights, as named tensors.
 
@@ -148,11 +165,11 @@ class MemberState:
 
         :raises UserError: if it is invalid, or does not fit this member's model and optimizer.
         """
-        try:
-            document = json.loads(_text(tensors))
-            values = {name: _tree(value, tensors, 0) for name, value in dict(document).items()}
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
-            raise UserError(f"the state of another member is invalid ({str(error)[:120]})") from None
+        self._load_document(document_of(tensors), lambda path: tensors[path].clone())
+
+    def _load_document(self, document: Any, fetch: Callable[[str], Tensor]) -> None:
+        """Load a state whose tensors ``fetch`` returns by path."""
+        values = {name: _tree(value, fetch) for name, value in document.items()}
         expected = {"buffers", "optimizer", *(f"also.{name}" for name in self.also)}
         if differing := sorted(values.keys() ^ expected):
             raise UserError(
@@ -218,11 +235,29 @@ class MemberState:
         return {"state": {numbers[name]: value for name, value in received["state"].items()}, "param_groups": groups}
 
 
-def _text(tensors: Mapping[str, Tensor]) -> bytes:
-    document = tensors[DOCUMENT]
-    if document.dtype != torch.uint8 or document.ndim != 1 or len(document) > _MAX_DOCUMENT_BYTES:
-        raise ValueError("its document is not a one-dimensional tensor of bytes")
-    return document.numpy().tobytes()
+def document_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the document of an :meth:`MemberState.extra_state`.
+
+    :raises UserError: if it is none, or names a tensor that is missing.
+    """
+    try:
+        text = tensors[DOCUMENT]
+        if text.dtype != torch.uint8 or text.ndim != 1 or len(text) > _MAX_DOCUMENT_BYTES:
+            raise ValueError("its document is not a one-dimensional tensor of bytes")
+        document = dict(json.loads(text.numpy().tobytes()))
+        if missing := [path for path in tensor_paths(document) if path not in tensors]:
+            raise ValueError(f"its document names the tensor {missing[0]!r}, which is missing")
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise UserError(f"the state of another member is invalid ({str(error)[:120]})") from None
+    return document
+
+
+def tensor_paths(document: Mapping[str, Any]) -> list[str]:
+    """Return the paths of a document's tensors in order; ValueError, TypeError or RecursionError if it is invalid."""
+    paths: list[str] = []
+    for value in document.values():
+        _tree(value, paths.append)
+    return paths
 
 
 def _flat(value: Any, path: str, tensors: dict[str, Tensor], depth: int) -> Any:
@@ -234,7 +269,7 @@ def _flat(value: Any, path: str, tensors: dict[str, Tensor], depth: int) -> Any:
     if isinstance(value, Tensor):
         if value.dtype not in TYPES:
             raise UserError(f"wrap: the state at {path} has dtype {value.dtype}, which cannot be sent")
-        tensors[path] = value.detach()
+        tensors[path] = whole(value)
         return {_TENSOR: path}
     if isinstance(value, Mapping):
         rows = [[key, _flat(item, f"{path}.{key}", tensors, depth + 1)] for key, item in value.items()]
@@ -249,18 +284,20 @@ def _flat(value: Any, path: str, tensors: dict[str, Tensor], depth: int) -> Any:
     )
 
 
-def _tree(value: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
-    """Return the value that :func:`_flat` wrote; ValueError or LookupError if it cannot be its result."""
+def _tree(value: Any, fetch: Callable[[str], Any], depth: int = 0) -> Any:
+    """Return the value that :func:`_flat` wrote, whose tensors ``fetch`` returns by path; ValueError or TypeError if it
+    cannot be its result.
+    """
     if depth > _MAX_DEPTH:
         raise ValueError("too many levels")
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == _TENSOR:
-        return tensors[content].clone()
+        return fetch(content)
     if kind == _DICT:
-        return {key: _tree(item, tensors, depth + 1) for key, item in content}
+        return {key: _tree(item, fetch, depth + 1) for key, item in content}
     if kind not in (_LIST, _TUPLE):
         raise ValueError(f"unknown {str(kind)[:20]!r}")
-    items = [_tree(item, tensors, depth + 1) for item in content]
+    items = [_tree(item, fetch, depth + 1) for item in content]
     return items if kind == _LIST else tuple(items)

@@ -1,75 +1,98 @@
-"""The ranks of one machine that train a model with ``DistributedDataParallel``; together they are one member.
+"""The ranks of one machine that train a model together: ``DistributedDataParallel``, FSDP2 or tensor parallelism.
 
-Rank 0 has the connection to the group. After each step it sends the next block's number and the weights to the others,
-which compute their part of each block.
+Together they are one member. Rank 0 has the connection to the group. The other ranks compute their part of each block,
+and wait for rank 0 between two blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from planaria.common.errors import RunStopped
-from planaria.group.member_state import MemberState
+from planaria.group.member_state import MemberState, Stateful
 from planaria.group.membership import Membership
+from planaria.group.sharded import Call, ShardedState, mesh_of
 
-_FAILED = -2
-"""value sent instead of a block's number: rank 0 raises an error"""
 _NO_BLOCK = -1
 
 
 class Ranks:
-    """The ranks that train one model; a model without ``DistributedDataParallel`` has one."""
+    """The ranks that train one model; a model of one process has one."""
 
     def __init__(self, model: nn.Module) -> None:
+        """:raises UserError: if the model is sharded in an unsupported way."""
         model = getattr(model, "_orig_mod", model)
+        self.sharded = mesh_of(model) is not None
+        several = self.sharded or isinstance(model, DistributedDataParallel)
         self._among = model.process_group if isinstance(model, DistributedDataParallel) else None
-        self.count = 1 if self._among is None else dist.get_world_size(self._among)
-        self.rank = 0 if self._among is None else dist.get_rank(self._among)
+        self.count = dist.get_world_size(self._among) if several else 1
+        self.rank = dist.get_rank(self._among) if several else 0
         self._device = next(model.parameters()).device
+
+    def state_of(self, model: nn.Module, optimizer: Optimizer, also: Mapping[str, Stateful]) -> MemberState:
+        """Return the state of this rank.
+
+        :raises UserError: as :class:`MemberState`.
+        """
+        if self.sharded:
+            return ShardedState(model, optimizer, also, self._announce, self._broadcast)
+        return MemberState(model, optimizer, also)
 
     @contextmanager
     def lead(self) -> Iterator[None]:
-        """At rank 0: report an error within to the other ranks, which wait for :meth:`send`."""
+        """At rank 0: report an error within to the other ranks, which wait for :meth:`proceed`."""
         try:
             yield
         except BaseException:
-            self._broadcast(torch.tensor([_FAILED, 0, 0, 0]))
+            self._announce(Call.FAIL)
             raise
 
-    def send(self, member: Membership, owned: MemberState) -> None:
-        """At rank 0: send the next block and the weights to the other ranks."""
-        if self.count == 1:
-            return
+    def proceed(self, member: Membership, owned: MemberState) -> None:
+        """At rank 0: let the other ranks proceed with the next block; with equal weights, if each has all of them."""
+        self._announce(Call.PROCEED)
         block = member.blocks[0] if member.blocks else _NO_BLOCK
         self._broadcast(torch.tensor([block, member.step, member.progress, member.rounds]))
-        self._broadcast_weights(owned)
+        self._share_weights(owned)
 
-    def receive(self, owned: MemberState) -> tuple[int, int, int, int]:
-        """Receive the weights; return the next block (-1: none), and the steps, updates and rounds of rank 0.
+    def follow(self, owned: MemberState) -> tuple[int, int, int, int]:
+        """At another rank: take part in what rank 0 does until it proceeds.
+
+        Return the next block (-1: none), and the steps, updates and rounds of rank 0.
 
         :raises RunStopped: if rank 0 raises an error.
         :raises RuntimeError: by torch, if rank 0 sends nothing within the time-out of the process group.
         """
+        while (call := self._announce(Call.PROCEED)) != Call.PROCEED:
+            if call == Call.FAIL:
+                raise RunStopped("rank 0 is no longer a member; see its error")
+            assert isinstance(owned, ShardedState)
+            owned.follow(call)
         block, steps, progress, rounds = self._broadcast(torch.zeros(4, dtype=torch.int64)).tolist()
-        if block == _FAILED:
-            raise RunStopped("rank 0 is no longer a member; see its error")
-        self._broadcast_weights(owned)
+        self._share_weights(owned)
         return block, steps, progress, rounds
 
-    def _broadcast(self, numbers: Tensor) -> Tensor:
-        numbers = numbers.to(self._device)
-        if self.count > 1:
-            dist.broadcast(numbers, group=self._among, group_src=0)
-        return numbers
+    def _announce(self, call: Call) -> Call:
+        """Return the call of rank 0 at all ranks."""
+        return Call(int(self._broadcast(torch.tensor([call]))))
 
-    def _broadcast_weights(self, owned: MemberState) -> None:
-        for weight in owned.weights().values():
+    def _broadcast(self, tensor: Tensor) -> Tensor:
+        """Return rank 0's tensor at all ranks, on the CPU."""
+        if self.count == 1:
+            return tensor
+        sent = tensor.to(self._device).contiguous()
+        dist.broadcast(sent, group=self._among, group_src=0)
+        return sent.cpu()
+
+    def _share_weights(self, owned: MemberState) -> None:
+        """Give all ranks the weights of rank 0, unless each has its own part of them."""
+        for weight in () if self.sharded or self.count == 1 else owned.weights().values():
             dist.broadcast(weight, group=self._among, group_src=0)
 
 
@@ -82,7 +105,7 @@ class Follower:
         self.step = self.progress = self.rounds = 0
 
     def take_gradient(self, block: int, updates: bool) -> None:
-        """Do nothing: rank 0 has the gradient of all ranks."""
+        """Do nothing: rank 0 reports the gradient of all ranks."""
 
     def report(self, loss: float) -> None:
         """Do nothing: rank 0 reports its loss."""
@@ -92,7 +115,7 @@ class Follower:
 
         :raises RunStopped: if it raises an error.
         """
-        block, self.step, self.progress, self.rounds = self._ranks.receive(self._owned)
+        block, self.step, self.progress, self.rounds = self._ranks.follow(self._owned)
         self.blocks = () if block == _NO_BLOCK else (block,)
 
     def leave(self) -> None:

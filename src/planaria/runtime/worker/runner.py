@@ -336,15 +336,19 @@ class StageRunner:
 
         :raises ValueError: if a parameter is missing or has another shape.
         """
+        self.require_fit(weights)
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(weights[name])
+
+    def require_fit(self, weights: Mapping[str, Tensor]) -> None:
+        """Raise ValueError if a parameter is missing or has another shape."""
         if weights.keys() != self.parameters.keys():
             differing = sorted(weights.keys() ^ self.parameters.keys())
             raise ValueError(f"stage {self.stage}: parameters differ: {differing}")
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                weight = weights[name]
-                if weight.shape != parameter.shape:
-                    raise ValueError(f"stage {self.stage}: {name} is {list(weight.shape)}, not {list(parameter.shape)}")
-                parameter.copy_(weight)
+        for name, parameter in self.parameters.items():
+            if (shape := weights[name].shape) != parameter.shape:
+                raise ValueError(f"stage {self.stage}: {name} is {list(shape)}, not {list(parameter.shape)}")
 
     @property
     def _generators(self) -> dict[str, Any]:
