@@ -15,13 +15,12 @@ import torch
 
 from benchmarks.exchange_in_process import Replica
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, in_processes, one_thread, ratios, start
-from planaria.exchange.attacks import make_attack
-from planaria.exchange.attacks.base import AttackView, VectorAttack
 from planaria.exchange.base import Update
 from planaria.exchange.monna import MoNNA, nearest
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.products import NotFinite
 from planaria.exchange.robust.rules import make_robust_aggregator
+from planaria.exchange.update_attacks import AttackView, VectorAttack, make_attack
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

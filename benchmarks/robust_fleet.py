@@ -21,12 +21,12 @@ from planaria.config.schema import ExchangeConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.exchange.aggregate import AggregatingExchange
-from planaria.exchange.attacks import ATTACKS
 from planaria.exchange.base import StageOuterState, Update, Weights
 from planaria.exchange.monna import MoNNA
 from planaria.exchange.registry import make_exchange
 from planaria.exchange.robust.combining import sum_rows
 from planaria.exchange.robust.products import iter_chunks
+from planaria.exchange.update_attacks import ATTACKS
 from planaria.faults.trace import Fault
 from planaria.runtime.transport.edge import Edge
 from planaria.runtime.transport.wire import Label, UpdatePart

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.exchange.attacks import ATTACKS, make_attack
-from planaria.exchange.attacks.base import AttackView, MessageAttack, UpdateAttack
-from planaria.exchange.attacks.update_attacks import largest_z
 from planaria.exchange.base import Update
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.compression import COMPRESSORS
 from planaria.exchange.compress.dense import Sign
+from planaria.exchange.update_attacks import ATTACKS, AttackView, MessageAttack, UpdateAttack, largest_z, make_attack
 from planaria.exchange.update_validation import invalid_updates
 
 DIM = 300

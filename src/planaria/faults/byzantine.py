@@ -11,11 +11,10 @@ from torch import Tensor
 
 from planaria.config.schema import ExchangeConfig
 from planaria.data.stream import BatchReader
-from planaria.exchange.attacks import make_attack
-from planaria.exchange.attacks.base import AttackView, UpdateAttack
 from planaria.exchange.base import Update
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.robust.rules import make_robust_aggregator
+from planaria.exchange.update_attacks import AttackView, UpdateAttack, make_attack
 from planaria.exchange.update_publisher import UpdatePublisher, vectors
 
 

@@ -72,7 +72,7 @@ class Fault(Section):
     """slow, slow_host: factor, default 5; slow_data, delay: seconds, default 0.1; corrupt_update: of
     the attack"""
     attack: str | None = None
-    """corrupt_update: the attack (``exchange/attacks/``); default: non-finite numbers"""
+    """corrupt_update: the attack (``exchange/update_attacks.py``); default: non-finite numbers"""
     until: Natural | None = None
     """corrupt_update: first honest step; default: one update is corrupted"""
     peer: Natural | None = None
@@ -106,7 +106,7 @@ class Fault(Section):
         if self.until is not None and self.until <= self.step:
             raise ValueError(f"until = {self.until} must be after the fault's first step, {self.step}")
         if self.attack is not None or (self.strength is not None and self.signal == CORRUPT_UPDATE):
-            from planaria.exchange.attacks import make_attack  # imports torch, which most traces do not need
+            from planaria.exchange.update_attacks import make_attack  # imports torch, which most traces do not need
 
             try:
                 make_attack(self.attack, self.strength)

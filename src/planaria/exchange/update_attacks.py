@@ -1,21 +1,97 @@
-"""Attacks on a vector, on its message, or on labels.
+"""Attacks of Byzantine replicas: on the vector of an update, on its message, or on labels.
 
 Vectors are flipped, scaled, randomised or stale, or stay within the spread of honest ones (:class:`Alie`, :class:`Ipm`,
 :class:`Mimic`), so that distance does not reveal them. They are encoded as honest ones. Other attacks send invalid
-messages: numbers that are not finite, a wrong size or dtype.
+messages: numbers that are not finite, a wrong size or dtype. All are pure.
+
+A fault in a trace selects one:
+``{ "signal": "corrupt_update", "attack": "sign_flip", "strength": 10, "until": 200, … }``.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Annotated, ClassVar
 
 import torch
-from pydantic import Field
-from torch import Tensor
+from pydantic import Field, ValidationError
+from torch import Generator, Tensor
 
-from planaria.exchange.attacks.base import AttackView, MessageAttack, Strength, UpdateAttack, VectorAttack
+from planaria.common.errors import UserError, nearest
+from planaria.config.registry import Choice
 from planaria.exchange.compress.base import Compressor
+
+Strength = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+"""strength of an attack; set by a trace's fault"""
+
+
+@dataclass(frozen=True)
+class AttackView:
+    """A Byzantine member's knowledge in one round. Vectors are fp32 [d], on the CPU, and must not be modified."""
+
+    own: Tensor
+    """its honest vector"""
+    known: Mapping[int, Tensor]
+    """member → honest vector, if known; at least one"""
+    members: int
+    """n, itself included"""
+    byzantine: int
+    """f, the number of Byzantine members that others expect"""
+    round: int
+    generator: Generator
+    """the same for all updates of a round, unless the attack equivocates"""
+    past: Sequence[Tensor] = ()
+    """``own`` of earlier rounds, oldest first, as many as the attack needs"""
+    first: Mapping[int, Tensor] = field(default_factory=dict)
+    """``known`` of the first round of the attack"""
+
+
+class UpdateAttack(Choice, ABC):
+    """A Byzantine behaviour; its fields are its options."""
+
+    listens: ClassVar[bool] = False
+    """whether it needs others' updates"""
+    equivocates: ClassVar[bool] = False
+    """whether it sends a different update to each peer"""
+
+    @property
+    def remembers(self) -> int:
+        """Number of own vectors of earlier rounds that it needs."""
+        return 0
+
+    def labels(self, targets: Tensor, vocab: int) -> Tensor:
+        """Return the labels it trains on instead of ``targets``: int64 of the same shape, each below ``vocab``."""
+        return targets
+
+    @abstractmethod
+    def message(self, scene: AttackView, honest: Tensor, codec: Compressor) -> Tensor:
+        """Return the message to send instead of ``honest``, which is ``codec``'s encoding of ``scene.own``."""
+
+
+class VectorAttack(UpdateAttack, ABC):
+    """An attack with valid messages of a corrupted vector."""
+
+    @abstractmethod
+    def vector(self, scene: AttackView) -> Tensor:
+        """Return the vector [d] to send."""
+
+    def message(self, scene: AttackView, honest: Tensor, codec: Compressor) -> Tensor:
+        return codec.encode(self.vector(scene), scene.round)
+
+
+class MessageAttack(UpdateAttack, ABC):
+    """An attack with invalid messages."""
+
+    @abstractmethod
+    def corrupt(self, honest: Tensor) -> Tensor:
+        """Return the corrupted message."""
+
+    def message(self, scene: AttackView, honest: Tensor, codec: Compressor) -> Tensor:
+        return self.corrupt(honest)
+
 
 _USUAL = 1.5
 """z where the formula has no positive value [chosen here]"""
@@ -194,3 +270,46 @@ class LabelFlip(UpdateAttack):
 
     def message(self, scene: AttackView, honest: Tensor, codec: Compressor) -> Tensor:
         return honest
+
+
+ATTACKS: dict[str, type[UpdateAttack]] = {
+    "sign_flip": SignFlip,
+    "own_flip": OwnFlip,
+    "zero": Zero,
+    "random": Random,
+    "equivocate": Equivocate,
+    "alie": Alie,
+    "ipm": Ipm,
+    "mimic": Mimic,
+    "stale": Stale,
+    "label_flip": LabelFlip,
+    "nan": Nan,
+    "inf": Inf,
+    "huge": Huge,
+    "wrong_size": WrongSize,
+    "wrong_type": WrongType,
+}
+"""attacks by name; only planaria's own, because a trace may be untrusted and must not import classes"""
+
+DEFAULT_ATTACK = "nan"
+"""attack of a fault without ``attack``"""
+
+
+def make_attack(name: str | None, strength: float | None) -> UpdateAttack:
+    """Return the attack of a fault with its strength.
+
+    :raises UserError: for an unknown attack or an invalid strength.
+    """
+    name = DEFAULT_ATTACK if name is None else name
+    if name not in ATTACKS:
+        raise UserError(f"attack = {name!r}: no such choice; {nearest(name, ATTACKS)}")
+    chosen = ATTACKS[name]
+    if strength is None:
+        return chosen()
+    if "strength" not in chosen.model_fields:
+        raise UserError(f"attack {name!r} has no strength; remove it")
+    try:
+        return chosen.model_validate({"strength": strength})
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]["msg"]
+        raise UserError(f"strength = {strength:g} of attack {name!r}: {problem}") from None
