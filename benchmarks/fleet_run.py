@@ -84,7 +84,7 @@ def run_fleet(
     from planaria.report.observe.progress import NoProgress
     from planaria.report.observe.run_observer import RunObserver
     from planaria.report.observe.trackers import trackers
-    from planaria.runtime.engine import process_engine
+    from planaria.runtime.engine.train_prepared import train_prepared
     from planaria.runtime.preparation import run_folders
     from planaria.runtime.preparation.prepare import prepare
 
@@ -96,7 +96,7 @@ def run_fleet(
     observer: Observer = around(watch, folder) if around else watch
     try:
         with run_folders.lock_for_training(folder):
-            process_engine.train(prepared, folder, observer)
+            train_prepared(prepared, folder, observer)
     finally:
         watch.close()
     return read_run(folder)

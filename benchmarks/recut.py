@@ -26,7 +26,7 @@ from planaria.report.observe.run_observer import RunObserver
 from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.checkpoint.loading import atoms_of_model, cut_of
 from planaria.runtime.checkpoint.store import CheckpointStore
-from planaria.runtime.engine import process_engine
+from planaria.runtime.engine.train_prepared import train_prepared
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.prepare import prepare
 from planaria.runtime.preparation.resumption import resumption_of
@@ -254,7 +254,7 @@ def save_at_once(folder: Path, step: int, shape: Shape) -> None:
         run_folders.write_run_files(folder, there.config, prepared.dataset, prepared.trace)
         watch = RunObserver(folder, there.config.samples * there.config.model.context, NoProgress())
         try:
-            process_engine.train(prepared, folder, watch, replace(there.origin, durable_step=step - 1), lambda: True)
+            train_prepared(prepared, folder, watch, replace(there.origin, durable_step=step - 1), lambda: True)
         finally:
             watch.close()
     if saved.stat().st_ino == before:

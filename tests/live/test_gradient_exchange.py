@@ -20,7 +20,7 @@ from planaria.exchange.registry import make_exchange
 from planaria.faults.trace import Fault
 from planaria.models.families import build_stage
 from planaria.runtime.checkpoint.loading import load_stage
-from planaria.runtime.engine import process_engine
+from planaria.runtime.engine.train_prepared import train_prepared
 from planaria.runtime.preparation.prepare import PreparedRun
 from support.live.harness import (
     ending,
@@ -137,7 +137,7 @@ def killing(step: int) -> Callable[..., object]:
                     os.kill(pids[place[ENDS]], signal.SIGKILL)
 
         watch.on_event = on_event
-        return process_engine.train(prepared, folder, watch)
+        return train_prepared(prepared, folder, watch)
 
     return engine
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.protocols import Observer
-from planaria.runtime.engine import process_engine
+from planaria.runtime.engine.train_prepared import train_prepared
 from planaria.runtime.preparation.prepare import PreparedRun
 from planaria.runtime.preparation.run_start import START, Origin
 
@@ -55,4 +55,4 @@ def train_inline(
     stop: Callable[[], bool] | None = None,
 ) -> d.Finish:
     inline = prepared.with_config(prepared.config.model_copy(update={"engine": "inline"}))
-    return process_engine.train(inline, folder, observer, origin, stop)
+    return train_prepared(inline, folder, observer, origin, stop)

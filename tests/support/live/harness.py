@@ -36,7 +36,7 @@ from planaria.report.run import report
 from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import CheckpointStore, SealedCheckpoint, read_manifest
-from planaria.runtime.engine import process_engine
+from planaria.runtime.engine.train_prepared import train_prepared
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.prepare import prepare as prepare_run
 from planaria.runtime.worker.runner import StageRunner
@@ -143,7 +143,7 @@ def train(
     config: RunConfig,
     faults: Sequence[Fault] = (),
     hook: Hook | None = None,
-    engine: Callable[..., object] = process_engine.train,
+    engine: Callable[..., object] = train_prepared,
 ) -> RunRecord:
     """Train ``config`` to its end under a controller in this process; return the checked record of the run."""
     folder, prepared = folder_of(config), prepare_run(config, trace=Trace(faults=tuple(faults)))

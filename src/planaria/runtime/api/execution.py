@@ -35,8 +35,8 @@ from planaria.runtime.api.import_export import export_run
 from planaria.runtime.api.run import MODEL, Run
 from planaria.runtime.checkpoint.mirror import Mirror, mirror_folder
 from planaria.runtime.custom_classes import custom_classes
-from planaria.runtime.engine import process_engine
 from planaria.runtime.engine.stopping import REQUEST
+from planaria.runtime.engine.train_prepared import train_prepared
 from planaria.runtime.fleet.joining import join_command, standby_commands
 from planaria.runtime.prediction.preflight_table import table
 from planaria.runtime.preparation import run_folders
@@ -181,7 +181,7 @@ class RunExecution:
         failover = None if self.takeover is None else self.takeover.failover
         try:
             with logs.add_context(lambda: {"run": folder.name}):
-                return process_engine.train(
+                return train_prepared(
                     prepared,
                     folder,
                     watch,

@@ -1,4 +1,4 @@
-"""The ``fleet`` engine: worker processes under one controller. It also leads ``inline`` runs."""
+"""Train a prepared run: open its fleet, and let its controller lead it to the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from planaria.runtime.worker.setup import CHECKPOINTS
 from planaria.runtime.worker.snapshots import memory_of
 
 
-def train(
+def train_prepared(
     prepared: PreparedRun,
     folder: Path,
     observer: Observer,
@@ -78,7 +78,7 @@ def train(
         controller = Controller(config, started, fleet, folder, observer, injector, planner, relays, failover)
         if config.fleet.shared_log is not None and isinstance(fleet, JoinableFleet):
             observer.when_lost(fleet.abandon)
-        finish = _lead(controller, fleet, config, requested)
+        finish = _run_controller(controller, fleet, config, requested)
         if inline:
             observer.on_worked(time.monotonic(), peak_report(controller.state.progress))
     saved = all_saved(controller.state) or nothing_to_save(controller.state)
@@ -87,8 +87,8 @@ def train(
     return finish
 
 
-def _lead(controller: Controller, fleet: Elastic, config: RunConfig, requested: Callable[[], str]) -> Finish:
-    """Lead the run to its end; if another controller takes over, leave it the machines that joined."""
+def _run_controller(controller: Controller, fleet: Elastic, config: RunConfig, requested: Callable[[], str]) -> Finish:
+    """Run the controller to the end; if another one takes over, leave it the machines that joined."""
     try:
         return controller.run(requested)
     except RunStopped:
