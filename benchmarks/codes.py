@@ -40,7 +40,7 @@ from benchmarks.harness import (
 from planaria.config import shipped
 from planaria.config.recipe import read
 from planaria.recovery import codes
-from planaria.recovery.codes import ErasureCode, LossError
+from planaria.recovery.codes.base import ErasureCode, LossError
 from planaria.recovery.codes.search import SearchTarget, anneal, certificate, code_file
 from planaria.swarm.assemble import make_policy, make_task
 from planaria.swarm.config.swarm_config import SwarmConfig
@@ -217,7 +217,7 @@ def run_codes(args: Namespace) -> Measurement:
         "Reed–Solomon 8+8": codes.make_code("reed_solomon", 16, 8),
         "local groups": codes.make_code("local", 16, 6),
         "sparse": found.code,
-        "two copies": codes.ErasureCode(np.eye(8, dtype=np.uint8)),
+        "two copies": ErasureCode(np.eye(8, dtype=np.uint8)),
     }
     table, notes = survival(kinds)
     fast = {name: code for name, code in kinds.items() if name != "two copies"}

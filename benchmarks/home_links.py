@@ -34,8 +34,8 @@ from benchmarks.harness import (
 from planaria.config.schema import ModelConfig, NetworkConfig, PipelineConfig, RunConfig
 from planaria.faults.trace import write
 from planaria.faults.trace_generation import generate
+from planaria.pipeline.codecs import make_codec
 from planaria.pipeline.codecs.base import MessageBytes, Visit
-from planaria.pipeline.codecs.registry import make_codec
 from planaria.pipeline.network.costs import MBIT, Costs, message_bytes
 from planaria.pipeline.plan.actions import Action, Key, StepPlan
 from planaria.pipeline.plan.build import visits

@@ -36,7 +36,8 @@ from planaria.lab.reference.engine import ReferenceEngine
 from planaria.pipeline.network.costs import FP32_BYTES, UNIT, Costs, message_bytes
 from planaria.pipeline.plan.build import build_plan
 from planaria.pipeline.plan.plan_bound import lower_bound
-from planaria.pipeline.routing import full_routes, routes
+from planaria.pipeline.routing import routes
+from planaria.pipeline.routing.base import full_routes
 from planaria.runtime.prediction.copy_costs import costs_of_copies
 from planaria.runtime.prediction.simulate import simulate
 from planaria.runtime.resolved_run import ResolvedRun

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import DATA, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, interleaved, ratios, start
+from planaria.common import quantisation
 from planaria.common.errors import UserError
+from planaria.common.quantisation import encode
 from planaria.config.schema import ModelConfig, OptimConfig, PipelineConfig, RunConfig
 from planaria.control.log.logs import read_run
-from planaria.models import quantise
 from planaria.models.generate import generate
 from planaria.models.gguf import gguf_tokenizer, open_gguf
 from planaria.models.llama_stages import Llama
-from planaria.models.quantise import encode
 from planaria.models.state import StageState
 from planaria.models.transformers.check import MAX_RELATIVE_DIFFERENCE, require_cuttable
 from planaria.models.transformers.decoder import Decoder
@@ -51,13 +51,13 @@ def clipping() -> Iterator[None]:
     """Use the control's levels, fitted to a normal variable."""
 
     def fitted(grouped: Tensor, count: int, bits: int) -> Tensor:
-        return inside(grouped, count, 2) * (NORMAL_STEPS[bits] / quantise.NORMAL_STEP)
+        return inside(grouped, count, 2) * (NORMAL_STEPS[bits] / quantisation.NORMAL_STEP)
 
-    inside, quantise.level_spacing = quantise.level_spacing, fitted
+    inside, quantisation.level_spacing = quantisation.level_spacing, fitted
     try:
         yield
     finally:
-        quantise.level_spacing = inside
+        quantisation.level_spacing = inside
 
 
 def weights_file(args: Namespace) -> Path | None:

@@ -29,7 +29,7 @@ from planaria.faults.trace import Fault
 from planaria.models.optimizers.adamw import KEYS
 from planaria.models.packing import pack
 from planaria.models.state import StageState
-from planaria.recovery.stream import stream
+from planaria.recovery.parity import stream
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.runtime.checkpoint.store import CheckpointStore

@@ -6,14 +6,12 @@ planaria train demo --allow-code --optim.kind own_optimizer:Lion --optim.lr 3e-4
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from planaria.config.schema import OptimConfig
-from planaria.models.optimizers.base import NONE, Optimizer, StageOptimizer, groups
+from planaria.models.optimizers.base import NONE, Optimizer, Parameters, Scales, StageOptimizer, groups
 
 
 class Lion(Optimizer):
@@ -22,13 +20,7 @@ class Lion(Optimizer):
     keys = ("mean",)
     unused = ("eps",)
 
-    def build(
-        self,
-        named: Mapping[str, nn.Parameter],
-        stage: int,
-        config: OptimConfig,
-        scales: Mapping[nn.Parameter, float] = NONE,
-    ) -> StageOptimizer:
+    def build(self, named: Parameters, stage: int, config: OptimConfig, scales: Scales = NONE) -> StageOptimizer:
         options = {"lr": config.lr, "beta1": config.beta1, "beta2": config.beta2, "decay": config.weight_decay}
         return Signs(groups(named.values(), scales), options)
 

@@ -21,7 +21,7 @@ from planaria.exchange.registry import EXCHANGES
 from planaria.exchange.robust.rules import RULES
 from planaria.models.families import FAMILIES
 from planaria.models.optimizers import OPTIMIZERS
-from planaria.pipeline.codecs.registry import CODECS
+from planaria.pipeline.codecs import CODECS
 from planaria.pipeline.routing import ROUTINGS
 from planaria.recovery import RECOVERIES
 from planaria.report.observe.trackers import TRACKERS

@@ -276,7 +276,7 @@ def test_invalid_data_is_refused(
         ),
         (
             '{"faults": [{"step": 1, "stage": 2, "signal": "corrupt_update", "attack": "ipn"}]}',
-            ["faults[0]", "mean 'ipm'"],
+            ["faults.0", "mean 'ipm'"],
         ),
     ],
 )

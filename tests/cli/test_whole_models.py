@@ -27,9 +27,9 @@ from planaria.data.shards import tokenise_corpus
 from planaria.lab.experts.log_probabilities import windows
 from planaria.models.sampling import Sampling
 from planaria.models.transformers import adapters
+from planaria.models.transformers.decoder import assemble
 from planaria.models.transformers.generation import generate
 from planaria.models.transformers.recipe_section import decoder_of
-from planaria.models.transformers.whole import assemble
 from planaria.runtime.api.completer import Completer, complete
 from planaria.runtime.checkpoint.loading import weights_of
 from planaria.runtime.checkpoint.store import CheckpointStore

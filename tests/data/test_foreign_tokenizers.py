@@ -18,7 +18,7 @@ from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.data.tokenizer_check import is_plain
 from support.examples import examples
 from support.hostile_json import spoilt
-from support.tokenizer_kinds import KINDS, saved, source
+from support.tokenizer_kinds import KINDS, source
 
 
 def replace(text: str, content: str) -> dict[str, Any]:
@@ -118,12 +118,6 @@ def test_a_corrupted_tokenizer_is_read_or_refused(tmp_path_factory: pytest.TempP
         tokenizer.decode(tokenizer.encode("ab cd"))
     except UserError as error:
         assert str(file) in str(error) and "\n" not in str(error)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_valid_tokenizers_are_accepted(kind: str, tmp_path: Path) -> None:
-    tokenizer = Tokenizer.open(saved(kind, tmp_path))
-    assert tokenizer.decode(tokenizer.encode("ab cd")).strip() == "ab cd"
 
 
 def test_planarias_own_tokenizers_start_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

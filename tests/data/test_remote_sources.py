@@ -192,15 +192,6 @@ def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert "'memory://corpus' has more than 2 files" in refusal("memory://corpus")
 
 
-def test_damaged_records_are_refused_by_url_and_line() -> None:
-    put("memory://corpus/a.jsonl", '{"text": "good"}\n{"text": 3}\n')
-    assert "memory://corpus/a.jsonl:2: field 'text' holds int" in refusal("memory://corpus/a.jsonl").replace(
-        ":///", "://"
-    )
-    put("memory://corpus/a.jsonl.gz", gzip.compress(b'{"text": "good"}\n' * 9999)[:-50])
-    assert "a.jsonl.gz:" in (line := refusal("memory://corpus/a.jsonl.gz")) and "unreadable" in line
-
-
 def test_a_source_of_a_mixture_may_be_a_url(tmp_path: Path) -> None:
     put("memory://web/a.txt", "to be or not to be " * 30)
     (tmp_path / "b.txt").write_text("that is the question " * 30)

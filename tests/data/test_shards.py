@@ -17,8 +17,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.data import shards
 from planaria.data.dataset import LEARNED, START
-from planaria.data.dialogues import Dialogue
-from planaria.data.rows import DialogueCounts, Packer, learnable_dialogues, pad_row, split
+from planaria.data.dialogues import Dialogue, DialogueCounts, Packer, learnable_dialogues, pad_row, split
 from planaria.data.shards import CorruptDataset, Dataset, tokenise_corpus
 from planaria.data.tokenizer import Tokenizer
 
@@ -203,7 +202,7 @@ def test_every_dialogue_is_in_one_row_whole_or_cut(sizes: list[int], length: int
     rows += packer.rest()
     placed = sorted(int(one.ids[0]) for content in rows for one in content)
     assert placed == [*range(len(sizes))] and count.taken == len(sizes)
-    assert count.longer == sum(size > length for size in sizes)
+    assert count.cut == sum(size > length for size in sizes)
     for content in rows:
         ids, marks = pad_row(content, length, padding=999)
         used = sum(len(one.ids) for one in content)

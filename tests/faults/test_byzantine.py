@@ -34,10 +34,6 @@ def attacks(by: UpdatePublisher, step: int) -> bool:
     return any(message is not HONEST.blocking for message in updates.values())
 
 
-def test_an_honest_node_sends_its_update_to_all() -> None:
-    assert not attacks(UpdatePublisher(), 3)
-
-
 def test_an_attack_ends_at_its_step_or_after_one_sent_update() -> None:
     lasting = byzantine("zero", until=5)
     for step in (3, 3, 4):

@@ -14,9 +14,9 @@ from planaria.config.schema import ModelConfig, RunConfig
 from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault
 from planaria.models.transformers.adapters import base_of
+from planaria.models.transformers.check import shrink_config
 from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.recipe_section import model_section
-from planaria.models.transformers.shrinking import shrink_config
 from planaria.models.transformers.skeleton import read_config
 from planaria.runtime.checkpoint.loading import weights_of
 from support.live.harness import ending, folder_of, in_one_process, losses, newest, tiny, train

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from planaria.config.schema import ModelConfig
 from planaria.models.activations import PassMode
-from planaria.models.counting import count
 from planaria.models.families import build_stage, make_family
-from planaria.models.transformers.stage_costs import layer_parameters, layer_work
+from planaria.models.transformers.stage_costs import count, layer_parameters, layer_work
 from support.small_decoders import section, small
 
 CPU = PassMode(samples=2, device_bytes=0)

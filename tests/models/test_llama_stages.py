@@ -147,13 +147,6 @@ def test_the_folded_gradient_does_not_depend_on_interleaving(turns: list[int]) -
     assert torch.equal(gradient(turns, True), gradient([0, 1, 2], False))
 
 
-def test_an_untied_head_is_a_parameter_and_folds_nothing() -> None:
-    stage = ends(UNTIED)
-    assert stage.head_alias is None and "lm_head.weight" in stage.state_dict()
-    stage.fold_gradients()
-    assert stage.embed_tokens.weight.grad is None
-
-
 def test_the_alias_is_not_a_parameter_and_follows_in_place_updates() -> None:
     stage = ends()
     assert list(stage.state_dict()) == ["embed_tokens.weight", "norm.weight"]

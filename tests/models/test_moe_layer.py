@@ -19,8 +19,8 @@ from planaria.models.decode import decode
 from planaria.models.huggingface import WEIGHTS, export_model, import_model, is_ours
 from planaria.models.llama_stages import Llama
 from planaria.models.moe_layer import ExpertRouting
+from planaria.models.transformers.decoder import assemble
 from planaria.models.transformers.recipe_section import decoder_of
-from planaria.models.transformers.whole import assemble
 from planaria.runtime.api.import_export import export_again
 from planaria.runtime.preparation.weight_sources import open_weights
 

@@ -14,7 +14,6 @@ from planaria.common.errors import UserError
 from planaria.config import consent
 from planaria.config.schema import OptimConfig
 from planaria.models.optimizers import OPTIMIZERS, make_optimizer
-from planaria.models.optimizers.adamw import adamw
 from planaria.models.optimizers.muon import MuonBesideAdamW, matrices
 from planaria.models.packing import pack, unpack
 from planaria.runtime.api.import_export import export_state
@@ -56,12 +55,6 @@ class Signs(torch.optim.Optimizer):
                 p.sub_(own["mean"].lerp(p.grad, 1 - group["fast"]).sign_(), alpha=group["lr"])
                 own["mean"].lerp_(p.grad, 1 - group["slow"])
 """
-
-
-def test_adamw_gets_the_recipes_settings() -> None:
-    config = OptimConfig(lr=0.1, beta1=0.5, beta2=0.25, eps=1e-3, weight_decay=0.2)
-    group = adamw([torch.nn.Parameter(torch.ones(2))], config).param_groups[0]
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.1, (0.5, 0.25), 1e-3, 0.2)
 
 
 def test_adamw_without_moments_steps_by_the_sign() -> None:

@@ -21,18 +21,18 @@ SMALL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=40, context=16)
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 40))
 def test_every_number_represents_equally_many_weights(count: int, share: int) -> None:
-    stands = stored_count(count, share)
-    users = Counter(n for at, length, _ in slices(stands, 0, count) for n in range(at, at + length))
-    assert set(users) == set(range(stands))
-    assert set(users.values()) <= {count // stands, -(-count // stands)}
+    stored = stored_count(count, share)
+    users = Counter(n for at, length, _ in slices(stored, 0, count) for n in range(at, at + length))
+    assert set(users) == set(range(stored))
+    assert set(users.values()) <= {count // stored, -(-count // stored)}
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 300), st.integers(0, 900), st.integers(1, 500))
-def test_fold_is_the_transpose_of_unfold(stands: int, begin: int, count: int) -> None:
+def test_fold_is_the_transpose_of_unfold(stored: int, begin: int, count: int) -> None:
     """⟨unfold(a), g⟩ = ⟨a, fold(g)⟩, so that one is the gradient of the other."""
-    draw = torch.Generator().manual_seed(stands)
-    array = torch.randn(stands, dtype=torch.float64, generator=draw)
+    draw = torch.Generator().manual_seed(stored)
+    array = torch.randn(stored, dtype=torch.float64, generator=draw)
     gradient = torch.randn(count, dtype=torch.float64, generator=draw)
     into = torch.zeros_like(array)
     fold(gradient, begin, into)

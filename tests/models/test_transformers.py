@@ -20,12 +20,16 @@ from planaria.models.families import make_family
 from planaria.models.huggingface import INDEX
 from planaria.models.llama_layers import document_mask
 from planaria.models.transformers.alike import unlike_stages
-from planaria.models.transformers.check import MAX_RELATIVE_DIFFERENCE, compare_with_whole, require_cuttable
+from planaria.models.transformers.check import (
+    MAX_RELATIVE_DIFFERENCE,
+    choose_layers,
+    compare_with_whole,
+    require_cuttable,
+)
 from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.files import open_decoder, write_weights
 from planaria.models.transformers.loading import load_weights
 from planaria.models.transformers.recipe_section import model_section
-from planaria.models.transformers.shrinking import choose_layers
 from planaria.models.transformers.skeleton import read_config, skeleton
 from support.small_decoders import library_config, logits, section, small, stages_of
 
@@ -236,8 +240,6 @@ def test_values_beside_the_parameters_are_refused(tmp_path: Path) -> None:
         open_decoder(tmp_path)
 
 
-pytest.importorskip("transformers")
-
 END = 1
 """separator of documents"""
 MASKED = ["afmoe", "gpt_oss", "falcon", "opt", "mpt", "biogpt", "xglm"]
@@ -290,9 +292,6 @@ def test_masked_documents_in_stages_equal_the_whole_model(kind: str) -> None:
 def test_masked_documents_are_refused_where_they_leak() -> None:
     with pytest.raises(UserError, match=r"^data.document_mask: .*'mamba': documents of one sample see each other"):
         require_cuttable(small("mamba"), masked=True)
-
-
-pytest.importorskip("transformers")
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:

@@ -61,14 +61,6 @@ def test_the_reason_names_every_strategy_and_only_unrecoverable_stages() -> None
     )
 
 
-def test_rebuilt_stages_have_no_reason() -> None:
-    reason = plan("identity, random", {0, 2}).reason
-    assert reason == "; ".join(
-        f"{name} cannot rebuild it: the ends worker (stage 0) holds the only embedding and head"
-        for name in ("identity", "random")
-    )
-
-
 TWO_SNAPSHOTS = {"snapshot", "whole_copies"}
 """both retain snapshots of all stages, which is refused"""
 REAL = [name for name in RECOVERIES.names if not RECOVERIES.find(name).control_description]

@@ -15,7 +15,7 @@ from planaria.models.packing import PackingError
 from planaria.models.state import StageState
 from planaria.recovery.base import Copy, Holder, Sender
 from planaria.recovery.checkfree import CheckFree
-from planaria.recovery.checkfree_plus import CheckFreePlus, MirrorHolder, MirrorSender, is_renewal_due
+from planaria.recovery.checkfree_plus import CheckFreePlus, MirrorHolder, MirrorSender
 from support.stage_states import INPUTS, SHAPES, ToyStage, agree, assert_same_state, losses, replica, state
 
 GRADIENTS = StageState({})
@@ -79,10 +79,6 @@ def reunited(strategy: CheckFreePlus, pairs: dict[int, tuple[Sender, Holder]]) -
     return strategy.rebuild(0, given, INPUTS)
 
 
-def test_the_first_and_last_block_stages_hold_the_mirrors() -> None:
-    assert plus().copies(6) == (Copy((0,), 1), Copy((0,), 6))
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_mirrors_divide_stage_0(tied: bool) -> None:
     strategy, now = plus(), ends_state(tied)
@@ -92,24 +88,6 @@ def test_the_mirrors_divide_stage_0(tied: bool) -> None:
     assert held == {1: {"embed_tokens.weight"}, 4: set(now.weights) - {"embed_tokens.weight"}}
     assert sum(holder.nbytes for _, holder in pairs.values()) == sum(t.nbytes for t in now.weights.values())
     assert all(sender.nbytes == 0 for sender, _ in pairs.values())
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_stage_0_is_rebuilt_exactly_with_mirrored_moments(tied: bool) -> None:
-    strategy, now = plus(mirror_moments=True), ends_state(tied)
-    pairs = mirrors(strategy)
-    mirror(pairs, 0, ends_state(tied, seed=9))
-    mirror(pairs, 1, now)
-    assert_same_state(reunited(strategy, pairs), now)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_without_mirrored_moments_stage_0_has_a_fresh_optimizer(tied: bool) -> None:
-    strategy, now = plus(), ends_state(tied)
-    pairs = mirrors(strategy)
-    mirror(pairs, 0, now)
-    # The weights are exact, so the learning-rate scale is kept.
-    assert_same_state(reunited(strategy, pairs), StageState(now.weights, lr_scale=now.lr_scale))
 
 
 def test_mirrors_follow_every_kth_step() -> None:
@@ -160,12 +138,6 @@ def make(every: int) -> tuple[MirrorSender, MirrorHolder]:
     return MirrorSender(lambda name: True, every, moments=True), MirrorHolder(every)
 
 
-def test_a_copy_is_due_in_the_first_step_and_every_kth_one() -> None:
-    assert [is_renewal_due(step, 3, False) for step in range(7)] == [False, False, True, False, False, True, False]
-    assert all(is_renewal_due(step, 3, True) for step in range(7))
-    assert all(is_renewal_due(step, 1, False) for step in range(7))
-
-
 @given(st.integers(1, 4), EVENTS)
 def test_the_copy_is_the_state_of_the_last_committed_due_step(every: int, events: list[str]) -> None:
     sender, holder = make(every)
@@ -191,16 +163,6 @@ def test_the_copy_is_the_state_of_the_last_committed_due_step(every: int, events
             assert holder.nbytes == held.nbytes
         else:
             assert holder.nbytes == 0
-
-
-def test_a_new_host_receives_a_copy_at_once() -> None:
-    sender, _ = make(4)
-    sender.commit(0)
-    assert not sender.needs_applied_update(1)
-    sender.restart()
-    assert sender.needs_applied_update(1) and sender.message_after_gradient(1, state(1), GRADIENTS) is not None
-    sender.drop()
-    assert sender.needs_applied_update(1), "a dropped step does not count"
 
 
 def test_only_the_wanted_parameters_are_sent() -> None:

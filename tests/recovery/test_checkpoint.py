@@ -197,9 +197,3 @@ def test_invalid_background_saves_are_refused() -> None:
         rollback_mean(3, 0.1, behind=4)
     with pytest.raises(ValueError, match="counted in steps"):
         rollback(3, 1, (), "ticks", behind=1)
-
-
-@pytest.mark.parametrize("every", [0, -1])
-def test_a_non_positive_interval_is_refused(every: int) -> None:
-    with pytest.raises(ValueError, match="positive number of steps"):
-        rollback(10, every, ())

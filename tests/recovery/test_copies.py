@@ -15,7 +15,6 @@ from planaria.lab.reference.engine import ReferenceEngine
 from planaria.models.state import StageState
 from planaria.pipeline.plan.build import build_plan
 from planaria.pipeline.routing import routes
-from planaria.recovery.base import Copy
 from planaria.recovery.chain import ChainPlan
 from planaria.runtime.prediction.copy_costs import costs_of_copies
 from planaria.runtime.preparation.config_checks import check
@@ -82,14 +81,6 @@ def test_a_redundant_copy_follows_the_new_holder_of_its_stage(config: Recipe) ->
     assert whole(engine) == before
 
 
-def test_redundant_copies_of_adjacent_stages_are_lost_together(config: Recipe) -> None:
-    engine = engine_of(config(recovery={"strategy": "redundant"}))
-    losses(engine, 2)
-    assert engine.lose([2, 3]) == ChainPlan(
-        {2: ("redundant", (1,))}, None, "redundant cannot rebuild it: stage 3's twin was at stage 2, which is lost too"
-    )
-
-
 # ---- checkfree_plus
 
 
@@ -116,18 +107,6 @@ def test_with_mirrored_moments_stage_0_continues_undisturbed(tied: bool, config:
     lose(disturbed, 0)
     assert whole(disturbed) == whole(undisturbed)
     assert losses(disturbed, 5) == losses(undisturbed, 5)
-
-
-def test_stage_0_is_restored_as_it_was_last_mirrored(config: Recipe) -> None:
-    recovery = {"strategy": "checkfree_plus", "options": {"mirror_every": 3, "mirror_moments": True}}
-    engine = engine_of(config(routing=SWAPPED, optim=CLOCKED, recovery=recovery))
-    history = []
-    for committed, mirrored in [(1, 1), (2, 1), (3, 3), (4, 3), (5, 3), (6, 6), (7, 6)]:
-        losses(engine, 1)
-        history.append(raw(engine.runners[0].state()))
-        disturbed = copy.deepcopy(engine)
-        lose(disturbed, 0)
-        assert raw(disturbed.runners[0].state()) == history[mirrored - 1], f"after {committed} steps"
 
 
 def test_outer_stages_become_copies_of_their_partners(config: Recipe) -> None:
@@ -314,13 +293,6 @@ def test_a_copy_is_lost_with_the_node_that_kept_it(tmp_path: Path) -> None:
     assert lose(engine, *engine.active_nodes.nodes(2)).reason == "" and whole(engine) == before, (
         "and keeps a twin again"
     )
-
-
-def test_copies_are_kept_at_first_nodes(tmp_path: Path) -> None:
-    engine = scheduled(tmp_path, REDUNDANT)
-    first = {stage: engine.active_nodes.nodes(stage)[0] for stage in engine.active_nodes.stages}
-    expected = [Copy((first[stage],), first[(stage - 1) % 5]) for stage in range(5)]
-    assert [slot.copy for slot in engine._chain.slots_on_nodes(engine.active_nodes)] == expected
 
 
 def test_copies_need_one_replica_and_partners_need_swapped_routes(tmp_path: Path) -> None:

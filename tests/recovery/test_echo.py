@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from planaria.common.errors import UserError
+from planaria.common.quantisation import GROUP, coded_bytes, decode, encode
 from planaria.config.schema import RecoveryConfig
-from planaria.models.quantise import GROUP, coded_bytes, decode, encode
 from planaria.models.state import StageState
 from planaria.recovery import make_chain
 from planaria.recovery.base import Copy
@@ -184,14 +184,6 @@ def test_a_message_is_at_most_its_share(bits: int, every: int) -> None:
     share = math.ceil(COUNT / every / GROUP) * GROUP
     assert max(map(len, messages)) <= coded_bytes(share, bits)
     assert sum(map(len, messages)) == coded_bytes(COUNT, bits), "a round carries every weight once"
-
-
-@BITS
-def test_both_sides_hold_two_bytes_per_weight(bits: int) -> None:
-    sender, holder = make(bits, 3)
-    assert holder.nbytes == 2 * COUNT
-    commit(sender, holder, range(1), stage(1))
-    assert sender.nbytes == holder.nbytes == 2 * COUNT
 
 
 def test_a_malformed_message_is_refused_without_effect() -> None:

@@ -14,10 +14,10 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import RecoveryConfig, RunConfig
 from planaria.models.state import StageState
-from planaria.recovery import make_chain, with_strategy
+from planaria.recovery import codes, make_chain, with_strategy
 from planaria.recovery.base import Copy, DamagedReplica, Holder, MachineProperties
 from planaria.recovery.codes import CODES
-from planaria.recovery.snapshot import Snapshot
+from planaria.recovery.snapshot import ParityGroup, Snapshot
 from planaria.recovery.snapshot_schedule import SnapshotSchedule
 from planaria.runtime.api.configure import configure
 from planaria.runtime.resolved_run import ResolvedRun
@@ -139,3 +139,35 @@ def test_snapshots_in_files_are_selected_by_the_options_former_name_too(options:
     config = RecoveryConfig(strategy="snapshot, checkpoint", options=Options({"every": 2, **options}))
     for given in (config, with_strategy(config, "snapshot")):
         assert make_chain(given, 4).snapshot_strategy.snapshot_schedule == SnapshotSchedule(2, persist=True)
+
+
+GROUPS = pytest.mark.parametrize(("members", "tolerate"), [(4, 1), (4, 2), (6, 2), (8, 3)])
+
+
+def group(members: int, tolerate: int, kind: str = "auto") -> ParityGroup:
+    return ParityGroup(codes.make_code(kind, members, tolerate))
+
+
+@GROUPS
+def test_all_members_give_and_hold_equally(members: int, tolerate: int) -> None:
+    made = group(members, tolerate)
+    for stripe in range(members):
+        assert made.parity_members(stripe) == tuple((stripe + n) % members for n in range(tolerate))
+        assert sorted(made.data_members(stripe) + made.parity_members(stripe)) == list(range(members))
+        shards = [made.shard(stripe, member) for member in (*made.data_members(stripe), *made.parity_members(stripe))]
+        assert shards == list(range(members))
+    assert {len(made.data_stripes(member)) for member in range(members)} == {members - tolerate}
+
+
+@GROUPS
+def test_a_rebuild_reads_k_blocks_per_stripe_and_too_many_losses_have_none(members: int, tolerate: int) -> None:
+    made = group(members, tolerate)
+    reads = made.members_to_read([2], 2)
+    assert reads is not None and {len(donors) for donors in reads.values()} == {members - tolerate}
+    assert reads.keys() == {*range(members)} and not any(2 in donors for donors in reads.values())
+    assert made.members_to_read(range(tolerate + 1), 0) is None
+
+
+def test_a_rebuild_reads_three_blocks_per_stripe_with_local_groups() -> None:
+    reads = group(16, 6, "local").members_to_read([5], 5)
+    assert reads is not None and len(reads) == 16 and {len(donors) for donors in reads.values()} == {3}

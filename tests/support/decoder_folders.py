@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from planaria import cli
+from planaria.models.transformers.check import LAYERS, shrink_config
 from planaria.models.transformers.decoder import PLACE
-from planaria.models.transformers.shrinking import LAYERS, shrink_config
 from planaria.models.transformers.skeleton import read_config
 
 transformers = pytest.importorskip("transformers")

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from planaria.config.schema import ModelConfig
+from planaria.models.transformers.check import shrink_config
 from planaria.models.transformers.decoder import PLACE, Decoder
 from planaria.models.transformers.recipe_section import model_section
-from planaria.models.transformers.shrinking import shrink_config
 from planaria.models.transformers.skeleton import read_config
 
 

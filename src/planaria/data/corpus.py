@@ -22,10 +22,10 @@ from planaria.data.listing import LOCAL, STDLIB, Passed, list_files
 from planaria.data.records import (
     KEYS,
     REQUIRED,
-    PassedOver,
     Record,
+    UnreadableFile,
     format_of,
-    iter_dialogue_records,
+    iter_checked_records,
     iter_records,
     read_records,
     record_text,
@@ -72,13 +72,7 @@ def iter_documents(config: DataConfig, on_progress: Callable[[str], None] | None
             yield piece
         if characters == max_characters:
             return
-    lines = _skip_notes(passed)
-    if not characters:
-        why = "".join(f"; {line}" for line in lines)
-        raise UserError(f"data.source = {config.source!r} holds no UTF-8 text; use a file or folder that does{why}")
-    if on_progress:
-        for line in lines:
-            on_progress(line)
+    _report_skipped(config, passed, "" if characters else "UTF-8 text", on_progress)
 
 
 def iter_source_records(
@@ -101,13 +95,7 @@ def iter_source_records(
             characters += sum(map(len, _iter_strings(record, KEYS[config.format])))
             if characters >= config.max_chars:
                 return
-    lines = _skip_notes(passed)
-    if empty:
-        why = "".join(f"; {line}" for line in lines)
-        raise UserError(f"data.source = {config.source!r} holds no records; use a file or folder that does{why}")
-    if on_progress:
-        for line in lines:
-            on_progress(line)
+    _report_skipped(config, passed, "records" if empty else "", on_progress)
 
 
 def resolve_formats(config: DataConfig) -> DataConfig:
@@ -129,14 +117,14 @@ def resolve_formats(config: DataConfig) -> DataConfig:
 
 def _format(config: DataConfig) -> Format:
     """Return the format of one source; 'auto' if it is text, or not local."""
-    if config.format != "auto" or config.source.startswith(PREFIX) or _is_remote(config.source):
+    if config.format != "auto" or _is_hub(config.source) or _is_remote(config.source):
         return config.format
     if not expand_home(config.source.removeprefix(LOCAL)).exists():
         return "auto"
     try:
         root, names = list_files(config, {})
         for file in (root / name for name in names if format_of(root / name) is not None):
-            with suppress(PassedOver):
+            with suppress(UnreadableFile):
                 first, _ = next(iter_records(file, KEYS["messages"]), ({}, ""))
                 if isinstance(first.get("messages"), list):
                     return "messages"
@@ -169,7 +157,7 @@ def fingerprint(config: DataConfig) -> str:
     facts: list[object] = [config.source, config.field]
     if _is_remote(config.source):
         facts += [[file.url, *file.version, *_legacy_format(file)] for file in remote_files(config.source)]
-    elif not config.source.startswith(PREFIX):
+    elif not _is_hub(config.source):
         root, names = list_files(config, {})
         facts = [str(root.resolve()), config.field, platform.python_version() if config.source == STDLIB else ""]
         for name in names:
@@ -193,7 +181,7 @@ def may_exceed(config: DataConfig, characters: int) -> bool:
     """
     if config.max_chars is not None and config.max_chars <= characters:
         return False
-    if _is_remote(config.source) or config.source.startswith(PREFIX):
+    if _is_remote(config.source) or _is_hub(config.source):
         return True
     root, names = list_files(config, {})
     return any((root / name).stat().st_size > characters or name.endswith((".gz", ".parquet")) for name in names)
@@ -204,7 +192,7 @@ def _iter_texts(config: DataConfig, passed: Passed) -> Iterator[str]:
     if config.dialogues:
         for record, _ in _iter_records(config, passed):
             yield "\n".join(_iter_strings(record, KEYS[config.format]))
-    elif not _is_remote(config.source) and config.source.startswith(PREFIX):
+    elif _is_hub(config.source):
         for record, location in read_hub(config.source, [config.field]):
             yield record_text(record, config.field, location)
     else:
@@ -214,14 +202,14 @@ def _iter_texts(config: DataConfig, passed: Passed) -> Iterator[str]:
 def _iter_records(config: DataConfig, passed: Passed) -> Iterator[tuple[Record, str]]:
     """Yield all records with their places; record skipped files in ``passed``."""
     keys = KEYS[config.format]
-    if not _is_remote(config.source) and config.source.startswith(PREFIX):
+    if _is_hub(config.source):
         yield from _without_nulls(read_hub(config.source, keys))
         return
 
     def of_file(file: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
         if format_of(file) is None:
-            raise PassedOver(file, "not a file of records", "use a .jsonl, .json or .parquet file")
-        rows = iter_dialogue_records(file, keys)
+            raise UnreadableFile(file, "not a file of records", "use a .jsonl, .json or .parquet file")
+        rows = iter_checked_records(file, keys, repr(keys[0]), "fix the records, or set data.format")
         return _without_nulls(rows) if format_of(file) == "parquet" else rows
 
     yield from _read_files(config, passed, of_file)
@@ -247,7 +235,7 @@ def _read_files(
     for name, file in files.items():
         try:
             yield from read(file)
-        except PassedOver as error:
+        except UnreadableFile as error:
             if len(files) == 1:
                 raise UserError(f"data.source: {error}") from None
             passed[error.reason].append(name)
@@ -266,22 +254,35 @@ def _iter_strings(record: Record, keys: Sequence[str]) -> Iterator[str]:
             left += reversed(value)
 
 
-def _skip_notes(passed: Mapping[str, list[str]]) -> list[str]:
-    """Return one line per reason, with the first names."""
+def _report_skipped(
+    config: DataConfig, passed: Passed, missing: str, on_progress: Callable[[str], None] | None
+) -> None:
+    """Report the skipped files, one line per reason with the first names.
+
+    :raises UserError: with these lines, if the source lacks all content: ``missing``.
+    """
     lines = []
     for reason, names in passed.items():
         first = [name if name.isprintable() else ascii(name) for name in sorted(names)[:NAMED]]
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         lines.append(f"skipped {', '.join(first)}{more}: {reason}")
-    return lines
+    if missing:
+        why = "".join(f"; {line}" for line in lines)
+        raise UserError(f"data.source = {config.source!r} holds no {missing}; use a file or folder that does{why}")
+    if on_progress:
+        for line in lines:
+            on_progress(line)
 
 
 def _is_remote(source: str) -> bool:
     return is_url(source) and not source.startswith(LOCAL)
 
 
+def _is_hub(source: str) -> bool:
+    return source.startswith(PREFIX) and not is_url(source)
+
+
 def _corpus_files(config: DataConfig, passed: Passed) -> Mapping[str, Path | RemoteFile]:
-    """Return the files of the corpus by name, in order."""
     if _is_remote(config.source):
         return {str(file): file for file in remote_files(config.source)}
     root, names = list_files(config, passed)
@@ -297,7 +298,7 @@ def _read_texts(path: Path | RemoteFile, field: str) -> Iterator[str]:
 
 
 def _read(path: Path | RemoteFile) -> str:
-    """Return a file's text with its line ends. PassedOver if it is binary or in another encoding."""
+    """Return a file's text with its line ends. UnreadableFile if it is binary or in another encoding."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -307,7 +308,7 @@ def _read(path: Path | RemoteFile) -> str:
             return raw.decode("utf-8-sig")
     except UnicodeDecodeError:
         pass
-    raise PassedOver(path, "not UTF-8 text", "convert it, or name a text file or a file of records")
+    raise UnreadableFile(path, "not UTF-8 text", "convert it, or name a text file or a file of records")
 
 
 def read_hub(source: str, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:

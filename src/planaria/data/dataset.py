@@ -9,13 +9,14 @@ which names the folders of its sources.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from planaria.common import documents
 from planaria.common.errors import UserError
@@ -28,10 +29,8 @@ LEARNED, START = 1, 2
 """marks of an id: it is a target; it is the first of a document"""
 
 
-class CorpusMetadata(BaseModel):
+class CorpusMetadata(documents.Record, strict=True):
     """``meta.json``: the shards and their origin."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: Literal[1]
     dtype: Literal["uint16", "uint32"]
@@ -64,10 +63,8 @@ class CorpusMetadata(BaseModel):
         return (self.ids,)
 
 
-class MixtureSource(BaseModel):
+class MixtureSource(documents.Record, strict=True):
     """One source of a mixture."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     folder: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
     """its prepared folder, beside the mixture's"""
@@ -76,10 +73,8 @@ class MixtureSource(BaseModel):
     meta: CorpusMetadata
 
 
-class MixtureMeta(BaseModel):
+class MixtureMeta(documents.Record, strict=True):
     """``mixture.json``: the sources by name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: Literal[1]
     parts: Annotated[dict[str, MixtureSource], Field(min_length=1)]
@@ -135,14 +130,10 @@ class Dataset:
         :raises CorruptDataset: if a file is missing or damaged.
         """
         folder = Path(folder)
-        try:
+        with _damage_errors(folder, "meta.json"):
             meta = CorpusMetadata.model_validate_json(_read_description(folder / "meta.json"))
             dataset = cls(folder, meta)
             digest = hashlib.sha256(dataset.tokenizer_file.read_bytes()).hexdigest()
-        except OSError as error:
-            raise _corrupt(folder, f"{error.filename} cannot be read: {error.strerror}") from error
-        except ValidationError as error:
-            raise _corrupt(folder, f"meta.json: {documents.first_error(error)}") from error
         if digest != meta.tokenizer:
             raise _corrupt(folder, "tokenizer.json is not the one the ids were made with")
         return dataset
@@ -194,7 +185,6 @@ class Dataset:
             done += len(piece)
 
     def _map_files(self, split: Split, name: str, dtype: np.dtype[Any]) -> list[Ids]:
-        """Map the files of a split."""
         total, shard = self.meta.tokens(split), self.meta.shard
         return [
             _map(shard_file(self.folder, name, number), dtype, min(shard, total - start))
@@ -269,12 +259,19 @@ def _read_description(path: Path) -> bytes:
 
 
 def _mixture_meta(folder: Path) -> MixtureMeta:
-    try:
+    with _damage_errors(folder, MIXTURE):
         return MixtureMeta.model_validate_json(_read_description(folder / MIXTURE))
+
+
+@contextmanager
+def _damage_errors(folder: Path, description: str) -> Iterator[None]:
+    """Raise CorruptDataset if a file cannot be read or the ``description`` is invalid."""
+    try:
+        yield
     except OSError as error:
         raise _corrupt(folder, f"{error.filename} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise _corrupt(folder, f"{MIXTURE}: {documents.first_error(error)}") from error
+        raise _corrupt(folder, f"{description}: {documents.first_error(error)}") from error
 
 
 def shard_file(folder: Path, name: str, number: int) -> Path:

@@ -1,15 +1,16 @@
-"""Dialogues as token ids, and which of these a model learns.
+"""Dialogues as token ids, which of these a model learns, and rows of dialogues.
 
 A record holds ``messages`` (role and content), or a ``prompt`` and its ``completion`` (texts or messages). A chat
 template makes one text of a dialogue, which is tokenised as a whole. ``{% generation %}`` tags in the template enclose
 the answers. Without them an answer is found by prefixes: it is what the template adds to the dialogue before it, and
-includes the end-of-turn token.
+includes the end-of-turn token. Rows are samples of equal length, each with whole dialogues or one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +20,15 @@ from planaria.common.errors import UserError, nearest
 from planaria.config.names import expand_home
 from planaria.config.schema import DataConfig
 from planaria.data.corpus import iter_source_records
+from planaria.data.dataset import LEARNED, START
 from planaria.data.records import REQUIRED, Record
 from planaria.data.tokenizer import END, Tokenizer
 from planaria.models.chat import Conversation, DialogueSegments, Template, read_template, template_of
 
+OPEN = 256
+"""rows that may still take a dialogue; more take more memory and hardly fewer rows"""
+Row = tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]
+"""ids and marks"""
 Message = Mapping[str, Any]
 OWN = ("bpe", "bytes")
 """tokenizers without a chat template"""
@@ -160,3 +166,90 @@ def _trained_segments(
         raise UserError(f"{location}: {error}") from None
     except RecursionError:
         raise UserError(f"{location}: nested too deeply; fix or remove the record") from None
+
+
+@dataclass
+class DialogueCounts:
+    """Numbers of dialogues that were used, cut or skipped, and of their tokens."""
+
+    taken: int = 0
+    cut: int = 0
+    """dialogues that were cut at a row's length"""
+    skipped: int = 0
+    """dialogues without a learned token, which were skipped"""
+    skipped_for_length: int = 0
+    """dialogues of ``skipped`` that have a learned token beyond a row's length"""
+    tokens: int = 0
+    learned: int = 0
+
+
+def learnable_dialogues(dialogues: Iterable[Dialogue], length: int, count: DialogueCounts) -> Iterator[Dialogue]:
+    """Yield the dialogues that can be learned from, cut to ``length`` tokens.
+
+    The first token is never a target, because nothing precedes it.
+    """
+    for dialogue in dialogues:
+        ids, learned = dialogue.ids[:length], dialogue.learned[:length].copy()
+        learned[:1] = False
+        if not learned.any():
+            count.skipped += 1
+            count.skipped_for_length += bool(dialogue.learned[1:].any())
+            continue
+        count.taken += 1
+        count.cut += len(dialogue.ids) > length
+        count.tokens += len(ids)
+        count.learned += int(learned.sum())
+        yield Dialogue(ids, learned)
+
+
+def split(dialogues: Iterable[Dialogue], share: float) -> Iterator[tuple[bool, Dialogue]]:
+    """Yield (is_validation, dialogue); validation gets at most ``share`` of the tokens so far."""
+    total = validation_tokens = 0
+    for dialogue in dialogues:
+        total += len(dialogue.ids)
+        is_validation = validation_tokens + len(dialogue.ids) <= total * share
+        validation_tokens += len(dialogue.ids) if is_validation else 0
+        yield is_validation, dialogue
+
+
+@dataclass
+class Packer:
+    """Fills rows of ``length`` tokens by best fit: a dialogue goes into the row that it leaves least space in."""
+
+    length: int
+    together: bool
+    """whether a row may have several dialogues"""
+    _open: list[tuple[int, list[Dialogue]]] = field(default_factory=list)
+    """free tokens and content of each row"""
+
+    def add(self, dialogue: Dialogue) -> Sequence[Dialogue]:
+        """Place a dialogue of at most ``length`` tokens; return the content of a row that is complete, or nothing."""
+        size = len(dialogue.ids)
+        if not self.together:
+            return [dialogue]
+        fits = [n for n, (free, _) in enumerate(self._open) if free >= size]
+        free, content = self._open.pop(min(fits, key=lambda n: self._open[n][0])) if fits else (self.length, [])
+        self._open.append((free - size, [*content, dialogue]))
+        if free - size < 2:  # no dialogue with a target is that short
+            return self._open.pop()[1]
+        if len(self._open) > OPEN:
+            return self._open.pop(min(range(len(self._open)), key=lambda n: self._open[n][0]))[1]
+        return []
+
+    def rest(self) -> Iterator[Sequence[Dialogue]]:
+        """Yield the content of the incomplete rows."""
+        for _, content in self._open:
+            yield content
+
+
+def pad_row(content: Sequence[Dialogue], length: int, padding: int) -> Row:
+    """Return a row with these dialogues, and the id ``padding`` behind them as one more document."""
+    ids, marks = np.full(length, padding, np.uint32), np.zeros(length, np.uint8)
+    at = 0
+    for dialogue in content:
+        end = at + len(dialogue.ids)
+        ids[at:end], marks[at:end] = dialogue.ids, np.where(dialogue.learned, LEARNED, 0)
+        marks[at] |= START
+        at = end
+    marks[at : at + 1] |= START
+    return ids, marks

@@ -32,7 +32,7 @@ KEYS = {kind: (*keys, "tools", "chat_template_kwargs") for kind, keys in REQUIRE
 """data.format → keys that are read, with those that only chat templates get"""
 
 
-class PassedOver(UserError):
+class UnreadableFile(UserError):
     """A file without readable text. It is skipped in a folder and refused if it is the only file."""
 
     def __init__(self, path: object, reason: str, fix: str) -> None:
@@ -57,15 +57,11 @@ Record = Mapping[str, object]
 def read_records(path: Path | RemoteFile, field: str, where: Mapping[str, str] = NONE) -> Iterator[str]:
     """Yield ``field`` of every record of a file that has the values of ``where``, in the file's order.
 
-    :raises PassedOver: before the first text, if a ``.json`` file does not begin with a record that has the field.
+    :raises UnreadableFile: before the first text, if a ``.json`` file does not begin with a record that has the field.
     :raises UserError: naming file and record, for damaged files, damaged records and records without text.
     """
-    first = not where and format_of(path) == "json"
-    for record, location in iter_records(path, (field, *where)):
-        if first and field not in record:
-            missing = f"no records with a field {field!r} ({nearest(field, record)})"
-            raise PassedOver(path, missing, "set data.field, or convert the file to JSON Lines")
-        first = False
+    fix = "" if where else "set data.field, or convert the file to JSON Lines"
+    for record, location in iter_checked_records(path, (field, *where), f"a field {field!r}", fix):
         if all(str(record.get(key)) == value for key, value in where.items()):
             yield record_text(record, field, location)
 
@@ -75,7 +71,7 @@ def iter_records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple
 
     Of a Parquet file that has the first of ``keys``, only these are read.
 
-    :raises PassedOver: before the first record, if a ``.json`` file does not begin with one.
+    :raises UnreadableFile: before the first record, if a ``.json`` file does not begin with one.
     :raises UserError: naming file and record, for damaged files and damaged records.
     """
     kind = format_of(path)
@@ -84,17 +80,18 @@ def iter_records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple
     return _read_json(path) if kind == "json" else _read_lines(path)
 
 
-def iter_dialogue_records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:
-    """Yield :func:`iter_records` of a file of dialogues.
+def iter_checked_records(
+    path: Path | RemoteFile, keys: Sequence[str], label: str, fix: str
+) -> Iterator[tuple[Record, str]]:
+    """Yield :func:`iter_records`.
 
-    :raises PassedOver: before the first record, if a ``.json`` file does not begin with one that has the first of
-        ``keys``.
+    :raises UnreadableFile: with ``fix``, unless that is empty, if a ``.json`` file does not begin with a record that
+        has the first of ``keys``, which the message calls ``label``.
     """
-    first = format_of(path) == "json"
+    first = bool(fix) and format_of(path) == "json"
     for record, location in iter_records(path, keys):
         if first and keys[0] not in record:
-            missing = f"no records with {keys[0]!r} ({nearest(keys[0], record)})"
-            raise PassedOver(path, missing, "fix the records, or set data.format")
+            raise UnreadableFile(path, f"no records with {label} ({nearest(keys[0], record)})", fix)
         first = False
         yield record, location
 
@@ -146,13 +143,13 @@ def _read_json(path: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
                 if not isinstance(record, dict):
                     reason = f"a JSON {type(record).__name__}, not an object with the field of data.field"
                     if number == 1:
-                        raise PassedOver(path, reason, "set data.field, or convert the file to JSON Lines")
+                        raise UnreadableFile(path, reason, "set data.field, or convert the file to JSON Lines")
                     raise UserError(f"{location}: {reason}")
                 yield record, location
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         if not number:
             fix = "set data.field, or convert the file to JSON Lines"
-            raise PassedOver(path, f"not JSON records ({error})", fix) from error
+            raise UnreadableFile(path, f"not JSON records ({error})", fix) from error
         raise UserError(f"{path}, record {number + 1}: not a JSON record ({error}); repair or remove it") from error
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}, record {number + 1}: unreadable ({error}); repair or remove the file") from error

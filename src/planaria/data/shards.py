@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Final, Literal, Self
+from typing import BinaryIO, Final, Literal
 
 import numpy as np
 
@@ -28,9 +27,17 @@ from planaria.data.dataset import CorruptDataset as CorruptDataset
 from planaria.data.dataset import Data as Data
 from planaria.data.dataset import Dataset as Dataset
 from planaria.data.dataset import Split as Split
-from planaria.data.dialogues import Dialogue, dialogues, training_template
+from planaria.data.dialogues import (
+    Dialogue,
+    DialogueCounts,
+    Packer,
+    dialogues,
+    learnable_dialogues,
+    pad_row,
+    split,
+    training_template,
+)
 from planaria.data.mixture import quotas
-from planaria.data.rows import DialogueCounts, Packer, learnable_dialogues, pad_row, split
 from planaria.data.tokenizer import PIECE, Tokenizer, load_tokenizer
 from planaria.models.chat import Template
 
@@ -51,7 +58,7 @@ def tokenise_corpus(data: DataConfig, vocab: int, on_progress: Progress | None =
 
     :raises UserError: for an invalid source, tokenizer or cache folder.
     """
-    report = on_progress or _ignore_message
+    report: Progress = on_progress or (lambda message: None)
     cache = cache_folder(data.cache)
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -143,7 +150,8 @@ def _write(
     with ExitStack() as stack:
         names: list[Split] = ["train", "validation"]
         train, held_out, *marks = (
-            stack.enter_context(_Writer(folder, name)) for name in (*names, *(map(marks_of, names) if length else ()))
+            stack.enter_context(closing(_Writer(folder, name)))
+            for name in (*names, *(map(marks_of, names) if length else ()))
         )
         if length:
             count = _write_rows([(train, marks[0]), (held_out, marks[1])], data, tokenizer, dtype, length, report)
@@ -226,11 +234,11 @@ def _write_rows(
     if not count.taken:
         raise UserError(
             f"data.source = {data.source!r}: no dialogue has a token to learn within model.context + 1 = {length:,} "
-            f"tokens, beyond which {count.beyond:,} have some; use records with an answer, a larger model.context, or "
-            "data.learn = 'all'"
+            f"tokens, beyond which {count.skipped_for_length:,} have some; use records with an answer, a larger "
+            "model.context, or data.learn = 'all'"
         )
-    skipped = f", {count.silent:,} skipped that have none" if count.silent else ""
-    cut = f", {count.longer:,} cut at {length:,} tokens (model.context + 1)" if count.longer else ""
+    skipped = f", {count.skipped:,} skipped that have none" if count.skipped else ""
+    cut = f", {count.cut:,} cut at {length:,} tokens (model.context + 1)" if count.cut else ""
     report(f"{count.learned / count.tokens:.0%} of the tokens are learned{cut}{skipped}")
     return count.taken
 
@@ -255,7 +263,7 @@ class _Writer:
         while len(ids):
             shard, offset = divmod(self.tokens, SHARD)
             if self._file is None or not offset:
-                self._close()
+                self.close()
                 self._file = shard_file(self._folder, self._name, shard).open("wb")
             piece, ids = ids[: SHARD - offset], ids[SHARD - offset :]
             content = piece.astype(piece.dtype.newbyteorder("<")).tobytes()
@@ -263,19 +271,7 @@ class _Writer:
             self.seen.update(content)
             self.tokens += len(piece)
 
-    def _close(self) -> None:
+    def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-
-
-def _ignore_message(message: str) -> None:
-    del message

@@ -32,7 +32,7 @@ def failure_groups(
     """Return the sets of stages that fail together, restricted to ``eligible``, of block stages 1..``stages`` and stage
     0.
 
-    ``machine`` consecutive stages relative_probability a machine.
+    A machine has ``machine`` consecutive stages.
 
     >>> failure_groups("machine", {1, 2, 3, 4, 5}, 5, 2)
     [(1, 2), (3, 4), (5,)]

@@ -168,7 +168,6 @@ class TraceInjector:
                 self._wait(*kill)
 
     def _wait(self, number: int, fault: Fault) -> None:
-        """Queue a fault for the next opportunity."""
         self._waiting = sorted([*self._waiting, (number, fault)], key=_sort_key)
 
     def _flip(self, number: int, fault: Fault, worker: str, step: int) -> list[e.FaultInjected]:

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from planaria.common import atomic, documents
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError
 from planaria.config.bounds import MAX_EXACT_INT, Fraction, Natural, Stages, Steps
 from planaria.config.schema import Section
 from planaria.config.section import formerly
@@ -79,7 +79,7 @@ class Fault(Section):
     """delay: only frames from this stage (or node) to ``stage``; reset: the connection to it, instead of any"""
 
     @model_validator(mode="after")
-    def _check_duration(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.signal == "kill" and self.resume_after_s is not None:
             raise ValueError("a killed worker cannot resume; remove resume_after_s or use signal 'stop'")
         if self.signal not in WITH_END and self.resume_after_s is not None:
@@ -88,18 +88,10 @@ class Fault(Section):
             raise ValueError(f"signal '{self.signal}' has no strength; remove it")
         if self.signal == "slow_data" and (self.moment, self.offset) != ("any", 0.0):
             raise ValueError("signal 'slow_data' begins with its step; remove moment and offset")
-        return self
-
-    @model_validator(mode="after")
-    def _check_peer(self) -> Self:
         if self.peer is not None and self.signal not in ("delay", "reset"):
             raise ValueError(f"signal '{self.signal}' has no peer; remove it, or use signal 'delay' or 'reset'")
         if self.peer == self.stage:
             raise ValueError(f"peer = {self.peer}: a stage sends nothing to itself; use a neighbour")
-        return self
-
-    @model_validator(mode="after")
-    def _check_attack(self) -> Self:
         for name in ("attack", "until"):
             if self.signal != CORRUPT_UPDATE and getattr(self, name) is not None:
                 raise ValueError(f"signal '{self.signal}' has no {name}; remove it, or use signal '{CORRUPT_UPDATE}'")
@@ -151,32 +143,20 @@ class TraceArguments(Section):
         return {name: value for name, value in stored.items() if not idle.get(name)}
 
     @model_validator(mode="after")
-    def _check_adjacency(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.adjacent_probability and self.forbid_adjacent:
             raise ValueError(
                 f"adjacent_probability = {self.adjacent_probability:g} takes neighbours in the same step, which "
                 "forbid_adjacent forbids; remove one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_failure_domain(self) -> Self:
         if self.failure_domain != "stage" and (self.adjacent_probability or self.forbid_adjacent):
             setting = "adjacent_probability" if self.adjacent_probability else "forbid_adjacent"
             raise ValueError(f"failure_domain = '{self.failure_domain}' takes several stages; remove {setting}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_number_of_draws(self) -> Self:
         if self.stages * self.steps > MAX_DRAWS:
             raise ValueError(
                 f"stages × steps = {self.stages * self.steps}: a number is drawn for each stage in each step, at most "
                 f"{MAX_DRAWS}; use fewer steps"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_exempt(self) -> Self:
         for stage in self.exempt:
             if stage > self.stages:
                 raise ValueError(f"exempt lists stage {stage}; the last one is {self.stages}")
@@ -228,7 +208,7 @@ def read(path: Path) -> Trace:
     try:
         return Trace.model_validate_json(content)
     except ValidationError as error:
-        raise UserError(f"trace {path}: {first_error(error)}") from None
+        raise UserError(f"trace {path}: {documents.first_error(error, Trace, values=True)}") from None
 
 
 def trace_text(trace: Trace) -> str:
@@ -264,19 +244,3 @@ def digest(trace: Trace) -> str:
                 del fault[name]
     canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def first_error(error: ValidationError) -> str:
-    """Describe the first error in one line: location, reason and value."""
-    problems = error.errors(include_url=False)
-    # A misspelt key is also a missing one; the spelling is the cause.
-    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in problem["loc"]).lstrip(".")
-    label = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
-        sections: dict[str, type[Section]] = {"faults": Fault, "generated": TraceArguments}
-        known = sections.get(str(problem["loc"][0]), Trace).model_fields
-        label = f"unknown key; {nearest(str(problem['loc'][-1]), known)}"
-    elif problem["type"] not in ("missing", "value_error", "json_invalid"):
-        label = f"{label}, not {problem['input']!r:.80}"
-    return f"{where}: {label}" if where else label

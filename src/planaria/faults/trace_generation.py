@@ -6,9 +6,10 @@ import random
 
 from pydantic import ValidationError
 
+from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.faults.failure_groups import FailureDomain, failure_groups, relative_probability
-from planaria.faults.trace import Fault, Trace, TraceArguments, first_error
+from planaria.faults.trace import Fault, Trace, TraceArguments
 
 
 def per_step_probability(hourly: float, step_s: float) -> float:
@@ -72,7 +73,7 @@ def generate(
             machine=machine,
         )
     except ValidationError as error:
-        raise UserError(f"cannot generate a trace: {first_error(error)}") from None
+        raise UserError(f"cannot generate a trace: {documents.first_error(error, values=True)}") from None
     return Trace(generated=origin, faults=_generate_faults(origin))
 
 

@@ -204,7 +204,6 @@ class _EdgeFaults:
                 raise AssertionError(kind)
 
     def _reset(self, edges: Iterable[EdgeEnd]) -> None:
-        """Break connections."""
         for edge in list(edges):
             edge.reset()
 

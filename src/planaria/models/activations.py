@@ -2,7 +2,7 @@
 
 The terms are the tensors that autograd saves for the backward pass, listed with ``saved_tensors_hooks``;
 ``python -m benchmarks.gpu memory`` compares the sums with real peaks on a GPU, and tests those on a CPU with
-counted passes (:mod:`planaria.models.counting`). n tokens of a microbatch, D = ``model.dim``,
+counted passes (``transformers/stage_costs.py``). n tokens of a microbatch, D = ``model.dim``,
 h = ``model.hidden``, H and K heads of d channels, V = ``model.vocab``; matrix products have w bytes per number, 2 under
 bf16 and 4 otherwise. Residuals and norms are fp32.
 """

@@ -231,7 +231,6 @@ _RENDERERS: dict[int, child_process.Child] = {}
 
 
 def _renderer() -> child_process.Child:
-    """Return this process's child that renders templates."""
     if (pid := os.getpid()) not in _RENDERERS:
         _RENDERERS[pid] = child_process.Child("planaria.models.chat_template:render_request", MEMORY)
     return _RENDERERS[pid]

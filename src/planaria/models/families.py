@@ -14,7 +14,7 @@ from planaria.config.schema import ModelConfig
 from planaria.models import llama_stages
 from planaria.models.family import Family
 from planaria.models.group_family import GroupFamily
-from planaria.models.initial import seed_of
+from planaria.models.seeding import seed_of
 from planaria.models.transformers.family import TransformersFamily
 
 SHIPPED: dict[str, type[Family]] = {

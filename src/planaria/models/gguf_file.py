@@ -1,7 +1,7 @@
 """llama.cpp's container GGUF (versions 2 and 3): metadata, and the location of each tensor.
 
-The reader of the package ``gguf`` takes 8 s and 160 MB for 49,152 tokens, on every open. Here every length is checked
-against the file's size before it is read.
+The reader of the package ``gguf`` takes 20 times as long (1.6 s for 49,152 tokens and their merges, on every open) and
+trusts the lengths in a file. Here each is checked against the file's size before it is read.
 """
 
 from __future__ import annotations

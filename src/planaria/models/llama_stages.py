@@ -19,13 +19,18 @@ from planaria.config.schema import ModelConfig
 from planaria.models.activations import PassBytes, PassMode, block_bytes, ends_bytes
 from planaria.models.chunked_loss import head_loss
 from planaria.models.family import Family
-from planaria.models.initial import normal
 from planaria.models.llama_layers import Linear, matrix_numbers, rotary_tables, run_layers
 from planaria.models.moe_layer import ExpertRouting, MoELayer, to_file
 from planaria.models.one_array import GAINS, SHARED, add_array, final_norm, layers_of
+from planaria.models.seeding import normal
 from planaria.models.sharing import stored_count
 from planaria.models.subspace import Subspace, SubspaceEmbedding
 from planaria.models.tied_head import TiedHead
+
+
+def _add_rotary_tables(stage: nn.Module, config: ModelConfig) -> None:
+    for name, table in zip(("cos", "sin"), rotary_tables(config), strict=True):
+        stage.register_buffer(name, table, persistent=False)
 
 
 class BlockStage(nn.Module):
@@ -43,9 +48,7 @@ class BlockStage(nn.Module):
             add_array(self, config)
             self.embed_tokens, self.lm_head = _tables(config)
         self.layers = layers_of(self, config, numbers)
-        cos, sin = rotary_tables(config)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        _add_rotary_tables(self, config)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map hidden states [B, T, D] to [B, T, D], T at most ``config.context``; ``mask`` as in ``Attention``."""
@@ -70,9 +73,7 @@ class LlamaEnds(TiedHead):
         self.embed_tokens, self.lm_head = _tables(config)
         self.layers = layers_of(self, config, range(config.ends_layers))
         if config.ends_layers:
-            cos, sin = rotary_tables(config)
-            self.register_buffer("cos", cos, persistent=False)
-            self.register_buffer("sin", sin, persistent=False)
+            _add_rotary_tables(self, config)
         self.norm = final_norm(self, config)
         self.keep_tied()
 

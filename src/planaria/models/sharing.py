@@ -40,14 +40,14 @@ def stored_count(count: int, share: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def slices(stands: int, begin: int, count: int) -> tuple[Slice, ...]:
-    """Return the slices of an array of ``stands`` numbers that hold ``count`` weights from offset ``begin`` on."""
+def slices(stored: int, begin: int, count: int) -> tuple[Slice, ...]:
+    """Return the slices of an array of ``stored`` numbers that hold ``count`` weights from offset ``begin`` on."""
     cut, end = [], begin + count
     while begin < end:
-        copy, index = divmod(begin, stands)
+        copy, index = divmod(begin, stored)
         turned = (_A * copy * copy + _B * copy + _C) % PRIME
-        at = (turned + index) % stands
-        length = min(end - begin, stands - index, stands - at)
+        at = (turned + index) % stored
+        length = min(end - begin, stored - index, stored - at)
         cut.append(Slice(at, length, 1 if turned & 1 else -1))
         begin += length
     return tuple(cut)

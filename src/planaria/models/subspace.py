@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from planaria.config.model_config import ModelConfig
-from planaria.models.initial import generator, normal
+from planaria.models.seeding import generator, normal
 
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
 """matrices of a decoder layer that write to the residual stream"""

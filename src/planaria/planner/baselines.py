@@ -66,25 +66,25 @@ def straight_rows(problem: PlanningProblem, stages: Sequence[Sequence[int]]) -> 
     width = min(map(len, stages))
     rows = [[stage[row] for stage in stages] for row in range(width)]
     spare = [list(stage[width:]) for stage in stages]
+
+    def exchange(row: list[int], s: int, other: list[int], at: int, *changed: list[int]) -> bool:
+        """Exchange two nodes if that lowers the sum of squared times of the ``changed`` rows."""
+        before = sum(_round_trip_time(problem, each) ** 2 for each in changed)
+        row[s], other[at] = other[at], row[s]
+        if sum(_round_trip_time(problem, each) ** 2 for each in changed) < before:
+            return True
+        row[s], other[at] = other[at], row[s]
+        return False
+
     improved = True
     while improved:
         improved = False
-        for s in range(len(stages)):
-            for a, b in combinations(range(width), 2):
-                before = _round_trip_time(problem, rows[a]) ** 2 + _round_trip_time(problem, rows[b]) ** 2
-                rows[a][s], rows[b][s] = rows[b][s], rows[a][s]
-                if _round_trip_time(problem, rows[a]) ** 2 + _round_trip_time(problem, rows[b]) ** 2 < before:
-                    improved = True
-                else:
-                    rows[a][s], rows[b][s] = rows[b][s], rows[a][s]
+        for s, others in enumerate(spare):
+            for a, b in combinations(rows, 2):
+                improved |= exchange(a, s, b, s, a, b)
             for row in rows:
-                for k in range(len(spare[s])):
-                    before = _round_trip_time(problem, row)
-                    row[s], spare[s][k] = spare[s][k], row[s]
-                    if _round_trip_time(problem, row) < before:
-                        improved = True
-                    else:
-                        row[s], spare[s][k] = spare[s][k], row[s]
+                for k in range(len(others)):
+                    improved |= exchange(row, s, others, k, row)
     return rows
 
 
@@ -107,7 +107,6 @@ def route_along_columns(problem: PlanningProblem, solution: Solution, rows: Sequ
 
 
 def _round_trip_time(problem: PlanningProblem, row: Sequence[int]) -> int:
-    """Return the time of a microbatch along a row and back."""
     sites = problem.site[[*row, row[0]]].tolist()
     work = problem.passes[BLOCK][list(row)].sum()
     return int(work) + sum(int(problem.link[a, b] + problem.link[b, a]) for a, b in pairwise(sites))

@@ -104,7 +104,6 @@ def _node_of_pass(origin: Ints, path: Ints, i: int, phase: int) -> int:
 
 @compile_function
 def _pass_time(tables: CostTables, n: int, phase: int, last: int) -> int:
-    """Return the time of a pass."""
     if phase <= last:
         return tables.forward[0 if phase == 0 else 2 if phase == last else 1, n]  # type: ignore[no-any-return]
     hop = 2 * last + 1 - phase

@@ -144,7 +144,6 @@ class _PathLoads:
         return sorted(range(len(self.path)), key=lambda n: (-self._max_load(n), -self.flows[n].size, n))
 
     def _max_load(self, n: int) -> float:
-        """Return the largest load on a flow's path."""
         path = self.path[n]
         return 0.0 if path is None else max(map(self.load, path.links), default=0.0)
 

@@ -259,7 +259,6 @@ def _pass_times(config: RunConfig, topology: Topology, kind: str) -> Ints:
 
 
 def _split_evenly(whole: int, count: int) -> Sequence[int]:
-    """Split ``whole`` into ``count`` numbers that differ by at most one."""
     return [whole // count + (index < whole % count) for index in range(count)]
 
 

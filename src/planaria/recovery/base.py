@@ -252,6 +252,9 @@ class Sender:
     The base class sends and keeps nothing; subclasses override the methods that they need.
     """
 
+    restarted = True
+    """whether the copy has restarted since the last committed step"""
+
     @property
     def nbytes(self) -> int:
         """Bytes kept between steps."""
@@ -259,6 +262,7 @@ class Sender:
 
     def restart(self) -> None:
         """Restart with an empty copy: the stage or its host has a new worker."""
+        self.restarted = True
 
     def message_before_step(self, step: int, state: StageState) -> Tensor | None:
         """Return the message to send at the beginning of ``step``, if any."""
@@ -274,6 +278,7 @@ class Sender:
 
     def commit(self, step: int) -> None:
         """Commit ``step``: its messages count."""
+        self.restarted = False
 
     def drop(self) -> None:
         """Drop the step: its messages do not count. By default there is nothing to undo."""
@@ -282,14 +287,17 @@ class Sender:
 class Holder(ABC):
     """Holds one copy at its host; receives the messages of the senders."""
 
+    restarted = True
+    """as of the senders"""
+
     @property
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes kept between steps."""
 
-    @abstractmethod
     def restart(self) -> None:
         """Restart like the senders; keep the copy until a newer one is complete."""
+        self.restarted = True
 
     @abstractmethod
     def expects(self, step: int) -> tuple[Moment, ...]:

@@ -133,26 +133,19 @@ class MirrorSender(Sender):
         self._wanted = wanted
         self._every = every
         self._moments = moments
-        self._restarted = True
-
-    def restart(self) -> None:
-        self._restarted = True
 
     def needs_applied_update(self, step: int) -> bool:
-        return is_renewal_due(step, self._every, self._restarted)
+        return is_renewal_due(step, self._every, self.restarted)
 
     def message_after_gradient(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
         return pack(state.part(self._wanted, self._moments)) if self.needs_applied_update(step) else None
-
-    def commit(self, step: int) -> None:
-        self._restarted = False
 
 
 class MirrorHolder(Holder):
     """Holds the newest committed copy and the one of the current step."""
 
     def __init__(self, every: int) -> None:
-        self._every, self._restarted = every, True
+        self._every = every
         self._held: StageState | None = None
         self._pending: StageState | None = None
 
@@ -160,18 +153,15 @@ class MirrorHolder(Holder):
     def nbytes(self) -> int:
         return self._held.nbytes if self._held else 0
 
-    def restart(self) -> None:
-        self._restarted = True
-
     def expects(self, step: int) -> tuple[Moment, ...]:
-        return ("after",) if is_renewal_due(step, self._every, self._restarted) else ()
+        return ("after",) if is_renewal_due(step, self._every, self.restarted) else ()
 
     def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
         self._pending = unpack(message)
 
     def commit(self, step: int) -> None:
         self._held, self._pending = self._pending or self._held, None
-        self._restarted = False
+        self.restarted = False
 
     def drop(self) -> None:
         self._pending = None

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from planaria.common.errors import UserError
-from planaria.recovery.base import MachineProperties, Recovery, StrategyRequirements
+from planaria.recovery.base import (
+    Copy,
+    DamagedReplica,
+    Holder,
+    MachineProperties,
+    Original,
+    Recovery,
+    Sender,
+    StrategyRequirements,
+)
 from planaria.recovery.checkpoint import best_steps
+from planaria.recovery.codes.base import ErasureCode
+from planaria.recovery.parity import BlockSender, ParityHolder, SelfCopyHolder, SelfCopySender
 from planaria.recovery.snapshot_schedule import SnapshotSchedule
 
 COPY_BANDWIDTH = 5e9
@@ -44,6 +55,29 @@ class CommonSnapshot(Recovery, ABC):
     def copies_sent_per_snapshot(self, members: int) -> int:
         """Return how many times its own state's size each of ``members`` stages sends per snapshot."""
         return 1
+
+    @abstractmethod
+    def block_of(self, copy: Copy, stage: int) -> tuple[int, int]:
+        """Return the number of the block that ``stage`` sends for a copy, and the number of blocks of its state."""
+
+    @abstractmethod
+    def code_of(self, copy: Copy) -> ErasureCode:
+        """Return the code whose only parity the host keeps of the sources' blocks."""
+
+    def sender(self, copy: Copy, stage: int) -> Sender:
+        if copy.is_self_copy:
+            return SelfCopySender(self.snapshot_schedule)
+        return BlockSender(*self.block_of(copy, stage), self.snapshot_schedule)
+
+    def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
+        if copy.is_self_copy:
+            return SelfCopyHolder(self.snapshot_schedule)
+        return ParityHolder(copy.sources, self.code_of(copy), self.snapshot_schedule)
+
+    @staticmethod
+    def without_snapshot(lost: frozenset[int], replica: DamagedReplica) -> frozenset[int]:
+        """Return the lost stages, and new ones that lack the snapshot because they have not taken part in one since."""
+        return lost | {stage for stage in range(replica.stages + 1) if stage not in replica.with_snapshot}
 
     @property
     def has_best_options(self) -> bool:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError
+from planaria.common.quantisation import GROUP, coded_bytes, decode, encode
 from planaria.config.bounds import Positive
-from planaria.models.quantise import GROUP, coded_bytes, decode, encode
 from planaria.models.state import StageShapes, StageState
 from planaria.recovery.base import Copy, CopyCost, Holder, Moment, Original, Sender, numel
 from planaria.recovery.hosted import HostedCopy
@@ -126,7 +126,8 @@ class EchoSender(Sender):
 
     def message_before_step(self, step: int, state: StageState) -> Tensor | None:
         if self._copy is None:
-            self._copy = _SlicedCopy(_length(state.weights), self._every, next(iter(state.weights.values())).device)
+            tensors = list(state.weights.values())
+            self._copy = _SlicedCopy(sum(t.numel() for t in tensors), self._every, tensors[0].device)
         index = step % self._every
         exact = _slice(state.weights, *self._copy.bounds(index))
         coded = encode(exact - self._copy.agreed_slice(index), self._bits)
@@ -176,10 +177,6 @@ class EchoHolder(Holder):
         pieces = torch.split(self._copy.kept.float(), [shape.numel() for shape in self._shapes.values()])
         named = zip(self._shapes.items(), pieces, strict=True)
         return StageState({name: piece.view(shape) for (name, shape), piece in named})
-
-
-def _length(weights: Mapping[str, Tensor]) -> int:
-    return sum(tensor.numel() for tensor in weights.values())
 
 
 def _slice(weights: Mapping[str, Tensor], start: int, stop: int) -> Tensor:

@@ -51,20 +51,11 @@ class Redundant(HostedCopy):
 class TwinSender(Sender):
     """Sends the whole state once to a new twin, then each step's gradient."""
 
-    def __init__(self) -> None:
-        self._restarted = True
-
-    def restart(self) -> None:
-        self._restarted = True
-
     def message_before_step(self, step: int, state: StageState) -> Tensor | None:
-        return pack(state.trained) if self._restarted else None
+        return pack(state.trained) if self.restarted else None
 
     def message_after_gradient(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
         return pack(gradients)
-
-    def commit(self, step: int) -> None:
-        self._restarted = False
 
 
 class TwinHolder(Holder):
@@ -73,7 +64,6 @@ class TwinHolder(Holder):
     def __init__(self, original: Original, forward: bool) -> None:
         self._original, self._forward = original, forward
         self._twin: Twin | None = None
-        self._restarted = True
         self._start: StageState | None = None
         self._gradients: StageState | None = None
 
@@ -81,11 +71,8 @@ class TwinHolder(Holder):
     def nbytes(self) -> int:
         return self._twin.nbytes if self._twin else 0
 
-    def restart(self) -> None:
-        self._restarted = True
-
     def expects(self, step: int) -> tuple[Moment, ...]:
-        return ("before", "after") if self._restarted else ("after",)
+        return ("before", "after") if self.restarted else ("after",)
 
     def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
         if moment == "before":
@@ -106,7 +93,7 @@ class TwinHolder(Holder):
         if self._start is not None:
             self._twin.load(self._start)
         self._twin.apply(step, self._gradients)
-        self._restarted = False
+        self.restarted = False
         self.drop()
 
     def drop(self) -> None:

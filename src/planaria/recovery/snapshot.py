@@ -26,17 +26,13 @@ from planaria.recovery.base import (
     Copy,
     CopyCost,
     DamagedReplica,
-    Holder,
-    Original,
     RebuildInputs,
-    Sender,
     StrategyPlan,
 )
 from planaria.recovery.codes import make_code
 from planaria.recovery.codes.base import ErasureCode
 from planaria.recovery.common_snapshot import NO_SNAPSHOT, CommonSnapshot
-from planaria.recovery.parity import PARITY, BlockSender, ParityHolder, SelfCopyHolder, SelfCopySender
-from planaria.recovery.stream import block, block_bytes, join_blocks, state_in, stream, stream_bytes
+from planaria.recovery.parity import PARITY, block, block_bytes, join_blocks, state_in, stream, stream_bytes
 
 MEMBERS = "members"
 
@@ -63,7 +59,6 @@ class ParityGroup:
         return (member - stripe - (self.members - self.code.data)) % self.members
 
     def _member(self, stripe: int, shard: int) -> int:
-        """Return the member that has this shard of a stripe."""
         return (shard + stripe + (self.members - self.code.data)) % self.members
 
     def data_members(self, stripe: int) -> tuple[int, ...]:
@@ -118,20 +113,14 @@ class Snapshot(CommonSnapshot):
         parities = (Copy(group.data_members(t), host, group.members) for t in members for host in hosts[t])
         return (*retained, *parities)
 
-    def sender(self, copy: Copy, stage: int) -> Sender:
-        if copy.is_self_copy:
-            return SelfCopySender(self.snapshot_schedule)
+    def block_of(self, copy: Copy, stage: int) -> tuple[int, int]:
         group = self._group(copy.group)
-        return BlockSender(
-            group.data_stripes(stage).index(_stripe(group, copy)), group.code.data, self.snapshot_schedule
-        )
+        return group.data_stripes(stage).index(_stripe(group, copy)), group.code.data
 
-    def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
-        if copy.is_self_copy:
-            return SelfCopyHolder(self.snapshot_schedule)
+    def code_of(self, copy: Copy) -> ErasureCode:
         group = self._group(copy.group)
         row = group.parity_members(_stripe(group, copy)).index(copy.host)
-        return ParityHolder(copy.sources, ErasureCode(group.code.weights[row : row + 1]), self.snapshot_schedule)
+        return ErasureCode(group.code.weights[row : row + 1])
 
     def cost(self, copy: Copy, shapes: Mapping[int, StageShapes]) -> CopyCost:
         # The retained and the pending snapshot; the memory of older ones is reused.
@@ -147,8 +136,7 @@ class Snapshot(CommonSnapshot):
         group = self._group(replica.stages + 1)
         if lost and not replica.with_snapshot:
             return StrategyPlan(refused=dict.fromkeys(lost, NO_SNAPSHOT))
-        # A new stage that has not taken part in a snapshot since lacks the version that the others have.
-        missing = lost | {stage for stage in range(group.members) if stage not in replica.with_snapshot}
+        missing = self.without_snapshot(lost, replica)
         donors, refused = {}, {}
         for stage in sorted(missing if self.every else lost):
             reads = group.members_to_read(missing, stage)

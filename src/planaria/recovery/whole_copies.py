@@ -14,20 +14,10 @@ from pydantic import Field
 
 from planaria.common.errors import UserError
 from planaria.models.state import StageShapes, StageState
-from planaria.recovery.base import (
-    Copy,
-    CopyCost,
-    DamagedReplica,
-    Holder,
-    Original,
-    RebuildInputs,
-    Sender,
-    StrategyPlan,
-)
+from planaria.recovery.base import Copy, CopyCost, DamagedReplica, RebuildInputs, StrategyPlan
 from planaria.recovery.codes.base import ErasureCode
 from planaria.recovery.common_snapshot import NO_SNAPSHOT, CommonSnapshot
-from planaria.recovery.parity import PARITY, BlockSender, ParityHolder, SelfCopyHolder, SelfCopySender
-from planaria.recovery.stream import block, block_bytes, join_blocks, state_in, stream, stream_bytes
+from planaria.recovery.parity import PARITY, block, block_bytes, join_blocks, state_in, stream, stream_bytes
 
 COPY = "copy"
 OWN = "own"
@@ -51,15 +41,11 @@ class WholeCopies(CommonSnapshot):
         members = range(stages + 1)
         return (*(Copy((s,), s) for s in members), *(Copy((s,), (s + 1) % len(members)) for s in members))
 
-    def sender(self, copy: Copy, stage: int) -> Sender:
-        return (
-            SelfCopySender(self.snapshot_schedule) if copy.is_self_copy else BlockSender(0, 1, self.snapshot_schedule)
-        )
+    def block_of(self, copy: Copy, stage: int) -> tuple[int, int]:
+        return 0, 1
 
-    def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
-        if copy.is_self_copy:
-            return SelfCopyHolder(self.snapshot_schedule)
-        return ParityHolder(copy.sources, _IDENTITY, self.snapshot_schedule)
+    def code_of(self, copy: Copy) -> ErasureCode:
+        return _IDENTITY
 
     def cost(self, copy: Copy, shapes: Mapping[int, StageShapes]) -> CopyCost:
         ((_, parameters),) = shapes.items()
@@ -72,7 +58,7 @@ class WholeCopies(CommonSnapshot):
         if lost and not replica.with_snapshot:
             return StrategyPlan(refused=dict.fromkeys(lost, NO_SNAPSHOT))
         count = replica.stages + 1
-        missing = lost | {stage for stage in range(count) if stage not in replica.with_snapshot}
+        missing = self.without_snapshot(lost, replica)
         for stage in sorted(missing):
             if (host := (stage + 1) % count) in missing:
                 why = f"stage {stage}'s copy was at stage {host}, which is lost too or has no copy yet"

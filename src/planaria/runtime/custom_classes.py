@@ -10,7 +10,7 @@ from planaria.config.schema import RunConfig
 from planaria.exchange.registry import chosen_classes
 from planaria.models.families import FAMILIES
 from planaria.models.optimizers import OPTIMIZERS
-from planaria.pipeline.codecs.registry import codec_class
+from planaria.pipeline.codecs import codec_class
 from planaria.pipeline.routing import ROUTINGS
 from planaria.recovery import RECOVERIES, strategy_names
 from planaria.recovery.codes import CODES

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from planaria.common.errors import UserError
+from planaria.common.quantisation import pack, planes, unpack
 from planaria.config.options import Options
-from planaria.models.quantise import pack, planes, unpack
+from planaria.pipeline.codecs import make_codec
 from planaria.pipeline.codecs.base import LEGS, Leg, Visit
 from planaria.pipeline.codecs.group_quantisation import ROW, GroupQuantiser, offsets, table
-from planaria.pipeline.codecs.registry import make_codec
 
 VISIT = Visit(seed=7, sample=40, hop=2)
 SHAPES = [(2, 8, 64), (1, 7, 33), (3, 130, 512)]

@@ -11,8 +11,8 @@ from planaria.config.model_config import SubspaceConfig
 from planaria.config.options import Options
 from planaria.config.schema import ModelConfig, PipelineConfig
 from planaria.models.subspace import Subspace, basis, offsets
+from planaria.pipeline.codecs import make_codec, make_model_codec
 from planaria.pipeline.codecs.base import Visit
-from planaria.pipeline.codecs.registry import make_codec, make_model_codec
 from planaria.pipeline.codecs.subspace import SubspaceCodec
 
 VISIT = Visit(seed=7, sample=40, hop=2)

@@ -141,6 +141,8 @@ def test_same_site_applies_unless_the_table_has_the_link(tmp_path: Path) -> None
         ("overheads = 1\n" + OWN, "topology.toml: overheads: unknown key; did you mean 'overhead_s'?"),
         ("[same_sites]\n" + OWN, "topology.toml: same_sites: unknown key; did you mean 'same_site'?"),
         (OWN.replace("latency_ms =", "latency ="), "matrix.latency: unknown key; did you mean 'latency_ms'?"),
+        (OWN.replace(', bandwidth_mbit = "bandwidth.csv"', ""), "matrix.bandwidth_mbit: Field required"),
+        (OWN.replace("[[nodes]]", '[relay]\nsite = "Rom"\nhidden = ["Bern"]\n[[nodes]]', 1), "site 'Rom' is not in"),
         ("matrix = 5\nnodes = []", "topology.toml: matrix = 5: "),
         ("matrix.latency_ms = 5\nnodes = []", "topology.toml: matrix.latency_ms = 5: "),
         ("overhead_s = -1.0\n" + OWN, "topology.toml: overhead_s = -1.0: "),
@@ -185,20 +187,12 @@ def test_an_invalid_table_is_refused(tmp_path: Path, latency: str, bandwidth: st
     assert message in complaint(write(tmp_path, OWN, latency=latency, bandwidth=bandwidth))
 
 
-def test_a_missing_table_is_refused(tmp_path: Path) -> None:
-    assert "latency.csv: no such file" in complaint(write(tmp_path, OWN, bandwidth=HALF_BANDWIDTH))
-
-
-@pytest.mark.parametrize("table", [b"", b"\xff\xfe\x00,\x00", b",Bern,B\xfcrn\nBern,,1\n"])
-def test_a_table_that_is_empty_or_not_text_is_refused(tmp_path: Path, table: bytes) -> None:
+@pytest.mark.parametrize("table", [None, b"", b"\xff\xfe\x00,\x00", b",Bern,B\xfcrn\nBern,,1\n"])
+def test_a_table_that_is_missing_empty_or_not_text_is_refused(tmp_path: Path, table: bytes | None) -> None:
     path = write(tmp_path, OWN, bandwidth=HALF_BANDWIDTH)
-    (tmp_path / "latency.csv").write_bytes(table)
-    assert str(tmp_path) in complaint(path)
-
-
-def test_a_missing_bandwidth_table_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, OWN.replace(', bandwidth_mbit = "bandwidth.csv"', ""), latency=HALF_LATENCY)
-    assert "bandwidth_mbit" in complaint(path)
+    if table is not None:
+        (tmp_path / "latency.csv").write_bytes(table)
+    assert complaint(path).startswith(f"{tmp_path}/")
 
 
 def test_hidden_sites_reach_each_other_through_the_controller(tmp_path: Path) -> None:
@@ -209,10 +203,3 @@ def test_hidden_sites_reach_each_other_through_the_controller(tmp_path: Path) ->
     assert topology.link("Oslo", "Bern") == pytest.approx((0.040, 100 * MBIT))
     assert topology.link("Bern", "Rome") == plain.link("Bern", "Rome")
     assert topology.link("Bern", "Bern") == plain.link("Bern", "Bern")
-
-
-def test_a_relay_at_an_unknown_site_is_refused(tmp_path: Path) -> None:
-    matrix, nodes = OWN.split("[[nodes]]", 1)
-    topology = f'{matrix}\n[relay]\nsite = "Rom"\nhidden = ["Bern"]\n[[nodes]]{nodes}'
-    path = write(tmp_path, topology, latency=HALF_LATENCY, bandwidth=HALF_BANDWIDTH)
-    assert "relay: site 'Rom' is not in the matrix" in complaint(path) and "Rome" in complaint(path)

@@ -1,3 +1,5 @@
+"""Lower bounds on a plan's step, and its chart."""
+
 from __future__ import annotations
 
 import pytest
@@ -10,6 +12,7 @@ from planaria.pipeline.network.costs import UNIT, Costs
 from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.plan.build import plan_routes
 from planaria.pipeline.plan.plan_bound import lower_bound
+from planaria.pipeline.plan.simulation import draw
 from planaria.runtime.prediction.simulate import simulate
 from support.random_plans import costs, plans
 
@@ -52,13 +55,6 @@ def test_the_limiting_part_is_named() -> None:
     assert (slow.step_s, slow.binds) == (182.0, "link 0→1")
 
 
-def test_a_slow_stage_binds() -> None:
-    prices = Costs(NetworkConfig(forward_s=[0.0, 1.0, 5.0, 1.0], backward_s=[0.0, 1.0, 5.0, 1.0]))
-    bound = lower_bound(straight(3, 6), prices, both(0))
-    # Starts at 1; twelve passes of 5; then stage 1's last backward.
-    assert (bound.step_s, bound.binds) == (62.0, "stage 2")
-
-
 def test_the_free_embedding_is_not_busy_time_of_stage_0() -> None:
     """The head starts at 4 with the first microbatch, takes 8 · 3, and 4 · 2 follow."""
     bound = lower_bound(straight(4, 8), UNIT, both(0))
@@ -69,3 +65,28 @@ def test_the_free_embedding_is_not_busy_time_of_stage_0() -> None:
 def test_an_evaluation_has_a_bound_too() -> None:
     plan = plan_routes([(0, 1, 2, 0)] * 3, "1f1b", 3, backward=False)
     assert lower_bound(plan, free_ends(2, 1.0, 9.0), both(0)).step_s == 4.0
+
+
+def test_the_chart_of_two_stages_and_two_microbatches() -> None:
+    plan = plan_routes([(0, 1, 2, 0)] * 2, "gpipe", 2)
+    costs = Costs(NetworkConfig(forward_s=[0.0, 1.0, 1.0], backward_s=[0.0, 2.0, 2.0]))
+    drawn = draw(simulate(plan, costs, both(0)), lower_bound(plan, costs, both(0)), width=9 + 27)
+    assert drawn.splitlines() == [
+        "stage 0 |...........................",
+        "stage 1 |F0-F1-.........B0====B1====",
+        "stage 2 |...F0-F1-B0====B1====......",
+        "step 9 s, bound 9 s (stage 2), bubble 33.3%; F forward, B backward, . idle",
+    ]
+
+
+def test_rows_have_the_requested_width() -> None:
+    plan = plan_routes([(0, *range(1, 11), 0)] * 12, "1f1b", 11)
+    for width in (5, 40, 133):
+        *rows, _ = draw(simulate(plan, UNIT, both(0)), lower_bound(plan, UNIT, both(0)), width).splitlines()
+        assert len(rows) == 11
+        assert {len(row) for row in rows} == {max(width, len("stage 10 |") + 1)}
+
+
+def test_a_step_without_duration_can_be_drawn() -> None:
+    plan, free = plan_routes([(0, 1, 0)], "1f1b", 1), Costs(NetworkConfig())
+    assert "step 0 s, bound 0 s" in draw(simulate(plan, free, both(0)), lower_bound(plan, free, both(0)))

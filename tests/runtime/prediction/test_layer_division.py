@@ -157,8 +157,8 @@ def test_layers_of_a_mixture_count_by_their_own_work_and_size() -> None:
     pytest.importorskip("transformers")
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    from planaria.models.transformers.check import shrink_config
     from planaria.models.transformers.recipe_section import model_section
-    from planaria.models.transformers.shrinking import shrink_config
     from planaria.models.transformers.skeleton import read_config
 
     whole = CONFIG_MAPPING["deepseek_v3"]().get_text_config().to_dict() | {"model_type": "deepseek_v3"}

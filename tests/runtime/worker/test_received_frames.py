@@ -9,9 +9,9 @@ import torch
 
 from planaria.config.options import Options
 from planaria.config.schema import ModelConfig, PipelineConfig
+from planaria.pipeline.codecs import make_model_codec
 from planaria.pipeline.codecs.base import Visit
 from planaria.pipeline.codecs.floats import Bf16, Fp32
-from planaria.pipeline.codecs.registry import make_model_codec
 from planaria.pipeline.codecs.subspace import SubspaceCodec
 from planaria.runtime.transport import wire
 from planaria.runtime.transport.wire import (

@@ -1,4 +1,4 @@
-"""Compressors of every number: unchanged, in half precision, in few bits (``models/quantise.py``), or as signs."""
+"""Compressors of every number: unchanged, in half precision, in few bits (``common/quantisation.py``), or as signs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from planaria.common import quantisation
 from planaria.common.tensors import all_finite
 from planaria.exchange.compress import chunks
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.chunks import Chunked
-from planaria.models import quantise
 
 _TYPES = {32: torch.float32, 16: torch.float16}
 
@@ -62,13 +62,13 @@ class GroupQuantised(Compressor):
     """bits per number"""
 
     def bytes(self, count: int) -> int:
-        return quantise.coded_bytes(count, self.bits)
+        return quantisation.coded_bytes(count, self.bits)
 
     def encode(self, vector: Tensor, draw: int = 0) -> Tensor:
-        return quantise.encode(vector, self.bits)
+        return quantisation.encode(vector, self.bits)
 
     def decode(self, message: Tensor, count: int, draw: int = 0) -> Tensor:
-        return quantise.decode(message, count, self.bits)
+        return quantisation.decode(message, count, self.bits)
 
     @property
     def guaranteed(self) -> bool:
@@ -81,13 +81,13 @@ class GroupQuantised(Compressor):
 
         2 bits, for a normal variable: 1 minus the distortion of its best four even levels (Max 1960, table 2).
         """
-        return 1.0 / (1.0 + (quantise.GROUP - 1) / 4.0**self.bits) if self.bits > 2 else 0.881
+        return 1.0 / (1.0 + (quantisation.GROUP - 1) / 4.0**self.bits) if self.bits > 2 else 0.881
 
     def count(self, message: Tensor) -> int:
-        return quantise.coded_count(len(message), self.bits)
+        return quantisation.coded_count(len(message), self.bits)
 
     def damage(self, message: Tensor, count: int) -> str:
-        sound = quantise.has_finite_scales(message, self.bits)
+        sound = quantisation.has_finite_scales(message, self.bits)
         return "" if sound else "not all of its numbers are finite"
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
 from planaria.config.schema import OptimConfig
-from planaria.models.optimizers.base import NONE, Optimizer, StageOptimizer, groups
+from planaria.models.optimizers.base import NONE, Optimizer, Parameters, Scales, StageOptimizer, groups
 
 FIRST, SECOND = KEYS = ("exp_avg", "exp_avg_sq")
 """torch's names of the first and second moment"""
@@ -19,22 +19,14 @@ class AdamW(Optimizer):
 
     keys = KEYS
 
-    def build(
-        self,
-        named: Mapping[str, nn.Parameter],
-        stage: int,
-        config: OptimConfig,
-        scales: Mapping[nn.Parameter, float] = NONE,
-    ) -> StageOptimizer:
+    def build(self, named: Parameters, stage: int, config: OptimConfig, scales: Scales = NONE) -> StageOptimizer:
         return adamw(named.values(), config, scales)
 
     def decays(self, config: OptimConfig) -> dict[str, float]:
         return {FIRST: config.beta1, SECOND: config.beta2}
 
 
-def adamw(
-    parameters: Iterable[nn.Parameter], config: OptimConfig, scales: Mapping[nn.Parameter, float] = NONE
-) -> torch.optim.AdamW:
+def adamw(parameters: Iterable[nn.Parameter], config: OptimConfig, scales: Scales = NONE) -> torch.optim.AdamW:
     """Return a fresh AdamW (zero moments); its learning rate is set before every update."""
     return torch.optim.AdamW(
         groups(parameters, scales),

@@ -13,7 +13,11 @@ from torch import nn
 from planaria.config.registry import Choice
 from planaria.config.schema import OptimConfig
 
-NONE: Mapping[nn.Parameter, float] = MappingProxyType({})
+Parameters = Mapping[str, nn.Parameter]
+"""a stage's parameters by local name"""
+Scales = Mapping[nn.Parameter, float]
+"""learning-rate factors of parameters that do not have the stage's own"""
+NONE: Scales = MappingProxyType({})
 LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")
 """prefix of the names of a decoder layer's parameters"""
 
@@ -49,14 +53,8 @@ class Optimizer(Choice, ABC):
     """fields of ``optim`` without effect"""
 
     @abstractmethod
-    def build(
-        self,
-        named: Mapping[str, nn.Parameter],
-        stage: int,
-        config: OptimConfig,
-        scales: Mapping[nn.Parameter, float] = NONE,
-    ) -> StageOptimizer:
-        """Return a fresh optimizer for a stage's parameters by local name.
+    def build(self, named: Parameters, stage: int, config: OptimConfig, scales: Scales = NONE) -> StageOptimizer:
+        """Return a fresh optimizer for a stage's parameters.
 
         Make its groups with :func:`groups`; their learning rate is set before every update.
         """
@@ -69,7 +67,7 @@ class Optimizer(Choice, ABC):
         return {}
 
 
-def groups(parameters: Iterable[nn.Parameter], scales: Mapping[nn.Parameter, float] = NONE) -> list[dict[str, Any]]:
+def groups(parameters: Iterable[nn.Parameter], scales: Scales = NONE) -> list[dict[str, Any]]:
     """Return parameter groups by learning-rate factor ``scale``; the first has the stage's own factor, None."""
     by_scale: dict[float | None, list[nn.Parameter]] = {None: []}
     for parameter in parameters:

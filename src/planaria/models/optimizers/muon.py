@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import nn
 
 from planaria.config.schema import OptimConfig
 from planaria.models.optimizers.adamw import FIRST, SECOND, AdamW, adamw
-from planaria.models.optimizers.base import LAYER, NONE, StageOptimizer, groups
+from planaria.models.optimizers.base import LAYER, NONE, Parameters, Scales, StageOptimizer, groups
 
 
 class Muon(AdamW):
@@ -20,13 +18,7 @@ class Muon(AdamW):
 
     elementwise = False
 
-    def build(
-        self,
-        named: Mapping[str, nn.Parameter],
-        stage: int,
-        config: OptimConfig,
-        scales: Mapping[nn.Parameter, float] = NONE,
-    ) -> StageOptimizer:
+    def build(self, named: Parameters, stage: int, config: OptimConfig, scales: Scales = NONE) -> StageOptimizer:
         wanted = matrices(named, stage)
         theirs = set(wanted)
         adam = adamw((p for p in named.values() if p not in theirs), config, scales)
@@ -63,6 +55,6 @@ class MuonBesideAdamW:
         self._muon.step()  # type: ignore[no-untyped-call]
 
 
-def matrices(named: Mapping[str, nn.Parameter], stage: int) -> list[nn.Parameter]:
+def matrices(named: Parameters, stage: int) -> list[nn.Parameter]:
     """Return the matrices of a stage's layers, without embedding and head, whatever the cut."""
     return [p for name, p in named.items() if p.ndim == 2 and (stage > 0 or LAYER.match(name))]

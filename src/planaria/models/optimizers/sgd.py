@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from planaria.config.schema import OptimConfig
-from planaria.models.optimizers.base import NONE, Optimizer, StageOptimizer, groups
+from planaria.models.optimizers.base import NONE, Optimizer, Parameters, Scales, StageOptimizer, groups
 
 MOMENTUM = "momentum_buffer"
 
@@ -22,13 +20,7 @@ class Sgd(Optimizer):
     nesterov: bool = False
     """take Nesterov's step"""
 
-    def build(
-        self,
-        named: Mapping[str, nn.Parameter],
-        stage: int,
-        config: OptimConfig,
-        scales: Mapping[nn.Parameter, float] = NONE,
-    ) -> StageOptimizer:
+    def build(self, named: Parameters, stage: int, config: OptimConfig, scales: Scales = NONE) -> StageOptimizer:
         return _CountedSgd(
             groups(named.values(), scales),
             lr=config.lr,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from planaria.common import digests, documents
 from planaria.common.errors import UserError, missing_package
 from planaria.config.model_config import AdapterConfig
-from planaria.models.initial import seed_of
+from planaria.models.seeding import seed_of
 from planaria.models.transformers.loading import load_weights
 from planaria.models.transformers.skeleton import in_one_line
 
@@ -225,7 +225,7 @@ def write_adapters(lora: Lora, layers: nn.Module, named: Mapping[str, Tensor], f
 def global_name_of(name: str) -> str:
     """Return the global name of an adapter's tensor by its name in the file.
 
-    >>> trained_name("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight")
+    >>> global_name_of("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight")
     'model.layers.0.mlp.up_proj.lora_A.default.weight'
     """
     return f"{name.removeprefix(_PREFIX).removesuffix('.weight')}{_NAME}.weight"

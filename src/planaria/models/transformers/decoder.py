@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
-from planaria.models.initial import seed_of
 from planaria.models.llama_stages import stage_layers
-from planaria.models.transformers.adapters import Lora, base_name, freeze, initialise_adapters, inject, load_base
+from planaria.models.seeding import seed_of
+from planaria.models.transformers.adapters import (
+    ADAPTER,
+    Lora,
+    base_name,
+    base_reader,
+    freeze,
+    initialise_adapters,
+    inject,
+    load_base,
+    merge,
+)
 from planaria.models.transformers.alike import kinds
 from planaria.models.transformers.skeleton import (
     build_decoder,
@@ -209,3 +219,33 @@ def _tables(model: Any) -> dict[str, str]:
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head is not None and head.weight is table.weight
     return {"table": names[id(table)], "tied_head": names[id(head)] if tied else ""}
+
+
+def assemble(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
+    """Return the library's model in evaluation mode; ``read`` returns the trained weights by global name.
+
+    At most one tensor is in memory besides the model.
+
+    :raises UserError: if weights cannot be read, or the base model of adapters is missing or has changed.
+    """
+    config = decoder.config
+    model: Any = skeleton(config, decoder.attention, PLACE)
+    base = read
+    if decoder.lora is not None:
+        inject(decoder_layers(model, config, PLACE)[1], decoder.lora)
+        base = base_reader(decoder.lora, decoder.text)
+    for name, parameter in list(model.named_parameters()):
+        owner, _, attribute = name.rpartition(".")
+        tensor = read(name) if ADAPTER in name else base(base_name(name))
+        weights = nn.Parameter(tensor.to(parameter.dtype), requires_grad=False)
+        model.get_submodule(owner)._parameters[attribute] = weights
+    model.tie_weights()
+    model.generation_config = type(model.generation_config)()  # its defaults may forbid or penalise tokens
+    return model.eval()
+
+
+def assemble_merged(decoder: Decoder, read: Callable[[str], Tensor]) -> Any:
+    """Return a trainable model in fp32, with adapters added to their matrices."""
+    model = assemble(decoder, read).float()
+    merge(model)
+    return model.requires_grad_(True)

@@ -16,13 +16,12 @@ from planaria.models.family import Family, TextModel
 from planaria.models.foreign_weights import WeightsFile
 from planaria.models.transformers.alike import unlike_stages
 from planaria.models.transformers.check import require_cuttable
-from planaria.models.transformers.decoder import Decoder
+from planaria.models.transformers.decoder import Decoder, assemble
 from planaria.models.transformers.files import open_decoder
 from planaria.models.transformers.generation import LibraryText
 from planaria.models.transformers.recipe_section import lora_of, section_from_config, settings_beside
 from planaria.models.transformers.stage_costs import layer_parameters, layer_work, pass_bytes
 from planaria.models.transformers.stages import TransformersBlock, TransformersEnds
-from planaria.models.transformers.whole import assemble
 
 
 class TransformersFamily(Family):

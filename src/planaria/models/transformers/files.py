@@ -48,7 +48,7 @@ def open_decoder(folder: Path) -> WeightsFile:
     table = decoder.facts.table
     head = decoder.facts.tied_head
     read: Callable[[str], Tensor] = partial(read_tensor, files)
-    if head in files and table in files and not _are_equal(read(head), read(table)):
+    if head in files and table in files and not torch.equal(read(head), read(table)):
         raise UserError(
             f"{folder}: weights: {head} differs from {table}, but {path} ties them; set tie_word_embeddings = false"
         )
@@ -68,10 +68,6 @@ def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, expo
     shapes, files = tensor_shapes(folder, global_name_of, exported, ADAPTERS)
     read, expected = partial(read_tensor, files), decoder_of(config).shapes
     return WeightsFile(folder, config, shapes, read, tokenizer_of(folder), usage=usage, expected=expected)
-
-
-def _are_equal(tensor: Tensor, other: Tensor) -> bool:
-    return tensor.shape == other.shape and bool(torch.equal(tensor, other))
 
 
 def write_weights(

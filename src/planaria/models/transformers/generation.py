@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -58,28 +59,22 @@ def generate(
             yield token
 
 
+@dataclass
 class _Call:
-    """One call of the library's ``generate``, in a thread, since it returns only when it has all tokens."""
+    """One call of the library's ``generate``, in a thread, since it returns only when it has all tokens.
 
-    def __init__(
-        self,
-        model: Any,
-        tokens: Sequence[int],
-        most: int,
-        draws: Sampling,
-        generator: torch.Generator,
-        stops: Collection[int],
-    ) -> None:
-        """Prepare at most ``most`` tokens, drawn by numbers of ``generator``, until one of ``stops``."""
-        self._model = model
-        self._tokens = tokens
-        self._most = most
-        self._draws = draws
-        self._generator = generator
-        self._stops = [*stops]
-        self._drawn: queue.SimpleQueue[int | Exception | None] = queue.SimpleQueue()
-        self._left = False
-        """whether the caller takes no more tokens"""
+    It draws at most ``most`` tokens by numbers of ``generator``, until one of ``stops``.
+    """
+
+    model: Any
+    tokens: Sequence[int]
+    most: int
+    draws: Sampling
+    generator: torch.Generator
+    stops: Collection[int]
+    _drawn: queue.SimpleQueue[int | Exception | None] = field(default_factory=queue.SimpleQueue)
+    _left: bool = False
+    """whether the caller takes no more tokens"""
 
     def run(self) -> Iterator[int]:
         """Yield the tokens, one of ``stops`` included."""
@@ -104,14 +99,14 @@ class _Call:
         self._drawn.put(end)
 
     def _generate(self) -> None:
-        ids = torch.tensor([self._tokens], device=self._model.device)
-        self._model.generate(
+        ids = torch.tensor([self.tokens], device=self.model.device)
+        self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=self._most,
+            max_new_tokens=self.most,
             do_sample=False,  # only one token is left
             use_cache=True,
-            eos_token_id=self._stops or None,
+            eos_token_id=[*self.stops] or None,
             pad_token_id=0,
             logits_processor=[self._choose],
             stopping_criteria=[self._stop],
@@ -119,7 +114,7 @@ class _Call:
 
     def _choose(self, ids: Tensor, scores: Tensor) -> Tensor:
         """Draw a token by ``scores`` [1, V], pass it on, and leave only its score finite."""
-        chosen = self._draws.pick(scores, self._generator)
+        chosen = self.draws.pick(scores, self.generator)
         self._drawn.put(chosen)
         only = torch.full_like(scores, -torch.inf)
         only[:, chosen] = 0.0

@@ -69,23 +69,15 @@ def section_from_config(stated: Mapping[str, Any]) -> dict[str, Any]:
 def settings_beside(folder: Path, named: str, own: ModelConfig, stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return the section ``stated`` beside the weights ``named`` in ``folder``, of the model ``own``.
 
-    :raises UserError: if ``stated`` names a different config.json, or sizes that differ from config.json's.
+    :raises UserError: if ``stated`` names a different config.json, or sizes that config.json determines.
     """
     kept = _without_sizes_of(folder, stated)
-    _require_own_config(named, own, kept)
-    return kept
-
-
-def _require_own_config(named: str, own: ModelConfig, stated: Mapping[str, Any]) -> None:
-    """Raise UserError if a recipe names a different config.json, or sets sizes that config.json determines.
-
-    A run's own configuration states all settings.
-    """
-    config = options_of(stated).get("config")
+    config = options_of(kept).get("config")
     if config is None:
-        _require_no_sizes(named, stated)
-    elif config != own.options["config"]:
+        _require_no_sizes(named, kept)
+    elif config != own.options["config"]:  # a run's own configuration states all settings
         raise UserError(f"{named}: its model has a config.json; remove model.options.config")
+    return kept
 
 
 def _without_sizes_of(folder: Path, stated: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ and the decoded number is s·q. Scales are bfloat16, whose range is that of fp32
 are smaller than fp16 allows. They are rounded away from zero, so that no code overflows.
 
 Activations are rounded to the nearest level. Gradients are rounded at random with the right mean, since the nearest
-level would bias them. Codes are packed without gaps by ``models/quantise.py``.
+level would bias them. Codes are packed without gaps by ``common/quantisation.py``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from planaria.common.quantisation import pack, unpack
 from planaria.common.tensors import all_finite
-from planaria.models.quantise import pack, unpack
 from planaria.pipeline.codecs.base import Leg, Shape, Visit, WireCodec
 
 ROW = 1 << 16
@@ -62,7 +62,6 @@ def uniform(starts: Sequence[int], count: int, device: torch.device) -> Tensor:
 
 
 def _splitmix64(z: int) -> int:
-    """Return the output of splitmix64 for the state ``z``."""
     z = (z ^ (z >> 30)) * _FIRST & _MASK
     z = (z ^ (z >> 27)) * _SECOND & _MASK
     return z ^ (z >> 31)

@@ -68,10 +68,8 @@ class SubspaceCodec(WireCodec):
         return torch.cat([numbers, id_bytes.reshape(-1)])
 
     def decode(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor:
-        inner, own = self._inner_codec(leg), self._inner_shape(shape)
-        inner_shape, dtype = inner.layout(own, leg)
-        numbers = message[: self._number_bytes(shape, leg)].view(dtype).view(inner_shape)
-        return self.space.restore(inner.decode(numbers, own, leg), self.ids(message, shape, leg))
+        numbers = self._inner_codec(leg).decode(self._numbers(message, shape, leg), self._inner_shape(shape), leg)
+        return self.space.restore(numbers, self.ids(message, shape, leg))
 
     def ids(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor | None:
         if leg == "backward":
@@ -85,9 +83,8 @@ class SubspaceCodec(WireCodec):
         ids = self.ids(message, shape, leg)
         if ids is not None and (largest := int(ids.max())) >= self.space.vocab:
             return f"token id {largest} of a vocabulary of {self.space.vocab}"
-        inner, own = self._inner_codec(leg), self._inner_shape(shape)
-        inner_shape, dtype = inner.layout(own, leg)
-        return inner.invalid_reason(message[: self._number_bytes(shape, leg)].view(dtype).view(inner_shape), own, leg)
+        numbers = self._numbers(message, shape, leg)
+        return self._inner_codec(leg).invalid_reason(numbers, self._inner_shape(shape), leg)
 
     @property
     def space(self) -> Subspace:
@@ -102,6 +99,11 @@ class SubspaceCodec(WireCodec):
 
     def _inner_shape(self, shape: Shape) -> tuple[int, ...]:
         return (*shape[:2], self.rank)
+
+    def _numbers(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor:
+        """Return the inner codec's message of the k numbers."""
+        inner_shape, dtype = self._inner_codec(leg).layout(self._inner_shape(shape), leg)
+        return message[: self._number_bytes(shape, leg)].view(dtype).view(inner_shape)
 
     def _number_bytes(self, shape: Shape, leg: Leg) -> int:
         """Return the bytes of the k numbers of all tokens."""

@@ -9,8 +9,8 @@ from typing import Literal
 
 from planaria.common.errors import UserError
 from planaria.config.schema import NetworkConfig
+from planaria.pipeline.codecs import message_bytes as message_bytes
 from planaria.pipeline.codecs.base import MessageBytes
-from planaria.pipeline.codecs.registry import message_bytes as message_bytes
 
 FP32_BYTES = 4
 MBIT = 1e6 / 8

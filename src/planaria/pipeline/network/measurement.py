@@ -1,4 +1,7 @@
-"""Measure a network, without doing I/O: the order of measurements, estimates, and the files of results."""
+"""Latency and bandwidth of the links between nodes: order of measurements, estimates, and files of results.
+
+This module does no I/O: ``runtime/engine/link_survey.py`` sends messages and measures their times.
+"""
 
 from __future__ import annotations
 

@@ -124,12 +124,17 @@ class _PathBuilder:
 
     def add_direct(self, a: str, b: str) -> None:
         """Add the only path between sites that no entry joins."""
-        if (link := _link_between(self.matrix, a, b)) is None:
+        if (path := self._matrix_path(a, b)) is None:
             raise UserError(f"{self.file}: link: nothing joins {a} and {b}; add a [[link]] with sites = [{a!r}, {b!r}]")
+        self.paths[a, b] = [path]
+        self._add_to_count(1)
+
+    def _matrix_path(self, a: str, b: str) -> Path | None:
+        if (link := _link_between(self.matrix, a, b)) is None:
+            return None
         name = f"{a} → {b}"
         self.capacity[name] = link[1]
-        self.paths[a, b] = [Path("direct", a, b, (name,), link[0])]
-        self._add_to_count(1)
+        return Path("direct", a, b, (name,), link[0])
 
     def _add_to_count(self, more: int) -> None:
         self.count += more
@@ -137,9 +142,7 @@ class _PathBuilder:
             raise UserError(f"{self.file}: link: sites are joined by more than {MAX_IN_ALL} paths in all; list fewer")
 
     def _link(self, entry: LinkEntry, a: str, b: str) -> Path:
-        link = _link_between(self.matrix, a, b)
-        latency = None if link is None else link[0]
-        bandwidth = None if link is None else link[1]
+        latency, bandwidth = _link_between(self.matrix, a, b) or (None, None)
         if entry.latency_ms is not None:
             latency = entry.latency_ms / 1000
         if entry.bandwidth_mbit is not None:
@@ -173,15 +176,13 @@ class _PathBuilder:
         """Return the links between a site and a relay's."""
         if listed := self.direct.get(frozenset((a, b))):
             return [self._link(direct, a, b) for direct in listed]
-        if (link := _link_between(self.matrix, a, b)) is None:
+        if (path := self._matrix_path(a, b)) is None:
             joined = " and ".join(entry.sites)
             raise UserError(
                 f"{self.file}: link {entry.id!r}: via = {entry.via!r} does not join {joined}: there is no link "
                 f"{a} – {b}; add one"
             )
-        name = f"{a} → {b}"
-        self.capacity[name] = link[1]
-        return [Path("direct", a, b, (name,), link[0])]
+        return [path]
 
 
 def _require_known(file: File, entries: Sequence[LinkEntry], matrix: Links, relay: str | None, sites: set[str]) -> None:

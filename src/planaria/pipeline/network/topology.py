@@ -213,7 +213,6 @@ def read(path: Path, scale: float = 1.0) -> Topology:
 
 
 def _paths_between_sites(path: Path, parsed: TopologyFile, links: Links) -> PathNetwork:
-    """Return the paths of ``[[link]]`` between the sites of nodes."""
     between = {pair: link for pair, link in links.items() if pair[0] != pair[1]}
     relay_site = None if parsed.relay is None else parsed.relay.site
     return path_network(path, parsed.link, between, relay_site, {group.site for group in parsed.nodes})
@@ -222,8 +221,6 @@ def _paths_between_sites(path: Path, parsed: TopologyFile, links: Links) -> Path
 def _parse(path: Path) -> TopologyFile:
     if not path.is_file():
         raise UserError(f"{path}: no such topology; set network.topology to a TOML file")
-    if path.stat().st_size > MAX_BYTES:
-        raise UserError(f"{path} is larger than {MAX_BYTES >> 20} MiB; a topology lists sites and nodes")
     try:
         return TopologyFile.model_validate(documents.read_toml(path, MAX_BYTES))
     except ValidationError as error:

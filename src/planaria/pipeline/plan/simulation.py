@@ -132,7 +132,6 @@ class PlanSimulation:
         return through[node]
 
     def _resolve_dependency(self, number: int) -> None:
-        """Record that one dependency of an action is done."""
         self.waits[number] -= 1
         if not self.waits[number]:
             self._on_ready(number)

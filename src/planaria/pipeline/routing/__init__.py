@@ -12,12 +12,9 @@ from planaria.pipeline.routing.base import (
     Routing,
     StageRoute,
     SwappedRouting,
-    full_routes,
     require,
 )
 from planaria.pipeline.routing.skipping import Skipping
-
-__all__ = ["ROUTINGS", "full_routes", "make_routing", "routes", "routes_vary", "skip_stages"]
 
 ROUTINGS: Registry[Routing] = Registry(
     "routing",

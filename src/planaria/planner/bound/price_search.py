@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from planaria.planner.bound.resource_prices import Prices, StepResources, cost, least_s
+from planaria.planner.bound.resource_prices import Floats, Prices, StepResources, cost, least_s
 from planaria.planner.bound.route_enumeration import RouteSet
-from planaria.planner.bound.step_limits import Floats
 from planaria.planner.problem import BLOCK, PlanningProblem
 from planaria.planner.tables import Ints
 

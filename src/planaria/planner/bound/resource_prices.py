@@ -2,27 +2,210 @@
 
 A microbatch costs at least the cheapest route from its origin, even alone in the network. All microbatches together
 cannot use more than the network has in a step. Any non-negative prices therefore prove a lower bound: weak duality
-of the linear programme in ``price_search``.
+of the linear programme in ``price_search``. Constraints of any step raise the bound:
+
+- Filling: at the start and at the end of a step, not all slots of workers can be in use. Seen from its end, a step
+  begins with gradients that spread from the data nodes; one calculation covers both sides.
+- Elsewhere: a set of nodes smaller than the number of stages lacks at least j stages. Each of them is visited as
+  often as any other stage (CC2), each time by a different microbatch, at nodes outside the set.
+- Long routes: the turns of :func:`~planaria.planner.bound.route_enumeration.least_turns` for microbatches of two
+  lengths in any order, K of them long. If even the best order takes the whole step, there are fewer than K.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planaria.planner.bound.route_enumeration import Bools, RouteSet
-from planaria.planner.bound.step_limits import (
-    Floats,
-    TimeLimits,
-    VisitsElsewhere,
-    both_sides,
-    max_route_lengths,
-    unused_slots_value,
-    workers_rule,
-)
 from planaria.planner.problem import BLOCK, ENTRY, PlanningProblem
 from planaria.planner.tables import Ints
+
+Floats = NDArray[np.float64]
+MAX_SETS = 1_000_000
+"""numbers in the table of sets, smallest sets first"""
+MAX_TRIED = 8
+"""maximum number of a data node's microbatches for which all orders are tried"""
+NEVER = np.iinfo(np.int64).max
+
+
+class TimeLimits(NamedTuple):
+    """Times in seconds from the start of a step, or backwards from its end."""
+
+    reach: Floats
+    """[kinds]: earliest arrival of a microbatch at a worker of each kind"""
+    depth: Floats
+    """[visits]: earliest arrival at its first worker, its second, and so on"""
+    block: Floats
+    """[kinds]: time of one pass; one more slot of a worker can be taken after each"""
+    slots: Ints
+    """[kinds]: slots of one node"""
+    entries: Floats
+    """[kinds, slots]: start of each of a data node's first microbatches"""
+    until: float
+    """end of this side of the step"""
+
+
+def both_sides(
+    problem: PlanningProblem, routes: RouteSet, data_nodes: Ints, least: float
+) -> tuple[TimeLimits, TimeLimits]:
+    """Return both sides of a step of at least ``least`` seconds."""
+    forward = _one_side(problem, routes, data_nodes, least / 2, back=False)
+    return forward, _one_side(problem, routes, data_nodes, least / 2, back=True)
+
+
+def _one_side(problem: PlanningProblem, routes: RouteSet, data_nodes: Ints, until: float, back: bool) -> TimeLimits:
+    first = routes.kinds.first
+    passes = (problem.backward if back else problem.forward)[:, first] / 1e9
+    link = problem.link[np.ix_(problem.site[first], problem.site[first])] / 1e9
+    link = link.T if back else link
+    alone = (routes.kinds.size < 2) & np.eye(len(data_nodes), dtype=bool)
+    link = np.where(alone, np.inf, link)  # a node sends nothing to itself
+    soon = [np.where((data_nodes > 0)[:, None], passes[ENTRY][:, None] + link, np.inf).min(axis=0)]
+    for _ in range(problem.visits - 1):
+        soon.append(((soon[-1] + passes[BLOCK])[:, None] + link).min(axis=0))
+    held = np.minimum(problem.slots[first], problem.microbatches + (problem.additional_microbatches > 0))
+    number = np.arange(held.max())
+    return TimeLimits(
+        reach=np.minimum(np.min(soon, axis=0), until),
+        depth=np.minimum(np.min(soon, axis=1), until),
+        block=passes[BLOCK],
+        slots=problem.slots[first],
+        entries=np.where(held[:, None] > number, passes[ENTRY][:, None] * number, np.inf),
+        until=until,
+    )
+
+
+def unused_slots_value(side: TimeLimits, price: Floats, workers: Ints, data_nodes: Ints) -> float:
+    """Return the value of worker slots that cannot be in use on this side, at a ``price`` [kinds] per second.
+
+    A kind of workers holds at most one more microbatch after each pass. Each microbatch that has started holds at most
+    as many nodes as it can have reached, the most expensive ones.
+    """
+    each = np.repeat(price, workers)
+    most_expensive = np.concatenate([[0.0], np.cumsum(np.sort(each)[::-1])])[: len(side.depth) + 1]
+    admitted = [
+        (min(start + k * turn, side.until), worth)
+        for start, turn, have, worth in zip(side.reach, side.block, side.slots.tolist(), price * workers, strict=True)
+        for k in range(have)
+        if worth > 0
+    ]
+    begun = [
+        (min(entry + delay, side.until), count * (most_expensive[k + 1] - most_expensive[k]))
+        for row, count in zip(side.entries, data_nodes.tolist(), strict=True)
+        for entry in row[np.isfinite(row)]
+        for k, delay in enumerate(side.depth[: len(most_expensive) - 1])
+    ]
+    whole = sum(worth for _, worth in admitted)
+    return _gap_integral(admitted, begun, whole, side.until)
+
+
+def _gap_integral(a: list[tuple[float, float]], b: list[tuple[float, float]], whole: float, until: float) -> float:
+    """Return ∫ whole - min(a(t), b(t)) up to ``until`` for step functions given as (time, rise)."""
+    times = sorted({0.0, until, *(time for time, _ in a), *(time for time, _ in b)})
+    grown = [0.0, 0.0]
+    steps = [sorted(a), sorted(b)]
+    positions = [0, 0]
+    area = 0.0
+    for start, end in pairwise(times):
+        for n, rises in enumerate(steps):
+            while positions[n] < len(rises) and rises[positions[n]][0] <= start:
+                grown[n] += rises[positions[n]][1]
+                positions[n] += 1
+        area += (end - start) * max(0.0, whole - min(grown))
+    return area
+
+
+class VisitsElsewhere(NamedTuple):
+    """For each set: Σ over microbatches of ``counts`` of their routes is at least ``needed``."""
+
+    counts: Ints
+    """[sets, ways]: visits outside the set, at most j"""
+    needed: Ints
+    """[sets]: j times the fewest visits of a stage"""
+
+
+def workers_rule(problem: PlanningProblem, routes: RouteSet, workers: Ints) -> VisitsElsewhere:
+    """Return the rule for all sets of all ``workers`` of some kinds, smaller than the number of stages."""
+    stages = len(problem.sizes) - 1
+    sets = list(islice(_kind_sets(workers.tolist(), stages - 1), MAX_SETS // len(routes.visits)))
+    inside = np.zeros((len(sets), len(workers)), np.int64)
+    for n, kinds in enumerate(sets):
+        inside[n, kinds] = 1
+    missing_stages = stages - inside @ workers
+    outside = problem.visits - inside @ routes.uses.T
+    # the bound does not count the additional microbatches
+    extra = problem.additional_microbatches * np.minimum(missing_stages, problem.visits)
+    needed = missing_stages * (problem.count * problem.visits // stages) - extra
+    return VisitsElsewhere(np.minimum(outside, missing_stages[:, None]), np.maximum(needed, 0))
+
+
+def _kind_sets(workers: list[int], max_workers: int) -> Iterator[list[int]]:
+    """Yield the kinds that have at most ``max_workers`` workers together: single kinds, then pairs, and so on."""
+    kinds = [kind for kind, have in enumerate(workers) if 0 < have <= max_workers]
+    level: list[tuple[list[int], int]] = [([], 0)]
+    while level:
+        grown = []
+        for chosen, have in level:
+            for kind in kinds:
+                if (not chosen or kind > chosen[-1]) and have + workers[kind] <= max_workers:
+                    grown.append(([*chosen, kind], have + workers[kind]))
+                    yield grown[-1][0]
+        level = grown
+
+
+def max_route_lengths(problem: PlanningProblem, routes: RouteSet, free: Bools, data_nodes: Ints, most: float) -> Ints:
+    """Return [kinds, microbatches]: the route length that 1, 2 … of a data node's microbatches cannot reach.
+
+    The step is shorter than ``most`` seconds; ``free`` [ways] are the possible routes. ``NEVER`` where unknown.
+    """
+    limits = np.full((len(data_nodes), problem.microbatches), NEVER)
+    if problem.microbatches > MAX_TRIED or most == float("inf"):
+        return limits
+    forward, backward = problem.forward[ENTRY].tolist(), problem.backward[ENTRY].tolist()
+    for kind in np.flatnonzero(data_nodes).tolist():
+        first = int(routes.kinds.first[kind])
+        lengths = np.unique(routes.length[kind, free])
+        turn = (int(problem.slots[first]), forward[first], backward[first])
+        for k in range(problem.microbatches):
+            low, high = 0, len(lengths)
+            while low < high:
+                middle = (low + high) // 2
+                least = _earliest_return(problem.microbatches, *turn, int(lengths[0]), int(lengths[middle]))[k + 1]
+                low, high = (low, middle) if least >= most * 1e9 else (middle + 1, high)
+            if low < len(lengths):
+                limits[kind, k] = lengths[low]
+    return limits
+
+
+@lru_cache(maxsize=1 << 16)
+def _earliest_return(count: int, slots: int, enters: int, leaves: int, short: int, long: int) -> tuple[int, ...]:
+    """Return [count + 1]: earliest return of all ``count`` microbatches, nanoseconds, if 0, 1, 2 … of them are long."""
+    are_long = np.array(list(product([False, True], repeat=count)))
+    length = np.where(are_long, long, short)
+    through = np.empty((len(length), 0), np.int64)
+    begun, after = np.zeros(len(length), np.int64), np.full(len(length), -NEVER // 2)
+    for k in range(count):
+        if k:
+            begun = begun + enters
+        if k >= slots:
+            ended = _serial_ends(through, leaves)[:, k - slots]
+            after = np.maximum(ended, after + enters + leaves)
+            begun = np.maximum(begun, after)
+        through = np.column_stack([through, begun + length[:, k]])
+    last = _serial_ends(through, leaves)[:, -1]
+    return tuple(int(last[are_long.sum(axis=1) == k].min()) for k in range(count + 1))
+
+
+def _serial_ends(through: Ints, leaves: int) -> Ints:
+    """Return the ends of last backwards that are ready at these times [orders, microbatches] and run one at a time."""
+    number = np.arange(through.shape[1]) * leaves
+    return np.asarray(np.maximum.accumulate(np.sort(through, axis=1) - number, axis=1) + number)
 
 
 class Prices(NamedTuple):

@@ -7,22 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from planaria.config.registry import Registry
-from planaria.recovery.codes.base import MAX_BYTES, MAX_SHARDS, CodeFamily, ErasureCode, LossError, require_valid_sizes
+from planaria.recovery.codes.base import CodeFamily, ErasureCode, require_valid_sizes
 from planaria.recovery.codes.local import LocalCodes
 from planaria.recovery.codes.reed_solomon import ReedSolomon, XorParity
 from planaria.recovery.codes.sparse import SparseCode, parse_code, read_code
-
-__all__ = [
-    "CODES",
-    "MAX_BYTES",
-    "MAX_SHARDS",
-    "CodeFamily",
-    "ErasureCode",
-    "LossError",
-    "SparseCode",
-    "make_code",
-    "read_code",
-]
 
 CODES: Registry[CodeFamily] = Registry(
     "code",

@@ -1,6 +1,6 @@
 """The table that is printed before a run: its stages, their predicted memory and traffic, and the run's duration.
 
-Memory is predicted in ``memory.py``, from ``models/activations.py`` and ``models/counting.py``.
+Memory is predicted in ``memory.py``, from ``models/activations.py`` and ``models/transformers/stage_costs.py``.
 """
 
 from __future__ import annotations

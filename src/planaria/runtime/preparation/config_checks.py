@@ -21,7 +21,7 @@ from planaria.faults.trace import Trace
 from planaria.faults.trace import read as read_trace
 from planaria.models.families import check_shapes, make_family
 from planaria.models.optimizers import make_optimizer
-from planaria.pipeline.codecs.registry import make_codec
+from planaria.pipeline.codecs import make_codec
 from planaria.pipeline.plan.check import require
 from planaria.pipeline.routing import make_routing
 from planaria.recovery import RECOVERIES

@@ -20,7 +20,7 @@ from planaria.faults.trace import Trace
 from planaria.models.foreign_weights import WeightsFile
 from planaria.planner.guidelines import find_violations
 from planaria.planner.schedule import read as read_schedule
-from planaria.recovery.codes import read_code
+from planaria.recovery.codes.sparse import read_code
 from planaria.runtime.prediction.copy_costs import resolve_best_options
 from planaria.runtime.prediction.memory import fit_to_this_machine
 from planaria.runtime.preparation.config_checks import check, read_faults, standby_warnings

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.control.facts import events as e
 from planaria.control.facts.decisions import BeginRound, Commit, Donate, Form, OpenPrefetchLinks, Settle
-from planaria.pipeline.codecs.registry import make_model_codec
+from planaria.pipeline.codecs import make_model_codec
 from planaria.pipeline.plan.actions import Action, Key, PassKind
 from planaria.recovery.base import Moment
 from planaria.runtime.resolved_run import ResolvedRun

@@ -19,8 +19,8 @@ from planaria.models.chunked_loss import compile_pass
 from planaria.models.families import build_stage
 from planaria.models.optimizers import make_optimizer
 from planaria.models.state import StageState
+from planaria.pipeline.codecs import make_model_codec
 from planaria.pipeline.codecs.base import Leg, Visit
-from planaria.pipeline.codecs.registry import make_model_codec
 from planaria.runtime.worker.clipping import clip_gradients, total_norms
 from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.runtime.worker.step_samples import StepInputs, to_device

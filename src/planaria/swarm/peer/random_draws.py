@@ -8,7 +8,7 @@ from itertools import islice
 
 import torch
 
-from planaria.models.initial import seed_of
+from planaria.models.seeding import seed_of
 
 
 def derive_seed(*parts: object) -> int:

@@ -31,9 +31,9 @@ from planaria.models.transformers.adapters import (
     merge,
     write_adapters,
 )
+from planaria.models.transformers.decoder import assemble_merged
 from planaria.models.transformers.recipe_section import decoder_of
 from planaria.models.transformers.skeleton import materialise
-from planaria.models.transformers.whole import assemble_merged
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.preparation import run_folders

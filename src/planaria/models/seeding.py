@@ -1,4 +1,4 @@
-"""Random numbers that depend on a seed and a name only, so that every worker, layout and version draws the same."""
+"""Seeds and generators derived from names, so that every worker, cut and version draws the same numbers."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.models.quantise import (
+from planaria.common.quantisation import (
     GROUP,
     LARGEST,
     NORMAL_STEP,
