@@ -203,12 +203,12 @@ def test_the_questions_are_answered_by_existing_definitions() -> None:
 
 
 def test_every_hint_to_install_an_extra_works_outside_the_checkout() -> None:
-    """Messages take the command from ``errors.install``; pages write ``pip install 'planaria[EXTRA]'``."""
+    """Messages take the command from ``errors.install_command``; pages write ``pip install 'planaria[EXTRA]'``."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for module in (ROOT / "src").rglob("*.py"):
         for call in ast.walk(ast.parse(module.read_text())):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.args:
-                place = {"install": 0, "missing_package": 2}.get(call.func.id)
+                place = {"install_command": 0, "missing_package": 2}.get(call.func.id)
                 named = call.args[place] if place is not None and len(call.args) > place else None
                 assert not isinstance(named, ast.Constant) or named.value in extras, (module, ast.unparse(call))
     hints = re.compile(r"pip install (?!the )(?:-e )?'?[.\w]*\[(\w+)]'?")

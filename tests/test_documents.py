@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict
 
 from planaria.cli.serving import read_token
 from planaria.common import documents
+from planaria.common.documents import read_body
 from planaria.common.errors import UserError
-from planaria.common.request_body import read_body
 from planaria.control.log.logs import identity
 from planaria.runtime.fleet.joining import read_key, read_run_address
 

@@ -102,7 +102,11 @@ def test_ctrl_c_during_imports_ends_the_command_silently() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-LINES = "import sys\nfrom planaria.common.stdio import ensure, tolerate_closed_output, lost_output\nensure()\n"
+LINES = """
+import sys
+from planaria.common.stdio import lost_output, open_standard_streams, tolerate_closed_output
+open_standard_streams()
+"""
 
 
 def run(body: str, shell: str) -> subprocess.CompletedProcess[str]:
@@ -145,7 +149,7 @@ def test_characters_outside_the_terminals_encoding_are_escaped() -> None:
 
 PROGRAM = """
 import resource
-from planaria.common.memory_pool import keep_freed
+from planaria.common.memory_pool import keep_freed_memory
 import torch
 def passes(count):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -153,7 +157,7 @@ def passes(count):
         held = [torch.ones(4 << 20, dtype=torch.uint8) for _ in range(24)]
         del held
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-kept = keep_freed()
+kept = keep_freed_memory()
 passes(3)
 print(kept, passes(5))
 """

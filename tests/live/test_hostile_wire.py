@@ -56,11 +56,11 @@ class Victim:
     def __init__(self, folder: Path, controller: Connection, line: Connection) -> None:
         config = tiny(folder, stages=1, exchange={"replicas": 2, "kind": "noloco", "options": {"every": 2}})
         setup = Setup(config, folder, folder, "127.0.0.1", new_key())
-        self.port, self.stranger = Port("127.0.0.1", setup.key), Port("127.0.0.1", setup.key)
+        self.stranger = Port("127.0.0.1", setup.key)
         resolved, self.control_link = ResolvedRun(config), ControlLink(line, heartbeat_s=1.0)
         assignment = Assignment("w1", resolved, self.control_link.report)
-        transport = SocketTransport(self.port, self.control_link.inbox)
-        self.messages = PeerMessages(setup, resolved, assignment, self.control_link, transport, lambda order: None)
+        self.transport = SocketTransport(self.control_link.inbox, "127.0.0.1", setup.key)
+        self.messages = PeerMessages(setup, resolved, assignment, self.control_link, self.transport, lambda order: None)
         nodes = resolved.arrangement.nodes(1)
         self.low, self.high = nodes[0], nodes[1]
         column = resolved.column(0)
@@ -80,7 +80,7 @@ class Victim:
 
     def reports_of(self, frames: Frames) -> list[UpdateReceived | UpdateRejected]:
         """Return the node's reports of these frames, until their sender has disconnected."""
-        channel = self.stranger.call(self.port.address, f"r{self.round}", SOON_S, lambda: False)
+        channel = self.stranger.call(self.transport.address, f"r{self.round}", SOON_S, lambda: False)
         edge, reported = self.messages.edges.round_edges[self.high], list[UpdateReceived | UpdateRejected]()
         left = memoryview(b"".join(part for frame in frames for part in frame))
         while left:
@@ -109,7 +109,7 @@ def victim(tmp_path: Path) -> Iterator[Victim]:
     created = Victim(tmp_path, controller, line)
     yield created
     created.messages.edges.close()
-    created.port.close()
+    created.transport.close()
     created.stranger.close()
 
 

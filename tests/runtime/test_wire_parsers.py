@@ -38,9 +38,9 @@ from planaria.runtime.transport.listener import (
     FILES,
     MACHINE,
     ConnectingPeer,
-    answers,
     connect,
     greeting,
+    no_answer,
     parse_greeting,
 )
 from planaria.runtime.transport.relay import relay_at
@@ -193,7 +193,7 @@ def test_an_invalid_greeting_ends_its_connection_alone(uncaught: list[object]) -
 @pytest.mark.parametrize("port", ["1e999", "99999999999", "-1", "x", "", "9" * 5000, "65536"])
 def test_an_invalid_address_is_refused(port: str) -> None:
     for host in ("127.0.0.1", "a\x00b", "x" * 300, "é" * 70, "[::1", ""):
-        assert not answers(f"{host}:{port}", KEY, 0.2)
+        assert no_answer(f"{host}:{port}", KEY, 0.2)
         with pytest.raises(OSError):
             connect(f"{host}:{port}", KEY, b"", 0.2)
 
@@ -300,7 +300,7 @@ def test_an_address_is_read_or_refused_in_a_line(tmp_path: Path, raw: bytes) -> 
     (tmp_path / "address.json").write_bytes(raw)
     with contextlib.suppress(UserError):
         address = read_run_address(tmp_path)
-        assert not answers(address.at, KEY, 0.05)
+        assert no_answer(address.at, KEY, 0.05)
 
 
 # ---- frames

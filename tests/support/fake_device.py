@@ -10,8 +10,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from planaria.runtime.transport.staging import DeviceEvent
-
 SOON_S = 20.0
 
 
@@ -47,7 +45,7 @@ class FakeCopier:
         self.sources: list[weakref.ref[Tensor]] = []
         self.joined: list[Tensor] = []
 
-    def _begin(self, source: Tensor) -> tuple[Tensor, DeviceEvent]:
+    def _begin(self, source: Tensor) -> tuple[Tensor, FakeEvent]:
         place = torch.full_like(source, torch.nan)
         ends = weakref.ref(source), weakref.ref(place)
 

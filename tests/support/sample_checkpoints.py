@@ -113,20 +113,28 @@ def states_of(given: RunConfig) -> States:
     return {(replica, stage): state(given, stage, replica) for replica, stage in both}
 
 
-def save(folder: Path, given: RunConfig, states: States | None = None, **changes: Any) -> SealedCheckpoint:
-    store, several, count = CheckpointStore(folder), given.exchange.replicas, given.pipeline.stages
+def gather(
+    store: CheckpointStore, given: RunConfig, states: States | None = None, step: int = STEP
+) -> CheckpointManifest:
+    """Write a checkpoint's stages; return the manifest with which to seal it."""
+    several, count = given.exchange.replicas, given.pipeline.stages
     digests = {}
     for (replica, stage), held in (states or states_of(given)).items():
-        written = write_stage(store.unsealed_replica_folder(STEP, several, replica, 0), stage, STEP, held)
+        written = write_stage(store.unsealed_replica_folder(step, several, replica, 0), stage, step, held)
         digests[stage_name(stage, replica, several)] = written.sha256
-    manifest = CheckpointManifest(
-        step=STEP,
+    return CheckpointManifest(
+        step=step,
         stages=list(range(count + 1)),
         pipeline_stages=count,
         replicas=several,
-        positions=dict.fromkeys(range(several), ReplicaPosition(step=STEP)) if several > 1 else {},
+        positions=dict.fromkeys(range(several), ReplicaPosition(step=step)) if several > 1 else {},
         digests=digests,
         model=given.model,
         exchange=given.exchange,
     )
+
+
+def save(folder: Path, given: RunConfig, states: States | None = None, **changes: Any) -> SealedCheckpoint:
+    store = CheckpointStore(folder)
+    manifest = gather(store, given, states)
     return store.seal(f"step-{STEP:08d}", manifest.model_copy(update=changes), 9)

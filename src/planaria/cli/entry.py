@@ -23,11 +23,10 @@ from planaria import __version__
 from planaria.cli.flags import CommandGroup, Invocation, TabledCommand, app
 from planaria.cli.flags import program as program_command
 from planaria.cli.usage_errors import describe_usage_error, require_known
-from planaria.common.errors import UserError
-from planaria.common.exit_codes import exit_code
+from planaria.common.errors import UserError, exit_code
 from planaria.common.logs import command_logs
 from planaria.common.signals import interrupt_on_stop
-from planaria.common.stdio import ensure, tolerate_closed_output
+from planaria.common.stdio import open_standard_streams, tolerate_closed_output
 from planaria.config import consent
 
 CORE = (
@@ -65,7 +64,7 @@ def program(function: Callable[..., int], module: str, arguments: Sequence[str] 
 
 def _exit_with(call: Callable[[], int]) -> NoReturn:
     """Run a command, and exit with its code."""
-    ensure()
+    open_standard_streams()
     with interrupt_on_stop() as arrived:
         try:
             code = exit_code(call)

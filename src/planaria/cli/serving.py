@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Option
 
-from planaria.common.errors import UserError, install
+from planaria.common.errors import UserError, install_command
 
 if TYPE_CHECKING:
     from planaria.report.live_page.serving import ServerAddress
@@ -53,7 +53,7 @@ def address(at: str | None, names: list[str], flag: str) -> ServerAddress:
 def require_server(word: str) -> None:
     """:raises UserError: if the packages that serve HTTP are not installed."""
     if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
-        raise UserError(f"{word} needs {' and '.join(missing)}; install them with: {install('live')}")
+        raise UserError(f"{word} needs {' and '.join(missing)}; install them with: {install_command('live')}")
 
 
 def read_token(file: Path) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from planaria.cli.flags import CommandGroup, UnexpectedArgument
 from planaria.cli.settings import Settings
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config import shipped
 
 RENAMED_COMMANDS = {
@@ -92,7 +92,7 @@ def require_known(words: Sequence[str], root: CommandGroup) -> None:
             f"{group} {leaf}" for group, command in root.commands.items() for leaf in getattr(command, "commands", ())
         }
         meant = sorted(leaf for leaf in leaves if leaf.endswith(f" {first}") or leaf == first.replace("-", " "))
-        similar = f"did you mean {meant[0]!r}?" if meant else nearest(first, root.commands)
+        similar = f"did you mean {meant[0]!r}?" if meant else suggestion(first, root.commands)
         raise UserError(f"{first}: unknown command; {similar}")
     group = root.commands[first]
     if isinstance(group, CommandGroup) and second not in (*HELP, *group.commands):
@@ -110,7 +110,7 @@ def _raise_unknown_command(first: str, second: str, group: CommandGroup) -> None
         raise UserError(f"{first}: use one of its commands: {below}; see `planaria {first} --help`")
     if first in WITH_RECIPE and (second.startswith("-") or second.endswith(".toml") or _is_recipe(second)):
         raise UserError(f"{first} {second} is now `planaria {first} train {second}`")
-    raise UserError(f"{first} {second}: unknown command; {nearest(second, group.commands)}")
+    raise UserError(f"{first} {second}: unknown command; {suggestion(second, group.commands)}")
 
 
 def _is_recipe(word: str) -> bool:
@@ -148,7 +148,7 @@ def _as_flag(word: str, flags: Sequence[str], ctx: Any) -> str:
 def _near_flag(name: str, flags: Sequence[str], ctx: Any) -> str:
     if name in ADDRESS_FLAGS and (at := f"{name.rpartition('-')[0]}-at" if "live" in name else "--at") in flags:
         return f"use {at} HOST:PORT, such as {at} 127.0.0.1:8080"
-    close = nearest(name, flags)
+    close = suggestion(name, flags)
     return _as_option(name, ctx) or (close if name.startswith("--") and close.startswith("did") else "")
 
 

@@ -1,4 +1,7 @@
-"""Write files atomically: a reader, or a process killed at any point, sees the old or the complete new content."""
+"""Write files atomically: a reader, or a process killed at any point, sees the old or the complete new content.
+
+Writers raise OSError if the folder is not writable or its disk is full.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,7 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary file that replaces ``path`` on success and is removed on failure.
-
-    :raises OSError: if the folder is not writable or its disk is full.
-    """
+    """Yield a temporary file that replaces ``path`` on success and is removed on failure."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield unfinished
@@ -30,28 +30,18 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file with this text in UTF-8, atomically.
-
-    :raises OSError: if the folder is not writable or its disk is full.
-    """
-    with replace_atomically(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
+    """Replace a file with this text in UTF-8, atomically."""
+    write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file with this content, atomically.
-
-    :raises OSError: if the folder is not writable or its disk is full.
-    """
+    """Replace a file with this content, atomically."""
     with replace_atomically(path) as unfinished:
         unfinished.write_bytes(content)
 
 
 def write_durable(path: Path, content: bytes) -> None:
-    """Replace a file with this content, atomically; it is on disk when this returns.
-
-    :raises OSError: if the folder is not writable or its disk is full.
-    """
+    """Replace a file with this content, atomically; it is on disk when this returns."""
     with replace_atomically(path) as unfinished, unfinished.open("wb") as file:
         file.write(content)
         file.flush()
@@ -72,8 +62,6 @@ def write_new(path: Path, data: bytes, mode: int) -> bool:
     """Write ``data`` to ``path`` in an existing folder; return False, without writing, if ``path`` exists.
 
     Of several concurrent writers exactly one gets True. A killed writer leaves a hidden temporary file.
-
-    :raises OSError: if the folder is not writable, or its disk is full.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

@@ -67,7 +67,6 @@ class Child:
             return self._message(argument, seconds, location, fix)
 
     def close(self) -> None:
-        """Stop the child."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._errors):
@@ -102,7 +101,6 @@ class Child:
         return answer
 
     def _exit_reason(self, late: bool, seconds: float) -> str:
-        """Return why the child has exited."""
         code = self._process.wait()
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - (1 << 16)))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
@@ -133,7 +131,6 @@ def _send(pipe: IO[bytes], content: bytes) -> None:
 
 
 def _receive(pipe: IO[bytes]) -> bytes | None:
-    """Return one message, or None if the pipe ends before it does."""
     head = pipe.read(_SIZE.size)
     if len(head) < _SIZE.size:
         return None

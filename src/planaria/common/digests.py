@@ -54,7 +54,6 @@ def read(folder: Path) -> Sums:
 
 
 def write(folder: Path, sums: Mapping[str, Iterable[str]]) -> None:
-    """Replace a folder's list."""
     body = "".join(f"{digest}  {name}\n" for name, digests in sorted(sums.items()) for digest in digests)
     atomic.write_text(folder / FILE, f"{_header(body)}\n{body}")
 

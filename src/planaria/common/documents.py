@@ -6,19 +6,20 @@ that names the file.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
 import reprlib
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 
 MAX_BYTES = 64 << 20
 """default maximum size of a document"""
@@ -82,6 +83,20 @@ def read_bounded(file: BinaryIO, max_bytes: int) -> bytes:
         pieces.append(piece)
         left -= len(piece)
     return b"".join(pieces)
+
+
+async def read_body(stream: AsyncIterable[bytes], max_bytes: int, within_s: float) -> bytes | None:
+    """Read an HTTP request body; return None if it exceeds ``max_bytes`` bytes or ``within_s`` seconds."""
+    body = b""
+    try:
+        async with asyncio.timeout(within_s):
+            async for chunk in stream:
+                body += chunk
+                if len(body) > max_bytes:
+                    return None
+    except TimeoutError:
+        return None
+    return body
 
 
 def read_text(path: Path, max_bytes: int = MAX_BYTES, fix: str = "restore it") -> str:
@@ -216,7 +231,7 @@ def first_error(
     positions, keys = _locate(kind, problem["loc"]) if kind is not None else (problem["loc"], ())
     key = ".".join(filter(None, (section, *map(str, positions))))
     if problem["type"] == "extra_forbidden":
-        return f"{key}: unknown key" + (f"; {nearest(str(positions[-1]), keys)}" if keys else "")
+        return f"{key}: unknown key" + (f"; {suggestion(str(positions[-1]), keys)}" if keys else "")
     value = f" = {quote(problem['input'])}" if values and positions and problem["type"] != "missing" else ""
     return f"{key}{value}: {error_reason(problem)}" if key else error_reason(problem)
 

@@ -25,7 +25,6 @@ def is_url(text: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """Return the URL without its password."""
     return re.sub(r"//[^/@]*@", "//", url)
 
 

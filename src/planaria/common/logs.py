@@ -127,7 +127,6 @@ def configure(level: str, json: bool = False, stream: TextIO | None = None, **pr
 
 
 def reset() -> None:
-    """Undo :func:`configure`."""
     for logger in map(logging.getLogger, _LOGGERS):
         for handler in [installed for installed in logger.handlers if isinstance(installed, _Handler)]:
             logger.removeHandler(handler)

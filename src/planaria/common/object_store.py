@@ -51,8 +51,6 @@ class StoreUnreachable(RunStopped):
 
     def __init__(self, location: str, call: str, tries: int, last: Exception) -> None:
         super().__init__(f"{location}: {call} failed {tries} times, last with {type(last).__name__}: {last}")
-        self.location = location
-        self.call = call
         self.tries = tries
         self.last = last
 

@@ -61,6 +61,5 @@ def describe_exit(code: int) -> str:
 
 
 def ignore() -> None:
-    """Ignore stop signals permanently."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)

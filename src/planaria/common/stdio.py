@@ -69,7 +69,7 @@ def lost_output() -> str:
     return _errors[0] if _errors else ""
 
 
-def ensure() -> None:
+def open_standard_streams() -> None:
     """Open standard streams that were closed at the start to the null device.
 
     Otherwise the next opened file would take their place and receive printed text. Output is flushed by line, also to

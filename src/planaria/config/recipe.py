@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from planaria.common import documents
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config import names, shipped
 from planaria.config.kinds import require_kind, without_tables
 from planaria.config.options import NAME, choice_of
@@ -173,7 +173,9 @@ def read(recipe: Path) -> dict[str, Any]:
     if not recipe.is_file():
         neighbours = [p.name for p in recipe.parent.glob("*.toml")] if recipe.parent.is_dir() else []
         fix = (
-            nearest(recipe.name, neighbours) if recipe.suffix and neighbours else nearest(str(recipe), shipped.names())
+            suggestion(recipe.name, neighbours)
+            if recipe.suffix and neighbours
+            else suggestion(str(recipe), shipped.names())
         )
         raise UserError(f"{recipe}: no such recipe; {fix}")
     if recipe.stat().st_size > MAX_RECIPE_BYTES:
@@ -229,7 +231,7 @@ def refuse_unknown(
         if key not in section.model_fields:
             elsewhere = [name for name, _ in fields(root) if name.rpartition(".")[2] == key]
             option = as_option(key, section, prefix)
-            fix = f"did you mean {elsewhere[0]!r}?" if elsewhere else nearest(key, section.model_fields)
+            fix = f"did you mean {elsewhere[0]!r}?" if elsewhere else suggestion(key, section.model_fields)
             fixes = [option, fix] if option and elsewhere else [option or fix]
             raise UserError(f"{location}: {prefix}{key}: unknown key; {'; or '.join(fixes)}")
         inner = section.model_fields[key].annotation

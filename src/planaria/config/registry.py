@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from pydantic import ValidationError
 
 from planaria.common import documents
-from planaria.common.errors import RunStopped, UserError, nearest
+from planaria.common.errors import RunStopped, UserError, suggestion
 from planaria.config import consent
 from planaria.config.schema import Section
 from planaria.config.section import meaning
@@ -76,7 +76,7 @@ class Registry(Generic[Chosen]):
         named, registered = f"{self.setting} = {name!r}", _entry_points(self.kind)
         path = registered[name].value if name in registered else name
         if ":" not in path:
-            fix = nearest(name, self.names, self.controls)
+            fix = suggestion(name, self.names, self.controls)
             raise UserError(f"{named}: no such choice; {fix} (or 'module:Class' for your own class)")
         module = path.partition(":")[0]
         if not all(word.isidentifier() for word in module.split(".")):
@@ -112,7 +112,7 @@ class Registry(Generic[Chosen]):
         for option in options:
             if option not in chosen and not any(option in each.model_fields for each in chosen.values()):
                 declared = {option for each in chosen.values() for option in each.model_fields}
-                fix = nearest(option, declared) if declared else "there are none; remove it"
+                fix = suggestion(option, declared) if declared else "there are none; remove it"
                 raise UserError(f"{self._location}.{option}: no option of {', '.join(map(repr, names))}; {fix}")
         return {name: self._create(name, each, options) for name, each in chosen.items()}
 
@@ -131,7 +131,7 @@ class Registry(Generic[Chosen]):
             )
         own_options = {chosen.former.get(option, option): value for option, value in own_options.items()}
         if unknown := next((option for option in own_options if option not in chosen.model_fields), None):
-            raise UserError(f"{self._location}.{name}.{unknown}: unknown; {nearest(unknown, chosen.model_fields)}")
+            raise UserError(f"{self._location}.{name}.{unknown}: unknown; {suggestion(unknown, chosen.model_fields)}")
         try:
             return chosen.model_validate_json(json.dumps(shared_options | dict(own_options)))
         except ValidationError as error:
@@ -164,7 +164,7 @@ def _class(path: str, named: str) -> Any:
     for attribute in name.split("."):
         if not hasattr(target, attribute):
             public = [member for member in vars(target) if not member.startswith("_")]
-            raise UserError(f"{named}: {module} has no {name!r}; {nearest(name, public or ['nothing'])}")
+            raise UserError(f"{named}: {module} has no {name!r}; {suggestion(name, public or ['nothing'])}")
         target = getattr(target, attribute)
     return target
 

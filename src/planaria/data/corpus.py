@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from planaria.common.errors import UserError, missing_package, nearest
+from planaria.common.errors import UserError, missing_package, suggestion
 from planaria.common.filesystems import is_url
 from planaria.config.data_config import Format
 from planaria.config.names import expand_home
@@ -333,7 +333,7 @@ def read_hub(source: str, keys: Sequence[str]) -> Iterator[tuple[Record, str]]:
         columns = rows.column_names  # None if only the rows have them
     if columns is not None and keys[0] not in columns:
         fix = "set data.field, or data.format for dialogues"
-        raise UserError(f"data.source = {source!r}: no field {keys[0]!r} ({nearest(keys[0], columns)}); {fix}")
+        raise UserError(f"data.source = {source!r}: no field {keys[0]!r} ({suggestion(keys[0], columns)}); {fix}")
     with _load_remote(source):
         wanted = None if columns is None else [key for key in keys if key in columns]
         left = iter(rows if wanted is None else rows.select_columns(wanted))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config.names import expand_home
 from planaria.config.schema import DataConfig
 from planaria.data.corpus import iter_source_records
@@ -109,7 +109,7 @@ def _read(record: Record, kind: str, location: str) -> tuple[list[Message], int,
     """Return a record's messages and the number of the first that may be learned; or its prompt and completion."""
     for key in REQUIRED[kind]:
         if key not in record:
-            raise UserError(f"{location}: no {key!r} ({nearest(key, record)}); fix the record, or set data.format")
+            raise UserError(f"{location}: no {key!r} ({suggestion(key, record)}); fix the record, or set data.format")
     if kind == "messages":
         return _require_messages(record["messages"], f"{location}: messages"), 0, None
     prompt, completion = record["prompt"], record["completion"]

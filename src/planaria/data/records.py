@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Literal, cast
 
-from planaria.common.errors import UserError, missing_package, nearest
+from planaria.common.errors import UserError, missing_package, suggestion
 from planaria.data.remote import RemoteFile
 
 MAX_LINE = 1 << 28
@@ -91,7 +91,7 @@ def iter_checked_records(
     first = bool(fix) and format_of(path) == "json"
     for record, location in iter_records(path, keys):
         if first and keys[0] not in record:
-            raise UnreadableFile(path, f"no records with {label} ({nearest(keys[0], record)})", fix)
+            raise UnreadableFile(path, f"no records with {label} ({suggestion(keys[0], record)})", fix)
         first = False
         yield record, location
 
@@ -104,7 +104,7 @@ def record_text(record: Record, field: str, location: str) -> str:
     if field not in record:
         matching = next((kind for kind, keys in REQUIRED.items() if {*keys} <= record.keys()), None)
         fix = "set data.field" if matching is None else f"set data.field, or data.format = {matching!r} for dialogues"
-        raise UserError(f"{location}: no field {field!r} ({nearest(field, record)}); {fix}")
+        raise UserError(f"{location}: no field {field!r} ({suggestion(field, record)}); {fix}")
     value = record[field]
     if not isinstance(value, str):
         raise UserError(

@@ -14,7 +14,7 @@ import torch
 from pydantic import AfterValidator, PrivateAttr
 from torch import Tensor
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.exchange import weight_message
 from planaria.exchange.base import (
     Exchange,
@@ -137,7 +137,7 @@ LAST_ROBUST_VALUE = "centre"
 def check_aggregator(name: str) -> str:
     """Return the name of an aggregator; raise ValueError for another name."""
     if name not in AGGREGATORS:
-        raise ValueError(f"no such aggregator; {nearest(name, AGGREGATORS)}")
+        raise ValueError(f"no such aggregator; {suggestion(name, AGGREGATORS)}")
     return name
 
 

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Generator, Tensor
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config.registry import Choice
 from planaria.exchange.compress.base import Compressor
 
@@ -302,7 +302,7 @@ def make_attack(name: str | None, strength: float | None) -> UpdateAttack:
     """
     name = DEFAULT_ATTACK if name is None else name
     if name not in ATTACKS:
-        raise UserError(f"attack = {name!r}: no such choice; {nearest(name, ATTACKS)}")
+        raise UserError(f"attack = {name!r}: no such choice; {suggestion(name, ATTACKS)}")
     chosen = ATTACKS[name]
     if strength is None:
         return chosen()

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Literal, cast, get_args
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 
 FailureDomain = Literal["stage", "adjacent", "machine", "region"]
 """one stage; a stage and the next ("adjacent"); ``machine`` consecutive stages; or half of all stages ("region")"""
@@ -22,7 +22,9 @@ def failure_domain_of(name: str | None) -> FailureDomain | None:
     :raises UserError: if it is unknown.
     """
     if name is not None and name not in get_args(FailureDomain):
-        raise UserError(f"--failure-domain {name}: no such kind of failure; {nearest(name, get_args(FailureDomain))}")
+        raise UserError(
+            f"--failure-domain {name}: no such kind of failure; {suggestion(name, get_args(FailureDomain))}"
+        )
     return cast(FailureDomain | None, name)
 
 

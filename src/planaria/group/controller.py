@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from planaria.common.address import Reach
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.faults.injector import TraceInjector
@@ -30,7 +31,6 @@ from planaria.runtime.fleet.joinable_fleet import JoinableFleet, RunInvitation
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.run_start import START, run_started
 from planaria.runtime.resolved_run import ResolvedRun
-from planaria.runtime.transport.reachability import Reach
 from planaria.runtime.worker.setup import CHECKPOINTS, SETUP, Setup
 
 LOG = "controller.log"

@@ -30,7 +30,6 @@ from planaria.runtime.fleet.joined_machine import Ending, RunMembership
 from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport
 from planaria.runtime.transport.inbox import Inbox
-from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import StrangerError
 from planaria.runtime.worker.control_link import ControlLink
 from planaria.runtime.worker.setup import Setup
@@ -97,8 +96,8 @@ class Membership:
         self._pool.dismiss = lambda: self._link.inbox.put(d.UnassignWorker())
         resolved = ResolvedRun(setup.config)
         self.runner = MemberRunner(setup.config, owned, sums_gradients=resolved.replicas_per_plan > 1)
-        self._port = Port(self._connection.own_address, setup.key, setup.reach)
-        self._made = _worker(setup, resolved, self.worker, self._link, self._port, self.runner, self._pause)
+        self._transport = SocketTransport(self._link.inbox, self._connection.own_address, setup.key, setup.reach)  # type: ignore[arg-type]
+        self._made = _worker(setup, resolved, self.worker, self._link, self._transport, self.runner, self._pause)
         self._greenlet = greenlet(lambda: self._made.run(incarnation))
         self.blocks: Sequence[int] = ()
         """blocks of samples whose gradients the worker waits for; empty once the membership has ended"""
@@ -170,7 +169,7 @@ class Membership:
         """Close the listener and end the threads of the worker."""
         self._pool.empty = True
         self._connection.shut_down()  # ends the threads for orders and heartbeats
-        self._port.close()
+        self._transport.close()
         self._link.inbox.close()  # type: ignore[attr-defined]
 
     def _pause(self, blocks: Sequence[int]) -> None:
@@ -205,12 +204,11 @@ def _worker(
     resolved: ResolvedRun,
     name: str,
     link: ControlLink,
-    port: Port,
+    transport: SocketTransport,
     runner: MemberRunner,
     compute: Callable[[Sequence[int]], None],
 ) -> Worker:
     """Return the worker of a member, whose edges end at this machine's address on the route to the controller."""
-    transport = SocketTransport(port, link.inbox)  # type: ignore[arg-type]
     link.trouble = lambda: transport.trouble
     return Worker(setup, resolved, name, link, transport, runner, loop=OwnerLoopSteps(runner, resolved, compute))
 

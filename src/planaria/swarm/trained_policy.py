@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.swarm.assemble import make_policy, make_task
 from planaria.swarm.certificate import attach_certificate
 from planaria.swarm.config.swarm_config import SwarmConfig
@@ -47,7 +47,7 @@ def trained_state(run: Path, name: str, round_number: int | None = None) -> Trai
     """Return a peer's state after a round, by default the newest saved one; UserError if it does not exist."""
     config, peers = run_config(run), sorted(path.name for path in (run / PEERS).iterdir() if path.is_dir())
     if name not in peers:
-        raise UserError(f"--peer {name}: {run} has no such peer; {nearest(name, peers)}")
+        raise UserError(f"--peer {name}: {run} has no such peer; {suggestion(name, peers)}")
     return learned_state(peer_config(config, name), run, name, round_number)
 
 

@@ -20,6 +20,7 @@ from planaria.runtime.checkpoint.mirror import MAX_BYTES, Mirror, mirror_folder
 from planaria.runtime.checkpoint.stage_file import read_stage
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
 from support import s3_server
+from support.live.harness import tiny
 from support.waiting import until
 
 pytestmark = pytest.mark.timeout(200)
@@ -31,20 +32,11 @@ def bucket() -> Iterator[str]:
         yield url
 
 
-def settings(folder: Path, store: str | None, **changed: Any) -> planaria.RunConfig:
+def settings(folder: Path, store: str | None, steps: int = 10, **changed: Any) -> planaria.RunConfig:
     """A run of milliseconds a step."""
-    corpus = folder.parent / "corpus.txt"
-    corpus.write_text("the tide comes in and the tide goes out, and no two of them are the same. " * 300)
-    plain: dict[str, Any] = {
-        "engine": "inline", "out": str(folder), "name": "mine", "model.vocab": 260, "model.dim": 32, "model.heads": 2,
-        "model.hidden": 64, "model.context": 32, "model.layers": 2, "pipeline.stages": 2, "pipeline.microbatches": 2,
-        "data.source": str(corpus), "data.tokenizer": "bytes", "data.cache": str(folder.parent / "cache"),
-        "train.steps": 10, "train.eval_every": 0, "checkpoint.every": 2, "checkpoint.keep": 2,
-        "fleet.missed_heartbeats": 40, "observe.trackers": "",
-    }  # fmt: skip
-    if store is not None:
-        plain["checkpoint.store"] = store
-    return planaria.configure(planaria.RunConfig(), settings={**plain, **changed})
+    saves = {"every": 2, "keep": 2, "store": store} if store is not None else {"every": 2, "keep": 2}
+    made = tiny(folder.parent, stages=2, steps=steps, checkpoint=saves, observe={"trackers": ""})
+    return made.model_copy(update={"engine": "inline", "out": str(folder), "name": "mine", **changed})
 
 
 def train(config: planaria.RunConfig) -> planaria.Run:
@@ -61,7 +53,7 @@ def states(run: Path) -> list[dict[str, bytes]]:
 @pytest.mark.slow
 def test_a_run_resumes_on_another_machine_bit_for_bit(tmp_path: Path, bucket: str) -> None:
     whole = train(settings(tmp_path / "whole", None))
-    train(settings(tmp_path / "here", bucket, **{"train.steps": 6}))
+    train(settings(tmp_path / "here", bucket, steps=6))
     shutil.rmtree(tmp_path / "here")
     on = resume(bucket, tmp_path / "there", **{"train.steps": "10"})
     assert on.folder == tmp_path / "there" / "mine"

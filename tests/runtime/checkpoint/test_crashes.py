@@ -14,47 +14,30 @@ from pathlib import Path
 import pytest
 import torch
 
-from planaria.config.schema import ExchangeConfig, ModelConfig
-from planaria.control.facts.events import ReplicaPosition
-from planaria.models.families import build_stage
+from planaria.config.schema import RunConfig
 from planaria.models.state import StageState
 from planaria.runtime.checkpoint.loading import copies_of_stages, cut_of, require_file
 from planaria.runtime.checkpoint.recut import require_whole
-from planaria.runtime.checkpoint.stage_file import checked_reader, write_stage
-from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, stage_name
+from planaria.runtime.checkpoint.stage_file import checked_reader
+from planaria.runtime.checkpoint.store import CheckpointStore
+from support.sample_checkpoints import config, gather, shapes
 
-MODEL = ModelConfig(vocab=11, dim=8, layers=2, heads=2, hidden=12, context=6)
-STAGES, KEEP = 2, 2
+KEEP = 2
 SEEN = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "fsync"}
 """audit events that change files or the order in which they become durable"""
 
 
-def states(stage: int, step: int) -> StageState:
-    built = build_stage(MODEL, STAGES, stage, 0, "meta")
-    weights = {name: torch.full(p.shape, float(step)) for name, p in built.named_parameters()}
+def state(given: RunConfig, stage: int, step: int) -> StageState:
+    weights = {name: torch.full(shape, float(step)) for name, shape in shapes(given, stage).items()}
     moments = {name: {"exp_avg": weight + 1, "exp_avg_sq": weight + 2} for name, weight in weights.items()}
     return StageState(weights, moments, dict.fromkeys(weights, step))
 
 
 def save(folder: Path, step: int, replicas: int, report: Callable[[bytes], object]) -> None:
     """Write and seal a checkpoint."""
-    store, digests = CheckpointStore(folder), {}
-    for replica in range(replicas):
-        for stage in range(STAGES + 1):
-            written = write_stage(
-                store.unsealed_replica_folder(step, replicas, replica, 0), stage, step, states(stage, step)
-            )
-            digests[stage_name(stage, replica, replicas)] = written.sha256
-    manifest = CheckpointManifest(
-        step=step,
-        stages=list(range(STAGES + 1)),
-        pipeline_stages=STAGES,
-        replicas=replicas,
-        positions=dict.fromkeys(range(replicas), ReplicaPosition(step=step)) if replicas > 1 else {},
-        digests=digests,
-        model=MODEL,
-        exchange=ExchangeConfig(kind="noloco", replicas=replicas) if replicas > 1 else None,
-    )
+    store, given = CheckpointStore(folder), config(2, replicas, layers=2)
+    states = {(replica, stage): state(given, stage, step) for replica in range(replicas) for stage in range(3)}
+    manifest = gather(store, given, states, step)
     report(b"s")
     store.seal(f"step-{step:08d}", manifest, KEEP)
     report(b".")

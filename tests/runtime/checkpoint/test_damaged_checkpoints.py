@@ -17,49 +17,22 @@ from planaria.common.errors import UserError
 from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.preparation.resumption import resumption_of
 from support.checkpoint_damage import Case, cases
+from support.live.harness import tiny
 
 STEP = "step-00000002"
 SLACK = 48 << 20
 """bytes that reading a checkpoint of some kilobytes may take, also with a header of a hundred thousand entries"""
-RECIPE = """
-engine = "inline"
-[model]
-vocab = 257
-dim = 8
-layers = 2
-heads = 2
-hidden = 8
-context = 4
-[pipeline]
-stages = 2
-microbatches = 1
-microbatch_size = 1
-[data]
-source = "{home}/text.txt"
-tokenizer = "bytes"
-cache = "{home}/cache"
-[train]
-steps = 2
-eval_every = 0
-[checkpoint]
-every = 1
-[exchange]
-replicas = {replicas}
-kind = "noloco"
-options = {{ every = 1 }}
-[observe]
-trackers = ""
-"""
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Finished runs of one replica and of two."""
-    home, rng = tmp_path_factory.mktemp("damage"), random.Random(34107)
-    (home / "text.txt").write_text(" ".join("".join(rng.choices("etaoin", k=4)) for _ in range(2000)))
+    home = tmp_path_factory.mktemp("damage")
+    small = {"dim": 8, "hidden": 8, "context": 4}
     for name, replicas in (("one", 1), ("two", 2)):
-        (home / f"{name}.toml").write_text(RECIPE.format(home=home, replicas=replicas))
-        planaria.train(home / f"{name}.toml", progress=False, settings={"out": str(home / "runs")})
+        exchange = {"replicas": replicas, "kind": "noloco", "options": {"every": 1}}
+        config = tiny(home, stages=2, steps=2, model=small, checkpoint={"every": 1}, exchange=exchange)
+        planaria.train(config.model_copy(update={"engine": "inline", "name": name}), progress=False)
     return home / "runs"
 
 

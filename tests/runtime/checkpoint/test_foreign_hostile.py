@@ -18,7 +18,6 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, metadata
 
 from planaria.common.errors import UserError
-from planaria.runtime.checkpoint import foreign
 from planaria.runtime.checkpoint.foreign import dcp, read_apart, room_for, unpickling
 from planaria.runtime.checkpoint.foreign.folder import file_inside
 from planaria.runtime.checkpoint.foreign.reading import FolderStages
@@ -76,11 +75,6 @@ def rewritten(folder: Path, change: Callable[[metadata.Metadata], object]) -> No
 
 
 # ---- pickles that would run something
-
-
-def test_unpickling_runs_the_command(tmp_path: Path) -> None:
-    pickle.loads(pickle.dumps(Command(tmp_path / "marker")))
-    assert (tmp_path / "marker").exists()
 
 
 def test_no_command_in_any_file_is_run(sound: Path, tmp_path: Path) -> None:
@@ -286,7 +280,7 @@ def test_metadata_that_contradicts_its_files_is_refused(
 ) -> None:
     folder = copied(sound, "dcp", tmp_path)
     rewritten(folder, change)
-    if "torch.float16" in complaint or "something else" in complaint:
+    if "does not match" in complaint:
         (folder / "planaria.json").unlink()
     assert complaint in refusal(folder, "dcp")
 
@@ -357,15 +351,3 @@ def test_a_readers_memory_is_bounded_by_the_model(sound: Path, tmp_path: Path) -
     with (tag(universal) / "zero" / "optimizer_state.pt").open("wb") as file:
         file.truncate(1 << 30)
     assert "too many for this file" in refusal(universal, "universal")
-
-
-@pytest.mark.slow
-def test_a_reader_that_dies_or_hangs_is_reported(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = job(sound / "dcp", config(3), "dcp")
-    monkeypatch.setattr(foreign, "SECONDS", 0.01)
-    monkeypatch.setattr(foreign, "SLOWEST", 1e12)
-    with pytest.raises(UserError, match=r"its reader took more than 0.01 s; use an undamaged folder"):
-        read_apart(given)
-    monkeypatch.setattr(foreign, "SECONDS", 60.0)
-    with pytest.raises(UserError, match="its reader ended with KeyError: 'nothing'"):
-        read_apart(given.model_copy(update={"format": "nothing"}))

@@ -108,7 +108,7 @@ def test_a_worker_keeps_its_two_newest_snapshots(tmp_path: Path) -> None:
     for name in (label(28), label(32)):
         held.write(1, name, state(1.0), {})
     (folder,) = held.folder.glob("step-00000028.*")
-    (folder / "stage-0001.77.unfinished").write_text("half")
+    (folder / ".stage-0001.safetensors.77").write_text("half")
     held.write(1, label(24, 2), state(1.0), {})
     assert held.newest_first() == [label(32), label(24, 2)] and not folder.exists()
     held.write(2, label(32), state(1.0), {})

@@ -69,7 +69,7 @@ def test_an_interrupted_seal_leaves_no_checkpoint(
 ) -> None:
     before = seal(store, 1)
     manifest = gather(store, 2)
-    (store.unfinished(2) / "stage-0001.77.unfinished").write_bytes(b"of a writer that died")
+    (store.unfinished(2) / ".stage-0001.safetensors.77").write_bytes(b"of a writer that died")
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -85,7 +85,7 @@ def test_an_interrupted_seal_leaves_no_checkpoint(
 def test_foreign_files_are_left_out_of_a_checkpoint(store: CheckpointStore) -> None:
     """A stage of a worker that died before the seal, and an unfinished file."""
     gather(store, 5)
-    (store.unfinished(5) / "stage-0001.77.unfinished").write_bytes(b"half")
+    (store.unfinished(5) / ".stage-0001.safetensors.77").write_bytes(b"half")
     saved = store.seal(
         "step-00000005.partial", CheckpointManifest(step=5, stages=[0, 1], pipeline_stages=STAGES, model=MODEL), 2
     )

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.common.address import Address, should_listen
-from planaria.runtime.transport.reachability import RELAY, Reach, dial_addresses, listening
+from planaria.common.address import RELAY, Address, Reach, dial_addresses, listening, should_listen
 
 CONTROLLER = Reach(advertise="203.0.113.5", relay="127.0.0.1:7001")
 OPEN = Reach(machine="g1", relay="203.0.113.5:7001")

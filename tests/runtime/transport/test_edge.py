@@ -6,50 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from queue import Empty
-from typing import Any
 
 import pytest
 import torch
 
 from planaria.runtime.transport import channel
-from planaria.runtime.transport.edge import Edge, EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
+from planaria.runtime.transport.edge import EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
 from planaria.runtime.transport.emulated_link import EmulatedLink
-from planaria.runtime.transport.inbox import Inbox
 from planaria.runtime.transport.pieces import PIECE_BYTES, Outgoing
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.transport.wire import HEADER_BYTES, FrameContent, Piece, Ping
-
-SOON_S = 20.0
-"""a busy machine's patience"""
-QUIET_S = 0.3
-
+from support.edge_ends import SOON_S, End
 
 KEY = new_key()
-
-
-class End:
-    """One end of an edge with its own inbox."""
-
-    def __init__(self, spec: EdgeSpec, port: Port) -> None:
-        self.inbox = Inbox()
-        self.edge = Edge(spec, port, self.inbox)
-
-    def next(self, kind: type[Any]) -> Any:
-        item = self.inbox.get(timeout=SOON_S)
-        assert isinstance(item, kind), item
-        return item
-
-    def send(self, payload: torch.Tensor, number: int = 0, later: bool = False) -> None:
-        self.edge.send(Ping(number, FrameContent.PING), payload, later)
-
-    def receives_nothing(self) -> bool:
-        try:
-            self.inbox.get(timeout=QUIET_S)
-        except Empty:
-            return True
-        return False
 
 
 @pytest.fixture(scope="module")

@@ -75,13 +75,6 @@ def test_after_a_long_wait_the_other_thread_is_still_there(inbox: Inbox, line: t
     until(lambda: reader.read_by == ["edges"])
 
 
-def test_an_item_from_another_thread_wakes_the_owner(inbox: Inbox) -> None:
-    threading.Timer(0.2, inbox.put, ["word"]).start()
-    start = time.monotonic()
-    assert inbox.get(SOON_S) == "word"
-    assert time.monotonic() - start < SOON_S / 2
-
-
 def test_no_item_is_lost_between_a_look_and_a_wait(inbox: Inbox) -> None:
     """Four threads put items in while the owner takes them out."""
     count, threads = 500, 4

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -18,15 +17,13 @@ from torch import Tensor
 
 from planaria.runtime.transport import ring as rings
 from planaria.runtime.transport.channel import LocalChannel
-from planaria.runtime.transport.edge import Edge, EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
-from planaria.runtime.transport.inbox import Inbox
+from planaria.runtime.transport.edge import EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.ring import Ring, RingReader, Rings, RingSize, SharedSlot
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.transport.wire import (
     Activation,
     FrameContent,
-    Label,
     Ping,
     State,
     TensorHeader,
@@ -34,44 +31,31 @@ from planaria.runtime.transport.wire import (
     pack,
     unpack,
 )
+from support.edge_ends import SOON_S, End
 
-SOON_S = 20.0
 KEY = new_key()
 SLOTS, BYTES = 3, 1 << 16
 NUMBERS = BYTES // 4
 
 
-class End:
-    """One end of an edge and its port."""
+class RingEnd(End):
+    """One end of an edge with its own port, and a ring for the other end to read."""
 
-    def __init__(self, ring: Ring | None) -> None:
-        self.port, self.inbox = Port("127.0.0.1", KEY), Inbox()
-        self.port.rings, self.ring = Rings(ring), ring
-        self.edge: Any = None
-
-    def open(self, at: str) -> None:
-        self.edge = Edge(EdgeSpec("edge", at, 1, 1 << 20, SOON_S), self.port, self.inbox)
-
-    def next(self, kind: type[Any]) -> Any:
-        item = self.inbox.get(timeout=SOON_S)
-        assert isinstance(item, kind), item
-        return item
+    def __init__(self, ring: Ring | None, at: str) -> None:
+        port = Port("127.0.0.1", KEY)
+        port.rings, self.ring = Rings(ring), ring
+        super().__init__(EdgeSpec("edge", at, 1, 1 << 20, SOON_S), port)
 
     def write(self, value: float, numbers: int = NUMBERS) -> Tensor:
         """Return a tensor in the ring."""
-        room = self.ring.allocate(4 * numbers)
-        return room.view(torch.float32).fill_(value)
-
-    def send(self, payload: Tensor, label: Label | None = None) -> None:
-        self.edge.send(label or Ping(0, FrameContent.PING), payload)
+        return self.ring.allocate(4 * numbers).view(torch.float32).fill_(value)
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[End, End]]:
+def ends() -> Iterator[tuple[RingEnd, RingEnd]]:
     """Two ends of an edge: the first has a ring, the second reads it."""
-    pair = End(Ring(SLOTS, BYTES)), End(None)
-    pair[0].open("")
-    pair[1].open(pair[0].port.address)
+    low = RingEnd(Ring(SLOTS, BYTES), "")
+    pair = low, RingEnd(None, low.port.address)
     for end in pair:
         end.next(EdgeOpened)
     yield pair
@@ -84,21 +68,15 @@ def header(slot: int, ticket: int, numbers: int = NUMBERS) -> TensorHeader:
     return TensorHeader(Ping(0, FrameContent.PING), torch.float32, (numbers,), slot=slot, ticket=ticket)
 
 
-def test_tensors_in_the_ring_are_read_in_place(ends: tuple[End, End]) -> None:
-    low, high = ends
-    for value in range(3 * SLOTS):
-        low.send(low.write(float(value)))
-        arrived = high.next(FrameArrived)
-        assert arrived.header.slot and torch.equal(arrived.payload, torch.full((NUMBERS,), float(value)))
-        del arrived
-
-
-def test_a_slot_is_reused_only_when_no_tensor_refers_to_it(ends: tuple[End, End]) -> None:
+def test_a_slot_is_reused_only_when_no_tensor_refers_to_it(ends: tuple[RingEnd, RingEnd]) -> None:
     low, high = ends
     held = []
     for value in range(SLOTS):
         low.send(low.write(float(value)))
-        held.append(high.next(FrameArrived).payload)
+        arrived = high.next(FrameArrived)
+        assert arrived.header.slot
+        held.append(arrived.payload)
+    del arrived
     assert low.ring is not None and low.ring.allocate(BYTES) is None
     assert [float(payload[-1]) for payload in held] == [0.0, 1.0, 2.0]
     del held[1]
@@ -109,7 +87,7 @@ def test_a_slot_is_reused_only_when_no_tensor_refers_to_it(ends: tuple[End, End]
     assert low.ring.allocate(BYTES) is not None
 
 
-def test_tensors_outside_the_ring_use_the_socket(ends: tuple[End, End]) -> None:
+def test_tensors_outside_the_ring_use_the_socket(ends: tuple[RingEnd, RingEnd]) -> None:
     """A tensor outside the ring, and one from the end that has no ring."""
     low, high = ends
     low.send(torch.arange(5.0))
@@ -119,16 +97,16 @@ def test_tensors_outside_the_ring_use_the_socket(ends: tuple[End, End]) -> None:
     assert arrived.header.slot == 0 and torch.equal(arrived.payload, torch.full((NUMBERS,), 3.0))
 
 
-def test_frames_by_ring_and_by_socket_keep_their_order(ends: tuple[End, End]) -> None:
+def test_frames_by_ring_and_by_socket_keep_their_order(ends: tuple[RingEnd, RingEnd]) -> None:
     low, high = ends
     for n in range(8):
         payload = low.write(float(n), 16) if n % 2 and n < 2 * SLOTS else torch.full((16,), float(n))
-        low.send(payload, Ping(n, FrameContent.PING))
+        low.send(payload, n)
     assert [float(high.next(FrameArrived).payload[0]) for _ in range(8)] == [float(n) for n in range(8)]
 
 
 def test_slots_of_a_dead_receiver_become_free_after_the_grace_period(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+    ends: tuple[RingEnd, RingEnd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low, high = ends
     low.send(low.write(1.0))
@@ -192,7 +170,7 @@ def test_only_activations_and_pings_may_be_in_a_ring() -> None:
             unpack(pack(TensorHeader(label, torch.float32, (4,), announced=announced, slot=1)), 1 << 20)
 
 
-def test_a_frame_in_a_ring_that_was_not_shown_breaks_the_edge(ends: tuple[End, End]) -> None:
+def test_a_frame_in_a_ring_that_was_not_shown_breaks_the_edge(ends: tuple[RingEnd, RingEnd]) -> None:
     low, high = ends
     high.edge._channel.share = lambda _: SharedSlot(1, 1)
     high.send(torch.ones(4))

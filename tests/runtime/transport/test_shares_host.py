@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +18,7 @@ from planaria.runtime.transport.channel import Channel, LocalChannel, SecureChan
 from planaria.runtime.transport.port import Port
 from planaria.runtime.transport.secure import new_key
 from support import other_host
+from support.edge_ends import read
 from support.other_host import MARKER, NOT_ALLOWED, pump
 
 KEY = new_key()
@@ -104,20 +104,9 @@ def test_two_hosts_that_see_equal_addresses_send_nothing_in_clear(listening_port
                 pytest.skip(output)
             channel = listening_port.await_call("edge", SOON_S, lambda: False)
             assert channel is not None
-            assert received(channel) == MARKER
+            assert read(channel, len(MARKER)) == MARKER
             other.stdin.close()
             kind = other.stdout.readline().strip()
             assert other.wait(SOON_S) == 0
     assert (kind, type(channel)) == ("SecureChannel", SecureChannel)
     assert len(seen) > len(MARKER) and b"SECRET" not in seen
-
-
-def received(channel: Channel) -> bytes:
-    """Return as many bytes from the other end as the marker has."""
-    got, buffer, until = b"", memoryview(bytearray(len(MARKER))), time.monotonic() + SOON_S
-    while len(got) < len(MARKER) and time.monotonic() < until:
-        if (count := channel.read_some(buffer)) is None:
-            time.sleep(0.005)
-        else:
-            got += bytes(buffer[:count])
-    return got

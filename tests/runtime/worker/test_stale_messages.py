@@ -94,10 +94,9 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> Itera
     monkeypatch.setattr(peer_messages, "with_cuda", lambda size: (Staging(FakeCopier()), Rings()))
     ours, theirs = Pipe()
     setup = Setup(tiny(tmp_path, train={"device": device}), tmp_path, tmp_path, "127.0.0.1", new_key())
-    port = Port("127.0.0.1", setup.key)
     resolved, control_link = ResolvedRun(setup.config), ControlLink(theirs, heartbeat_s=1.0)
     assignment = Assignment("w2", resolved, control_link.report)
-    transport = SocketTransport(port, control_link.inbox)
+    transport = SocketTransport(control_link.inbox, "127.0.0.1", setup.key)
     messages = PeerMessages(
         setup,
         resolved,
@@ -108,7 +107,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> Itera
     )
     messages.assign(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}))
     yield messages, ours
-    port.close()
+    transport.close()
 
 
 def test_links_keep_an_edge_while_its_id_stays(scene: Scene) -> None:

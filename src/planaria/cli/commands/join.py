@@ -6,6 +6,7 @@ import re
 from functools import partial
 from pathlib import Path
 
+from planaria.common.address import REACHABLE, Reach
 from planaria.common.errors import UserError
 from planaria.control.log.quorum_location import SCHEME
 from planaria.runtime.engine.machine_service import (
@@ -21,7 +22,6 @@ from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet.joining import MAX_WORKERS, RunAddress, read_key
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.runtime.preparation import run_folders
-from planaria.runtime.transport.reachability import REACHABLE, Reach
 
 _ADDRESS = re.compile(r"([^/\s:]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 

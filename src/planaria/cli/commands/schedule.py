@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from planaria.common.compiled import COMPILED
-from planaria.common.errors import UserError, install
+from planaria.common.errors import UserError, install_command
 from planaria.config import shipped
 from planaria.config.durations import seconds
 from planaria.config.schema import RoutingConfig, RunConfig
@@ -66,9 +66,9 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
     _show(problem, schedule)
     print(f"schedule      {file}\npage          {page}")
     if not HAS_SOLVER:
-        print(f"bound         scipy is not installed; it improves the bound: {install('planner')}")
+        print(f"bound         scipy is not installed; it improves the bound: {install_command('planner')}")
     if not COMPILED:
-        print(f"slow          numba is not installed; the search is much faster with it: {install('planner')}")
+        print(f"slow          numba is not installed; the search is much faster with it: {install_command('planner')}")
     return 0
 
 

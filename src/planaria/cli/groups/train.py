@@ -106,7 +106,7 @@ def _join(
     if at:
         raise UserError(f"--at {at}: is for a standby; add --standby, or remove it")
     from planaria.cli.commands.join import add_machine, add_nodes
-    from planaria.runtime.transport.reachability import Reach
+    from planaria.common.address import Reach
 
     if ray:
         reject_flags(own, "has no effect with --ray; remove it")

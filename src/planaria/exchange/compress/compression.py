@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config.registry import Registry
 from planaria.exchange import weight_message
 from planaria.exchange.base import CompressionEffect, Parts, Shapes, StageOuterState, Update, Updates, Weights
@@ -209,7 +209,7 @@ def make_compression(setting: str | Mapping[str, Any]) -> Compression:
         raise UserError(f"exchange.compress = {setting!r}: set kind to one of {', '.join(COMPRESSORS.names)}")
     declared = {option for chosen in (COMPRESSORS.find(kind), FEEDBACKS.find(name)) for option in chosen.model_fields}
     if unknown := next((option for option in options if option not in declared), None):
-        fix = nearest(unknown, declared) if declared else "there are none; remove it"
+        fix = suggestion(unknown, declared) if declared else "there are none; remove it"
         raise UserError(f"exchange.compress.{unknown}: no option of {kind!r} or {name!r}; {fix}")
     compression = Compression(
         COMPRESSORS.make(kind, COMPRESSORS.declared([kind], options)),

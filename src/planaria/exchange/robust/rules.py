@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config.registry import Registry
 from planaria.exchange import weight_message
 from planaria.exchange.base import OnWeights, TooManyByzantine, UpdateWeights, Weights
@@ -160,11 +160,11 @@ def make_robust_aggregator(setting: str | Mapping[str, Any], members: int) -> Ro
     if not isinstance(rule, str):
         raise UserError(f"exchange.robust = {setting!r}: set rule to one of {', '.join(RULES.names)}")
     if mix not in get_args(Mix):
-        raise UserError(f"exchange.robust.mix = {mix!r}: no such choice; {nearest(str(mix), get_args(Mix))}")
+        raise UserError(f"exchange.robust.mix = {mix!r}: no such choice; {suggestion(str(mix), get_args(Mix))}")
     if type(strikes) is not int or strikes < 0:
         raise UserError(f"exchange.robust.strikes = {strikes!r}: use 0 or more steps (0: never)")
     if scope not in get_args(Scope):
-        raise UserError(f"exchange.robust.scope = {scope!r}: no such choice; {nearest(str(scope), get_args(Scope))}")
+        raise UserError(f"exchange.robust.scope = {scope!r}: no such choice; {suggestion(str(scope), get_args(Scope))}")
     aggregator = RobustAggregator(RULES.make(rule, options), mix, strikes=strikes, scope=scope)
     if scope == "replica" and isinstance(aggregator.rule, CoordinateRule):
         raise UserError(

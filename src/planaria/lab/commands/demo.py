@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from planaria.common import atomic
-from planaria.common.errors import UserError, missing_package, nearest
+from planaria.common.errors import UserError, missing_package, suggestion
 from planaria.config.shipped import find
 from planaria.control.facts.decisions import RunStep
 from planaria.lab.report import for_paper
@@ -111,7 +111,7 @@ def demo(name: str, settings: Mapping[str, str], to: Path | None, quiet: bool) -
     :raises UserError: for an unknown name, an invalid setting, or a chart that cannot be drawn.
     """
     if name not in DEMOS:
-        raise UserError(f"{name}: unknown demo; {nearest(name, DEMOS)}")
+        raise UserError(f"{name}: unknown demo; {suggestion(name, DEMOS)}")
     recipe, arms = DEMOS[name]
     if fixed := sorted(settings.keys() & arms[next(iter(arms))].keys() - {"chaos.trace"}):
         raise UserError(f"--{fixed[0]} {settings[fixed[0]]}: differs between the arms of {name}; remove it")

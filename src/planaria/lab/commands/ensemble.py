@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config.names import require_name
 from planaria.config.schema import DataConfig
 from planaria.data.shards import tokenise_corpus
@@ -176,7 +176,7 @@ def _require_compatible(folder: Path, ensemble_manifest: EnsembleManifest, sourc
     elif ensemble_manifest.mixture.is_fitted_on_parent:
         names = [*domains_with_text(folder), *ensemble_manifest.mixes]
     if domain not in names:
-        raise UserError(f"--domain {domain!r}: prior = {prior!r} needs a known domain; {nearest(domain, names)}")
+        raise UserError(f"--domain {domain!r}: prior = {prior!r} needs a known domain; {suggestion(domain, names)}")
     return sum(parameter.numel() for parameter in model.global_state().values())
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config.names import require_name
 from planaria.config.schema import DataConfig
 from planaria.data.shards import tokenise_corpus
@@ -208,7 +208,7 @@ def remove_expert(folder: Path, to: Path, name: str) -> int:
     merged = _MergedModel.of(folder)
     names = [part.name for part in merged.record.parts]
     if name not in names:
-        raise UserError(f"{folder} has no expert {name!r}; {nearest(name, names)}")
+        raise UserError(f"{folder} has no expert {name!r}; {suggestion(name, names)}")
     if len(names) == 1:
         raise UserError(f"{folder}: {name!r} is its only expert; a model needs one")
     parts = [part for part in merged.record.parts if part.name != name]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config.bounds import MAX_EXACT_INT, Fraction, Natural, Stages
 from planaria.config.schema import RunConfig, Section
 from planaria.config.section import formerly
@@ -187,7 +187,7 @@ def _select_arms(
     """Return arm → its changes, and those of them that are points of a search."""
     if only is not None and not only:
         raise UserError(
-            f"{path}: compare.arms: none was selected; {nearest('', [*comparison.arms, *RECOVERIES.names])}"
+            f"{path}: compare.arms: none was selected; {suggestion('', [*comparison.arms, *RECOVERIES.names])}"
         )
     own = comparison.arms
     chosen = {name: tables for name, tables in own.items() if only is None or name in only}
@@ -229,7 +229,7 @@ def _resolve_with_equal_samples(
 def _strategy_arm(name: str, own: Collection[str], path: Path) -> dict[str, Any]:
     """Return the changes of an arm given as a recovery strategy's name or 'module:Class'."""
     if name not in RECOVERIES.names and ":" not in name:
-        fix = nearest(name, [*own, *RECOVERIES.names])
+        fix = suggestion(name, [*own, *RECOVERIES.names])
         raise UserError(f"{path}: compare.arms.{name}: neither an arm nor a strategy; {fix}")
     return {"recovery": {"strategy": name}, "routing": {"kind": RECOVERIES.find(name).requirements.routing or "full"}}
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config import bounds, recipe
 from planaria.config.bounds import Fraction, Natural, Positive
 from planaria.config.names import KEY_RULE, is_key
@@ -244,7 +244,9 @@ class ExpertsSpec(SeededTrials, JobSettings):
                     raise ValueError(f"{where}: set source, or of (the domains that it mixes)")
                 for source in domain.of:
                     if source not in plain:
-                        raise ValueError(f"{where}.of: {source!r} is not a domain with text; {nearest(source, plain)}")
+                        raise ValueError(
+                            f"{where}.of: {source!r} is not a domain with text; {suggestion(source, plain)}"
+                        )
                 if table == "untrained" and (domain.after or domain.of):
                     key = "after" if domain.after else "of"
                     raise ValueError(f"{where}.{key}: requires an expert, and this domain has none; remove it")
@@ -252,7 +254,7 @@ class ExpertsSpec(SeededTrials, JobSettings):
             raise ValueError("experts.seed.text.source is missing; set it, or remove experts.seed.text")
         for size in self.rivals:
             if size not in self.sizes:
-                raise ValueError(f"experts.generalists: there is no size {size!r}; {nearest(size, self.sizes)}")
+                raise ValueError(f"experts.generalists: there is no size {size!r}; {suggestion(size, self.sizes)}")
         return self
 
     @model_validator(mode="after")

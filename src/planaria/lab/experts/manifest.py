@@ -10,7 +10,7 @@ from pydantic import Field
 
 from planaria.common import atomic, documents
 from planaria.common.documents import Record
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.lab.experts.experts_spec import MixtureSpec
 
 FILE = "experts.json"
@@ -89,7 +89,7 @@ class EnsembleManifest(Record):
         for member in self.members:
             if member.name == name:
                 return member
-        raise UserError(f"unknown expert {name!r}; {nearest(name, [m.name for m in self.members])}")
+        raise UserError(f"unknown expert {name!r}; {suggestion(name, [m.name for m in self.members])}")
 
 
 def digest(file: Path) -> str:

@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config import bounds
 from planaria.config.schema import Section
 from planaria.pipeline.network.costs import MBIT
@@ -200,7 +200,7 @@ def _require_known(file: File, entries: Sequence[LinkEntry], matrix: Links, rela
         where = f"{file}: link {entry.id!r}"
         for site in entry.sites:
             if site not in known:
-                raise UserError(f"{where}: {site!r}: no node is there, and no matrix has it; {nearest(site, known)}")
+                raise UserError(f"{where}: {site!r}: no node is there, and no matrix has it; {suggestion(site, known)}")
         if len(set(entry.sites)) < len(entry.sites):
             raise UserError(f"{where}: sites = {entry.sites}: a link joins different sites")
         if entry.via is None and len(entry.sites) > 2:

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from planaria.common import documents
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config import bounds
 from planaria.config.bounds import Positive, Seconds
 from planaria.config.schema import Section
@@ -190,7 +190,7 @@ def read(path: Path, scale: float = 1.0) -> Topology:
     elif parsed.matrix in MATRICES:
         links = MATRICES[parsed.matrix]()
     else:
-        raise UserError(f"{path}: matrix = {parsed.matrix!r}: no such matrix; {nearest(parsed.matrix, MATRICES)}")
+        raise UserError(f"{path}: matrix = {parsed.matrix!r}: no such matrix; {suggestion(parsed.matrix, MATRICES)}")
     sites = {site for pair in links for site in pair} or {group.site for group in parsed.nodes}
     sites |= {site for entry in parsed.link for site in entry.sites}
     if parsed.relay is not None and parsed.matrix is not None:
@@ -203,7 +203,7 @@ def read(path: Path, scale: float = 1.0) -> Topology:
     nodes, seen = [], Counter[str]()
     for group in parsed.nodes:
         if group.site not in sites:
-            raise UserError(f"{path}: nodes: site {group.site!r} is not in the matrix; {nearest(group.site, sites)}")
+            raise UserError(f"{path}: nodes: site {group.site!r} is not in the matrix; {suggestion(group.site, sites)}")
         for _ in range(group.count):
             seen[group.site] += 1
             name = f"{group.site} {seen[group.site]}"
@@ -234,7 +234,7 @@ def _links_via_relay(path: Path, links: Links, relay: RelayedSites, sites: set[s
     """
     for site in (relay.site, *relay.hidden):
         if site not in sites:
-            raise UserError(f"{path}: relay: site {site!r} is not in the matrix; {nearest(site, sites)}")
+            raise UserError(f"{path}: relay: site {site!r} is not in the matrix; {suggestion(site, sites)}")
     known = Topology((), links)
     through: Links = {}
     for a, b in permutations([site for site in relay.hidden if site != relay.site], 2):

@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from planaria.common.documents import read_body
 from planaria.common.errors import UserError
-from planaria.common.request_body import read_body
 from planaria.report.live_page.frames import SCHEMA
 from planaria.report.live_page.limits import MAX_BODY, MAX_STREAMS, REQUEST_TIMEOUT_S, SHUTDOWN_S
 from planaria.report.live_page.run_source import FolderFollower

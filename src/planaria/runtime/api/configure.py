@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config import recipe as recipes
 from planaria.config.options import NAME
 from planaria.config.schema import RunConfig
@@ -90,5 +90,5 @@ def _refuse_former(word: str) -> None:
 
 def _nearest(word: str, names: list[str]) -> str:
     """Return a suggestion by a setting's last part, or by its whole name."""
-    hint = nearest(word, names if "." in word else {*names, *(name.rpartition(".")[2] for name in names)})
+    hint = suggestion(word, names if "." in word else {*names, *(name.rpartition(".")[2] for name in names)})
     return hint if hint.startswith("did") else "`planaria train --help` lists them all"

@@ -10,7 +10,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config.consent import permit_code
 from planaria.config.schema import RunConfig
 from planaria.control.log.logs import read_run
@@ -144,5 +144,5 @@ def to_table(rows: list[dict[str, object]]) -> Table:
 def figure_of(figures: Mapping[str, go.Figure], name: str) -> go.Figure:
     """Return the figure of this name; UserError if there is none, naming the nearest."""
     if name not in figures:
-        raise UserError(f"{name}: the report has no such figure; {nearest(name, figures)}")
+        raise UserError(f"{name}: the report has no such figure; {suggestion(name, figures)}")
     return figures[name]

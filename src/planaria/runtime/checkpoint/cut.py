@@ -45,7 +45,6 @@ def atom_name(cut: RunCut, stage: int, local: str) -> str:
 
 @lru_cache(maxsize=256)
 def declared_tensors(cut: RunCut, stage: int) -> Mapping[str, PackedTensor]:
-    """Return the type and shape of every parameter of a stage, by local name."""
     built = build_stage(cut.model, cut.stages, stage, 0, "meta")
     return {name: PackedTensor(TYPES[p.dtype], tuple(p.shape)) for name, p in built.named_parameters()}
 

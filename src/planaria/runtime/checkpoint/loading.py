@@ -35,12 +35,10 @@ from planaria.runtime.checkpoint.store import CheckpointManifest, SealedCheckpoi
 
 
 def cut_of(manifest: CheckpointManifest) -> RunCut:
-    """Return the cut of a checkpoint's run."""
     return RunCut(manifest.model, manifest.pipeline_stages, replicas_in(manifest), manifest.exchange)
 
 
 def cut_for(config: RunConfig) -> RunCut:
-    """Return the cut of a configured run."""
     return RunCut(config.model, config.pipeline.stages, config.exchange.replicas, config.exchange)
 
 
@@ -234,7 +232,6 @@ def load_stage(folder: Path, config: RunConfig, stage: int, replica: int = 0) ->
 
 
 def _require_optimizer(plan: recut.StagePlan, config: RunConfig, folder: Path) -> None:
-    """Raise UserError if a checkpoint has the state of another optimizer than the run's."""
     wanted = {*make_optimizer(config.optim).keys}
     for name, held in plan.moments.items():
         if held.keys() != wanted:
@@ -304,7 +301,7 @@ def tensor_maker(files: Iterable[StageContents]) -> Iterator[Callable[[recut.Ten
 
 def load_planned(plan: recut.StagePlan) -> StageState:
     """Read and combine the tensors of a stage, several in parallel."""
-    hows = dict(_all_origins(plan))
+    hows = plan.origins
     with tensor_maker(plan.files.values()) as make, ThreadPoolExecutor(READ_THREADS) as threads:
         tensors = dict(zip(hows, threads.map(make, hows.values()), strict=True))
 
@@ -319,21 +316,6 @@ def load_planned(plan: recut.StagePlan) -> StageState:
     clocks, scales = dict(plan.clocks), dict(plan.scales)
     weights = of("weights", plan.weights)
     return StageState(weights, moments, clocks, plan.lr_scale, *plan.norms, generators, outer, scales)
-
-
-def _all_origins(plan: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.TensorOrigin]]:
-    """Yield all tensors of a stage by kind and name, and their origin."""
-    for name, how in plan.weights.items():
-        yield ("weights", name), how
-    for name, held in plan.moments.items():
-        for key, how in held.items():
-            yield (key, name), how
-    for name, how in plan.outer.items():
-        yield ("outer", name), how
-    if plan.rounds is not None:
-        yield ("rounds", ""), recut.TensorOrigin("copy", (plan.rounds,))
-    for kind, source in plan.generators.items():
-        yield ("generators", kind), recut.TensorOrigin("copy", (source,))
 
 
 def _resize_rows(tensor: Tensor, count: int) -> Tensor:

@@ -113,7 +113,6 @@ class MemoryFolder:
             return None
 
     def newest_first(self) -> list[SnapshotLabel]:
-        """Return the existing snapshots, newest step first."""
         labels = [label for label, _ in self._snapshots()]
         return sorted(labels, key=lambda label: (label.step, label.generation), reverse=True)
 
@@ -134,7 +133,6 @@ class MemoryFolder:
         return True
 
     def _snapshots(self) -> list[tuple[SnapshotLabel, Path]]:
-        """Return snapshots' labels and folders."""
         matched = ((_FOLDER.fullmatch(folder.name), folder) for folder in self.folder.glob("step-*"))
         return [
             (SnapshotLabel(part=match[3], generation=int(match[2]), step=int(match[1])), folder)
@@ -172,13 +170,12 @@ def require_room(size: int, shared: Path = SHARED) -> None:
 
 
 def _label_of_file(stage: int, label: SnapshotLabel, index: int = 0) -> StageLabel:
-    """Return the label of a snapshot's file."""
     return StageLabel(stage=stage, step=label.step, index=index, part=label.part, generation=label.generation)
 
 
 def _stage_files(folder: Path, stage: int) -> list[Path]:
     """Return all files of a stage, including unfinished ones of a killed writer."""
-    return list(folder.glob(f"stage-{stage:04d}[.-]*"))
+    return list(folder.glob(f"*stage-{stage:04d}[.-]*"))
 
 
 def _drop(folder: Path, stage: int) -> None:

@@ -65,12 +65,12 @@ class Mirror:
         :raises UserError: if another run's is there, or the store cannot be written to.
         """
         mark = folder / ID
-        with require_reachable("checkpoint.store"), wrap_errors(self.url, "read there"):
+        with self._access("read there"):
             stored = self._read(ID)
         if not mark.exists():
             write_identity(folder, stored if again else None)
         if stored is None:
-            with require_reachable("checkpoint.store"), wrap_errors(self.url, "write there"):
+            with self._access("write there"):
                 self._system.makedirs(self._root, exist_ok=True)
                 self._system.pipe_file(f"{self._root}/{ID}", documents.read_bytes(mark))
         elif stored != documents.read_bytes(mark):
@@ -105,7 +105,7 @@ class Mirror:
         mark = folder / ID
         if step_of(self.newest()) <= CheckpointStore(folder / _CHECKPOINTS).newest_step_by_name() or not mark.is_file():
             return False
-        with require_reachable("checkpoint.store"), wrap_errors(self.url, "read there"):
+        with self._access("read there"):
             return self._read(ID) == documents.read_bytes(mark)
 
     def update(self, folder: Path, own: Iterable[str]) -> None:
@@ -165,6 +165,12 @@ class Mirror:
         """
         with wrap_errors(self.url, f"fetch {name}"), new_folder(folder / _CHECKPOINTS / name) as partial:
             self._fetch(name, partial)
+
+    @contextmanager
+    def _access(self, label: str) -> Iterator[None]:
+        """Convert errors of the store to a UserError that names the setting, the location and the operation."""
+        with require_reachable("checkpoint.store"), wrap_errors(self.url, label):
+            yield
 
     def _fetch(self, name: str, to: Path) -> None:
         fetch(self._system, self._at(name, MANIFEST), to / MANIFEST, MAX_BYTES)

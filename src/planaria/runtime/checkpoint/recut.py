@@ -34,8 +34,6 @@ class SavedReplica:
 
 
 class FileTensor(NamedTuple):
-    """A tensor of a file."""
-
     held: StageContents
     key: str
 
@@ -65,12 +63,21 @@ class StagePlan:
     rounds: FileTensor | None = None
 
     @property
+    def origins(self) -> dict[tuple[str, str], TensorOrigin]:
+        """The origins of all tensors by kind and name."""
+        single = {("generators", kind): source for kind, source in self.generators.items()}
+        if self.rounds is not None:
+            single["rounds", ""] = self.rounds
+        return {
+            **{("weights", name): origin for name, origin in self.weights.items()},
+            **{(key, name): origin for name, held in self.moments.items() for key, origin in held.items()},
+            **{("outer", name): origin for name, origin in self.outer.items()},
+            **{at: TensorOrigin("copy", (source,)) for at, source in single.items()},
+        }
+
+    @property
     def files(self) -> dict[str, StageContents]:
-        """All files that are used."""
-        moments = [origin for by_kind in self.moments.values() for origin in by_kind.values()]
-        origins = (*self.weights.values(), *moments, *self.outer.values())
-        sources = [source for origin in origins for source in origin.tensors]
-        sources += [*self.generators.values(), *filter(None, [self.rounds])]
+        sources = (source for origin in self.origins.values() for source in origin.tensors)
         return {str(source.held.path): source.held for source in sources}
 
 
@@ -114,7 +121,6 @@ def same_outer(saved: ExchangeConfig | None, wanted: ExchangeConfig | None) -> b
 
 
 def equal_copies(saved: RunCut) -> bool:
-    """Return whether the replicas were equal after every step."""
     return saved.exchange is not None and make_exchange(saved.exchange).interval == 0
 
 
@@ -275,7 +281,10 @@ def _recut_outer(
         return {}, None
     used = [copies[replica if held else min(copies)]] if rule == "own" else list(copies.values())
     each = [{at: source for s, held in c.outer.items() for at, source in _outer_parts(saved, s, held)} for c in used]
-    rounds = [FileTensor(held, "outer.rounds") for held in used[0].outer.values() if "outer.rounds" in held.entries]
+    rounds, numbers = (
+        [FileTensor(held, key) for held in used[0].outer.values() if key in held.entries]
+        for key in ("outer.rounds", f"outer.{SECANTS}")
+    )
     shapes = declared_tensors(wanted, stage)
     local = {atom_name(wanted, stage, own): own for own in shapes}
     origins: dict[str, TensorOrigin] = {}
@@ -295,9 +304,6 @@ def _recut_outer(
                 raise UserError(f"{sources[0].held.path}: not all replicas have an outer {part} of {name}; {FIX}")
             origins[f"{part}/{local[name]}"] = TensorOrigin("mean", sources)
     origins = {at: _fit_rows(made, shapes[at.partition("/")[2]]) for at, made in origins.items()}
-    numbers = [
-        FileTensor(held, f"outer.{SECANTS}") for held in used[0].outer.values() if f"outer.{SECANTS}" in held.entries
-    ]
     if rule == "own" and numbers and len(used[0].outer) == 1:  # of one stage; re-cut stages measure again
         origins[SECANTS] = TensorOrigin("copy", (numbers[0],))
     return origins, rounds[0] if rounds and rule == "own" else None

@@ -110,8 +110,6 @@ def stage_file(folder: Path, stage: int, index: int = 0) -> Path:
 
 
 class Written(NamedTuple):
-    """A written file."""
-
     bytes: int
     sha256: str
     """see :func:`_file_digest`"""
@@ -156,7 +154,7 @@ def stream_weights(
     def write(file: BinaryIO) -> Digests:
         table = {"sha256": (torch.uint8, (len(specs), DIGEST_BYTES))}
         label = StageLabel(stage=stage, step=step, index=0)
-        head = tensor_file.stream_tensors(file, specs | table, give, _header_entry(label))
+        head = tensor_file.write(file, specs | table, give, _header_entry(label))
         return _file_digest(head, give("sha256")), weights_digest(entry_digests)
 
     return _write_durably(stage_file(folder, stage), write)
@@ -169,39 +167,35 @@ def _header_entry(label: StageLabel) -> dict[str, str]:
 
 def _write_durably(path: Path, write: Callable[[BinaryIO], Digests]) -> Written:
     """Create a file with ``write``, which returns its digests; it appears after it is on disk."""
-    folder = path.parent
-    # A stopped former holder of the stage may continue in the middle of a write.
-    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic.replace_atomically(path) as unfinished, unfinished.open("wb") as file:
             file_digests = write(file)
             file.flush()
             os.fsync(file.fileno())
-            written = Written(os.fstat(file.fileno()).st_size, *file_digests)
-        unfinished.replace(path)
-        return written
+            return Written(os.fstat(file.fileno()).st_size, *file_digests)
     except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
         raise OSError(atomic.write_error(path, error)) from None
 
 
 def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> Digests:
     """Write a state and return its digests, which are computed while the disk is busy and written last."""
     named = entries(state)
-    table = digest_table(bytes(DIGEST_BYTES) for _ in named)
+    specs: dict[str, Spec] = {name: (tensor.dtype, tensor.shape) for name, tensor in named.items()}
+    specs["sha256"] = (torch.uint8, (len(named), DIGEST_BYTES))
     with ThreadPoolExecutor(_HASH_THREADS) as threads:
         rows = {name: threads.submit(digest, name, named[name]) for name in sorted(named)}
 
-        def before(name: str) -> None:
-            if name == "sha256":
-                file.flush()
-                os.fsync(file.fileno())  # overlaps with the last digests
-                table.copy_(digest_table(row.result() for row in rows.values()))
+        def read(name: str) -> Tensor:
+            if name != "sha256":
+                return named[name]
+            file.flush()
+            os.fsync(file.fileno())  # overlaps with the last digests
+            return digest_table(row.result() for row in rows.values())
 
-        head = tensor_file.write(file, named | {"sha256": table}, metadata, before)
-    return _file_digest(head, table), weights_digest({name: row.result() for name, row in rows.items()})
+        head = tensor_file.write(file, specs, read, metadata)
+    row_digests = {name: row.result() for name, row in rows.items()}
+    return _file_digest(head, digest_table(row_digests.values())), weights_digest(row_digests)
 
 
 def _file_digest(head: bytes, table: Tensor) -> str:

@@ -7,7 +7,6 @@ without recovery. Resuming from a partial one takes the missing stages from the 
 from __future__ import annotations
 
 import errno
-import os
 import re
 import shutil
 import time
@@ -20,7 +19,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from planaria.common import documents
+from planaria.common import atomic, documents
 from planaria.common.documents import former_names
 from planaria.common.errors import UserError
 from planaria.config.bounds import Natural, Positive, Replicas, Stages
@@ -82,8 +81,6 @@ class CheckpointManifest(BaseModel):
 
 @dataclass(frozen=True)
 class SealedCheckpoint:
-    """A sealed checkpoint."""
-
     folder: Path
     manifest: CheckpointManifest
 
@@ -135,10 +132,7 @@ class CheckpointStore:
         if final.exists() and not gathered.exists() and read_manifest(final) == manifest:
             return SealedCheckpoint(final, manifest)  # by a controller that was lost then
         self._keep_sealed_files(gathered, manifest, generations)
-        with (gathered / MANIFEST).open("w") as file:
-            file.write(documents.seal(manifest))
-            file.flush()
-            os.fsync(file.fileno())
+        atomic.write_durable(gathered / MANIFEST, documents.seal(manifest).encode())
         replaced = self._mark_for_removal(final, _REPLACED) if final.exists() else None
         try:
             gathered.replace(final)
@@ -146,7 +140,7 @@ class CheckpointStore:
             if replaced is not None:
                 replaced.replace(final)
             raise
-        _sync_folder(self.folder)
+        atomic.sync_folder(self.folder)
         # Later checkpoints belong to a history that was abandoned on resumption; keep them.
         for old in [s for s in self.list() if s.whole and s.step <= manifest.step][:-keep]:
             self._mark_for_removal(old.folder, _DROPPED)
@@ -180,7 +174,6 @@ class CheckpointStore:
             self.set_aside(saved)
 
     def set_aside(self, saved: SealedCheckpoint) -> None:
-        """Rename a checkpoint of a history that is abandoned."""
         saved.folder.replace(saved.folder.with_name(f"abandoned-{time.time_ns()}-{saved.folder.name}"))
 
     def bring_back(self) -> None:
@@ -230,7 +223,6 @@ def step_of(name: str) -> int:
 
 
 def replica_folder(folder: Path, replica: int) -> Path:
-    """Return the folder of one of several replicas in a checkpoint."""
     return folder / replica_name(replica)
 
 
@@ -254,12 +246,3 @@ def read_manifest(folder: Path) -> CheckpointManifest:
     if manifest.format != FORMAT:
         raise UserError(f"{path}: format {manifest.format}; this planaria reads format {FORMAT}")
     return manifest
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename inside ``folder`` durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

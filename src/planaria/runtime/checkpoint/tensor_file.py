@@ -29,31 +29,14 @@ _PIECE = 1 << 20
 
 
 def write(
-    file: BinaryIO,
-    tensors: Mapping[str, Tensor],
-    metadata: Mapping[str, str],
-    before: Callable[[str], object] = lambda name: None,
+    file: BinaryIO, specs: Mapping[str, Spec], read: Callable[[str], Tensor], metadata: Mapping[str, str]
 ) -> bytes:
     """Write a file without holding the interpreter lock; return its bytes before the first tensor.
 
-    :param before: called with a tensor's name just before it is written; until then its values may change.
+    :param read: returns a tensor of the specified type and shape just before it is written.
     :raises KeyError: if a tensor's type is not supported.
     :raises OSError: if the disk is full.
     """
-
-    def read(name: str) -> Tensor:
-        before(name)
-        return tensors[name]
-
-    return stream_tensors(
-        file, {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, read, metadata
-    )
-
-
-def stream_tensors(
-    file: BinaryIO, specs: Mapping[str, Spec], read: Callable[[str], Tensor], metadata: Mapping[str, str]
-) -> bytes:
-    """Write tensors as :func:`write`, each from ``read`` when it is due."""
     head, spans = layout(specs, metadata)
     _require_room(file, len(head) + max((end for _, end in spans.values()), default=0))
     file.write(head)

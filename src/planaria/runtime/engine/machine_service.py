@@ -17,9 +17,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from planaria.common.address import REACHABLE, Reach
 from planaria.common.documents import first_error, refuse_nul
-from planaria.common.errors import RunStopped, UserError
-from planaria.common.exit_codes import exit_code
+from planaria.common.errors import RunStopped, UserError, exit_code
 from planaria.common.logs import from_environment
 from planaria.common.signals import STOPS, interrupt_on_stop
 from planaria.common.stdio import Notify
@@ -35,7 +35,6 @@ from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE, RunAddress, read_ke
 from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool
 from planaria.runtime.prediction.memory import require_room
 from planaria.runtime.preparation.requirements import device_needs
-from planaria.runtime.transport.reachability import REACHABLE, Reach
 from planaria.runtime.worker.setup import SETUP, Setup
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from planaria.common.address import Reach
 from planaria.common.logs import from_environment
 from planaria.config.names import WorkerId
 from planaria.config.schema import RunConfig
@@ -27,7 +28,6 @@ from planaria.runtime.fleet.local import devices_here, worker_host
 from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, start_supervisor
 from planaria.runtime.preparation.requirements import device_needs, require_answers
 from planaria.runtime.preparation.run_folders import SCHEDULE
-from planaria.runtime.transport.reachability import Reach
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker import process
 from planaria.runtime.worker.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup

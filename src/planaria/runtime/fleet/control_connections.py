@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from planaria.common.address import Reach, listening
 from planaria.runtime.fleet.base import MAX_ORDER_BYTES
 from planaria.runtime.transport.channel import SILENT_PEER_S, ChannelClosed, SecureChannel, keep_alive, wait_for
 from planaria.runtime.transport.listener import (
@@ -27,7 +28,6 @@ from planaria.runtime.transport.listener import (
     greeting,
     parse_greeting,
 )
-from planaria.runtime.transport.reachability import Reach, listening
 from planaria.runtime.transport.relay import Relay
 from planaria.runtime.transport.secure import prepare
 

@@ -31,7 +31,7 @@ from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
 from planaria.runtime.fleet.joining import ConnectionClosing, publish_run_address
 from planaria.runtime.fleet.remote import HostReportQueue, Lost, RemoteFleet, Spawned, Unreturned
 from planaria.runtime.fleet.spawner import START_S
-from planaria.runtime.transport.listener import ConnectingPeer, answers
+from planaria.runtime.transport.listener import ConnectingPeer, no_answer
 
 _MAX_MACHINES = 64
 """maximum number of machines at the same time"""
@@ -226,7 +226,7 @@ class JoinedMachines:
         if request.version != planaria.__version__:
             advice = "install the same on both"
             raise UserError(f"{label} has planaria {request.version}, the run {planaria.__version__}: {advice}")
-        reachable = not request.at or answers(request.at, self.key)
+        reachable = not (request.at and no_answer(request.at, self.key))
         with self._guarded:
             if len(self._machines) >= _MAX_MACHINES:
                 raise UserError(f"{_MAX_MACHINES} machines have joined already; try again later")

@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 import planaria
+from planaria.common.address import REACHABLE, Reach, listening
 from planaria.common.documents import first_error
 from planaria.common.errors import UserError
 from planaria.common.stdio import Notify
@@ -25,7 +26,6 @@ from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
 from planaria.runtime.fleet.joining import RunAddress
 from planaria.runtime.fleet.process_pool import ProcessPool
 from planaria.runtime.transport.listener import MACHINE, listen
-from planaria.runtime.transport.reachability import REACHABLE, Reach, listening
 from planaria.runtime.transport.secure import StrangerError
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, cast
 
-from planaria.common.errors import UserError, install
+from planaria.common.errors import UserError, install_command
 from planaria.common.signals import STOPS
 from planaria.config import consent
 from planaria.config.schema import FleetConfig
@@ -41,7 +41,7 @@ try:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 except ImportError as error:
     raise UserError(
-        f"fleet.kind = 'ray': Ray cannot be imported ({error}); install it with: {install('ray')}"
+        f"fleet.kind = 'ray': Ray cannot be imported ({error}); install it with: {install_command('ray')}"
     ) from None
 
 _ROOM_S = 30

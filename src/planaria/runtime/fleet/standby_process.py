@@ -11,7 +11,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from planaria.common.exit_codes import exit_code
+from planaria.common.errors import exit_code
 from planaria.common.signals import describe_exit
 from planaria.runtime.fleet.process import WorkerProcess, activity, outlive_parent
 

@@ -14,7 +14,7 @@ from planaria.models.optimizers import make_optimizer
 from planaria.pipeline.network.costs import FP32_BYTES
 from planaria.runtime.fleet.devices import ON_CPUS, DeviceNeeds
 from planaria.runtime.prediction.layer_division import LayerCost
-from planaria.runtime.transport.listener import answers
+from planaria.runtime.transport.listener import no_answer
 from planaria.runtime.transport.secure import NO_PROC
 
 
@@ -138,7 +138,7 @@ def _require_relays(fleet: FleetConfig) -> None:
 def require_answers(fleet: FleetConfig, key: bytes) -> None:
     """Raise UserError for a relay that does not answer."""
     for name, relay in fleet.relays.items():
-        if not answers(relay.at, key):
+        if no_answer(relay.at, key):
             raise UserError(
                 f"fleet.relays.{name}.at = {relay.at!r}: no relay with the run's key answers; start `planaria "
                 "network relay --key-file FILE` there, with a copy of the file fleet.key"

@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 from torch import Tensor
 
@@ -36,12 +36,18 @@ class ChannelClosed(Exception):
     """The other end has closed the channel, or vanished."""
 
 
-class Channel(Protocol):
+class Channel(ABC):
     """The connection of an edge. Methods do not block, except for another thread's call."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._end, self._threshold = end, 1
 
     def fileno(self) -> int:
         """Return the descriptor for polling."""
+        return self._end.fileno()
 
+    @abstractmethod
     def read_some(self, view: memoryview) -> int | None:
         """Read at most ``view`` (bytes); return None if there is no data.
 
@@ -51,10 +57,16 @@ class Channel(Protocol):
 
     def expect(self, size: int) -> None:
         """Set the least number of bytes still to come, so that polling need not report each part."""
+        threshold = _WORTH_READING if size >= _WORTH_READING else 1
+        if threshold != self._threshold:
+            self._end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, threshold)
+            self._threshold = threshold
 
     def unseen(self) -> bool:
         """Return whether data was taken from the socket but not read; polling does not report it."""
+        return False
 
+    @abstractmethod
     def write_some(self, view: memoryview, then: memoryview) -> int:
         """Send as much of both (bytes) as possible; return the number of bytes.
 
@@ -63,53 +75,47 @@ class Channel(Protocol):
 
     def share(self, tensor: Tensor) -> SharedSlot | None:
         """Share the slot of this process's ring that holds a tensor, if the other end can read it."""
+        return None
 
     def shared(self, header: TensorHeader) -> Tensor:
         """Return the tensor of a frame that names a slot of the other end's ring.
 
         :raises WireError: if the other end shares no such slot.
         """
+        raise WireError(f"a frame names slot {header.slot} of a ring that is not shared")
 
-    def expire(self) -> None:
+    def expire(self) -> None:  # noqa: B027 (only channels with a ring have slots)
         """Release shared slots after a while, read or not, because the edge was abandoned."""
 
+    @abstractmethod
     def shut_down(self) -> None:
         """Shut the connection down for both ends; :meth:`close` must follow."""
 
+    @abstractmethod
     def close(self) -> None: ...
 
 
-class LocalChannel:
+class LocalChannel(Channel):
     """A channel between processes of one machine; large tensors may be in shared memory."""
 
     def __init__(self, raw: socket.socket, ring: Ring | None = None, theirs: RingReader | None = None) -> None:
         """``ring``: this process's, if the other end reads it; ``theirs``: the other end's."""
-        raw.setblocking(False)
-        self._raw, self._threshold = raw, 1
+        super().__init__(raw)
         self._ring, self._theirs = ring, theirs
         self._shares = dict[int, SharedSlot]()
-        self.fileno = raw.fileno
 
     def read_some(self, view: memoryview) -> int | None:
         try:
-            got = self._raw.recv_into(view)
+            got = self._end.recv_into(view)
         except BlockingIOError:
             return None
         if not got:
             raise ChannelClosed("closed by the other end")
         return got
 
-    def expect(self, size: int) -> None:
-        if (threshold := _threshold(size)) != self._threshold:
-            self._raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, threshold)
-            self._threshold = threshold
-
-    def unseen(self) -> bool:
-        return False
-
     def write_some(self, view: memoryview, then: memoryview) -> int:
         try:
-            return self._raw.sendmsg((view, then))
+            return self._end.sendmsg((view, then))
         except BlockingIOError:
             return 0
 
@@ -120,9 +126,7 @@ class LocalChannel:
         return share
 
     def shared(self, header: TensorHeader) -> Tensor:
-        if self._theirs is None:
-            raise WireError(f"a frame names slot {header.slot} of a ring that is not shared")
-        return self._theirs.tensor(header)
+        return super().shared(header) if self._theirs is None else self._theirs.tensor(header)
 
     def expire(self) -> None:
         for share in list(self._shares.values()):
@@ -131,25 +135,21 @@ class LocalChannel:
 
     def shut_down(self) -> None:
         with contextlib.suppress(OSError):  # already broken
-            self._raw.shutdown(socket.SHUT_RDWR)
+            self._end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.shut_down()
-        self._raw.close()
+        self._end.close()
         self.expire()
 
 
-class SecureChannel:
+class SecureChannel(Channel):
     """A channel between machines. OpenSSL allows one thread at a time; no call blocks inside it."""
 
     def __init__(self, tls: ssl.SSLSocket) -> None:
-        tls.setblocking(False)
+        super().__init__(tls)
         self._tls = tls
         self._turn = threading.Lock()
-        self._threshold = 1
-
-    def fileno(self) -> int:
-        return self._tls.fileno()
 
     def read_some(self, view: memoryview) -> int | None:
         with self._turn:
@@ -164,10 +164,7 @@ class SecureChannel:
         return got
 
     def expect(self, size: int) -> None:
-        # OpenSSL may hold a part of the next record.
-        if (threshold := _threshold(size - _RECORD)) != self._threshold:
-            self._tls.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, threshold)
-            self._threshold = threshold
+        super().expect(size - _RECORD)  # OpenSSL may hold a part of the next record
 
     def unseen(self) -> bool:
         with self._turn:
@@ -213,15 +210,6 @@ class SecureChannel:
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return 0
 
-    def share(self, tensor: Tensor) -> SharedSlot | None:
-        return None
-
-    def expire(self) -> None:
-        """Do nothing: other machines read no ring."""
-
-    def shared(self, header: TensorHeader) -> Tensor:
-        raise WireError(f"a frame names slot {header.slot} of a ring on another machine")
-
     def shut_down(self) -> None:
         cut_off(self._tls)
 
@@ -245,11 +233,6 @@ def wait_for(end: Channel, event: int, patience_s: float | None = None) -> bool:
         if poll.poll(1000 * min(remaining_s, _SLICE_S)):
             return True
     return False
-
-
-def _threshold(size: int) -> int:
-    """Return the bytes that must be available before polling reports them, if ``size`` are to come."""
-    return _WORTH_READING if size >= _WORTH_READING else 1
 
 
 def keep_alive(tls: ssl.SSLSocket) -> None:

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from planaria.common.address import REACHABLE, Reach
 from planaria.runtime.transport.channel import Channel, ChannelClosed
 from planaria.runtime.transport.emulated_link import EmulatedLink
 from planaria.runtime.transport.inbox import Inbox
@@ -75,8 +76,6 @@ class EdgeOpened:
 
 @dataclass(frozen=True)
 class FrameArrived:
-    """A validated frame."""
-
     edge: EdgeEnd
     header: TensorHeader
     payload: Tensor
@@ -187,11 +186,10 @@ class Edge(EdgeEnd):
     def _frame(self, label: Label, payload: Tensor) -> tuple[memoryview, memoryview]:
         """Return the bytes to write: a header, and its payload unless that is in a ring."""
         header = TensorHeader(label, payload.dtype, payload.shape, time.monotonic())
-        raw = pack(header)
         share = self._channel.share(payload) if self._channel is not None and in_ring(label) else None
         if share is not None:
             return memoryview(pack(header._replace(slot=share.slot, ticket=share.ticket))), _IN_RING
-        return memoryview(raw), as_bytes(payload)
+        return memoryview(pack(header)), as_bytes(payload)
 
     def flush_deferred(self) -> None:
         """Send low-priority frames without limit, since there are no others."""
@@ -243,7 +241,11 @@ class Edge(EdgeEnd):
         try:
             # Frames sent before the edge was abandoned (a transferred state) must still go out.
             channel = self._port.reach(
-                spec.at, spec.relay_address, spec.link_id, spec.open_timeout_s, self._is_finished
+                spec.at,
+                spec.relay_address,
+                spec.link_id,
+                spec.open_timeout_s,
+                given_up=lambda: self._abandoned and not self._unsent,
             )
         except PeerUnreachable as error:
             if not self._abandoned:
@@ -260,10 +262,6 @@ class Edge(EdgeEnd):
         with self._sending:  # requests from before it was watched
             if not self._over and (self._unsent or self._later or self._abandoned):
                 self._inbox.watch_writable(self, True)
-
-    def _is_finished(self) -> bool:
-        """Return whether the edge was abandoned and has nothing left to send."""
-        return self._abandoned and not self._unsent
 
     def _send_on(self, channel: Channel) -> bool:
         """Send without blocking; return whether nothing is left. The reader detects a broken connection."""
@@ -329,7 +327,6 @@ class Edge(EdgeEnd):
         return as_bytes(self._payload)
 
     def _process_frame(self, header: TensorHeader) -> None:
-        """Process a complete frame."""
         if isinstance(header.label, Ack):
             with self._sending:
                 self._later.on_ack()
@@ -379,22 +376,12 @@ class Edge(EdgeEnd):
             self._inbox.deliver(item, due)
 
 
-class SocketTransport:
+class SocketTransport(Port):
     """The transport of a worker with its own process."""
 
-    def __init__(self, port: Port, inbox: Inbox) -> None:
-        self.port, self._inbox = port, inbox
-
-    @property
-    def address(self) -> str:
-        return self.port.address
-
-    @property
-    def trouble(self) -> str:
-        return self.port.trouble
+    def __init__(self, inbox: Inbox, host: str, key: bytes, reach: Reach = REACHABLE) -> None:
+        super().__init__(host, key, reach)
+        self._inbox = inbox
 
     def edge(self, spec: EdgeSpec) -> Edge:
-        return Edge(spec, self.port, self._inbox)
-
-    def partition(self, seconds: float) -> None:
-        self.port.partition(seconds)
+        return Edge(spec, self, self._inbox)

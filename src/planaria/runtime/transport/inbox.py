@@ -17,8 +17,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import Empty
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 _GRACE_S = 0.002
 """time (s) that the owner may be busy before the inbox's thread takes over"""
@@ -52,12 +53,6 @@ class InboxQueue(Protocol):
     def pending(self) -> bool: ...
 
 
-class _Act(NamedTuple):
-    """A scheduled call among the items."""
-
-    act: Callable[[], None]
-
-
 class _Times(ctypes.Structure):
     """struct itimerspec: interval and time, in seconds and nanoseconds; zero disarms the timer."""
 
@@ -79,11 +74,9 @@ class Alarm:
         _settime(self._handle, 0, self._set, None)
 
     def clear(self) -> None:
-        """Stop the timer."""
         _settime(self._handle, 0, self._off, None)
 
     def wait(self) -> None:
-        """Wait until the timer has expired."""
         os.read(self._handle, 8)
 
     def __del__(self) -> None:
@@ -96,8 +89,8 @@ class Inbox:
 
     def __init__(self) -> None:
         self._items: deque[Any] = deque()
-        self._held: list[tuple[float, int, Any]] = []
-        """a heap of items that are not due yet"""
+        self._held: list[tuple[float, int, Callable[[], None]]] = []
+        """a heap of calls that are not due yet"""
         self._count = itertools.count()
         self._served: dict[int, InboxClient] = {}
         self._epoll, self._wakeup = select.epoll(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -125,16 +118,19 @@ class Inbox:
         Call it only from :meth:`InboxClient.serve`.
         """
         if due > time.monotonic() or (due and self._held):  # keeps the order
-            heapq.heappush(self._held, (due, next(self._count), item))
+            self._hold(partial(self._items.append, item), due)
         else:
             self._items.append(item)
 
     def call(self, act: Callable[[], None], due: float) -> None:
         """Call ``act`` when it is ``due`` (monotonic seconds), or now. Call it only from :meth:`InboxClient.serve`."""
         if due > time.monotonic():
-            heapq.heappush(self._held, (due, next(self._count), _Act(act)))
+            self._hold(act, due)
         else:
             act()
+
+    def _hold(self, act: Callable[[], None], due: float) -> None:
+        heapq.heappush(self._held, (due, next(self._count), act))
 
     def get(self, timeout: float | None = None) -> Any:
         """Return the next item; raise Empty if there is none after ``timeout`` seconds. Only the owner calls this."""
@@ -230,12 +226,7 @@ class Inbox:
             elif (served := self._served.get(handle)) is not None:
                 served.serve()
         while self._held and self._held[0][0] <= time.monotonic():
-            item = heapq.heappop(self._held)[2]
-            if isinstance(item, _Act):
-                item.act()
-            else:
-                self._items.append(item)
+            heapq.heappop(self._held)[2]()
 
     def _wake(self) -> None:
-        """Wake the thread that serves the edges."""
         os.eventfd_write(self._wakeup, 1)

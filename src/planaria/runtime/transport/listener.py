@@ -20,9 +20,9 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from planaria.common.address import host_port
 from planaria.common.documents import first_error
 from planaria.common.errors import UserError
-from planaria.runtime.transport.reachability import host_port
 from planaria.runtime.transport.secure import StrangerError, begin, cut_off, prove, read_exactly
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,6 @@ _CALLER: TypeAdapter[ConnectingPeer] = TypeAdapter(ConnectingPeer)
 
 
 def greeting(worker: str, incarnation: int) -> bytes:
-    """Return this process's greeting."""
     return json.dumps(ConnectingPeer(worker, incarnation, os.getpid())).encode()
 
 
@@ -69,7 +68,6 @@ PROBE_S = 3.0
 _AGAIN_S = 0.05
 """seconds between attempts without a free descriptor"""
 
-
 OnGreeting = Callable[[bytes, ssl.SSLSocket], None]
 """called with a caller's greeting and connection, in a separate thread"""
 
@@ -87,8 +85,6 @@ class EdgeListener:
         self._key, self._on_greeting = key, on_greeting
         self._unproven: dict[ssl.SSLSocket, float] = {}
         self._guarded = threading.Lock()
-        self._reserve: socket.socket | None = socket.socket()
-        """a spare descriptor, to accept and reject a caller when there is no other"""
         self._over = False
         threading.Thread(target=self._serve, name="listener", daemon=True).start()
 
@@ -114,40 +110,13 @@ class EdgeListener:
                 raw, _ = self._server.accept()
             except OSError:
                 if self._over:
-                    break
-                self._short_of_descriptors()
+                    return
+                time.sleep(_AGAIN_S)
                 continue
-            self._admit(raw)
-        if self._reserve is not None:
-            self._reserve.close()
-
-    def _admit(self, raw: socket.socket) -> None:
-        try:
-            threading.Thread(target=self._greet, args=(self._begin(raw),), name="greeting", daemon=True).start()
-        except (OSError, RuntimeError):  # already broken, or no thread available
-            raw.close()
-
-    def _short_of_descriptors(self) -> None:
-        """Reject one caller, since no descriptor is free or the caller has left; accept it if there is one again."""
-        if self._reserve is not None:
-            self._reserve.close()
-            self._reserve = None
-        raw = None
-        with contextlib.suppress(OSError):
-            self._server.settimeout(_AGAIN_S)
-            raw = self._server.accept()[0]
-        with contextlib.suppress(OSError):
-            self._server.settimeout(None)
-        with contextlib.suppress(OSError):
-            self._reserve = socket.socket()
-        if raw is not None and self._reserve is not None:
-            self._admit(raw)
-            return
-        if raw is not None:
-            raw.close()
-        with contextlib.suppress(OSError):
-            self._reserve = self._reserve or socket.socket()
-        time.sleep(_AGAIN_S)
+            try:
+                threading.Thread(target=self._greet, args=(self._begin(raw),), name="greeting", daemon=True).start()
+            except (OSError, RuntimeError):  # already broken, or no thread available
+                raw.close()
 
     def _begin(self, raw: socket.socket) -> ssl.SSLSocket:
         """Add a new connection to the unproven ones, closing the oldest if there are too many."""
@@ -161,11 +130,13 @@ class EdgeListener:
         return stranger
 
     def _greet(self, caller: ssl.SSLSocket) -> None:
-        """Authenticate a caller, read its greeting, and pass it on."""
         try:
             until = time.monotonic() + GREETING_S
             prove(caller, self._key, GREETING_S)
-            greeting = read_greeting(caller, until)
+            length = int.from_bytes(read_exactly(caller, 2, until), "big")
+            if length > MAX_GREETING_BYTES:
+                raise OSError(f"a greeting of {length} bytes")
+            greeting = read_exactly(caller, length, until)
         except (StrangerError, OSError, ValueError) as error:  # ValueError: it was closed meanwhile
             log.debug("rejected a connection to port %d: %s", self.port, cause(error))
             caller.close()
@@ -246,11 +217,6 @@ def _connect_once(address: str, seconds: float) -> socket.socket:
         raise OSError(f"{address[:100]!r} is not HOST:PORT ({error})") from None
 
 
-def answers(address: str, key: bytes, seconds: float = PROBE_S) -> bool:
-    """Return whether a member of the run listens at ``address`` (HOST:PORT), as seen from here."""
-    return not no_answer(address, key, seconds)
-
-
 def no_answer(address: str, key: bytes, seconds: float = PROBE_S) -> str:
     """Return why this machine gets no answer from the run at ``address`` (HOST:PORT), or an empty string if it gets
     one.
@@ -287,14 +253,3 @@ def has_disconnected(tls: ssl.SSLSocket) -> bool:
         return False
     except OSError:
         return True
-
-
-def read_greeting(tls: ssl.SSLSocket, until: float) -> bytes:
-    """Read a caller's greeting: two bytes of length, then the text.
-
-    :raises OSError: if it is too long, or incomplete at ``until`` (monotonic seconds).
-    """
-    length = int.from_bytes(read_exactly(tls, 2, until), "big")
-    if length > MAX_GREETING_BYTES:
-        raise OSError(f"a greeting of {length} bytes")
-    return read_exactly(tls, length, until)

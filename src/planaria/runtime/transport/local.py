@@ -28,7 +28,6 @@ class LocalInbox:
         """timeout in seconds of the current :meth:`get`, and whether the fleet has declared it expired"""
 
     def put(self, item: Any) -> None:
-        """Add an item."""
         self._items.append(item)
 
     def get(self, timeout: float | None = None) -> Any:
@@ -47,11 +46,9 @@ class LocalInbox:
         return self._items.popleft()
 
     def empty(self) -> bool:
-        """Return whether the queue is empty."""
         return not self._items
 
     def pending(self) -> bool:
-        """Return whether the queue holds an item."""
         return bool(self._items)
 
 
@@ -75,7 +72,7 @@ class Rendezvous:
 
     def leave(self, inbox: LocalInbox) -> None:
         """Remove the waiting ends of a dead worker, identified by its inbox."""
-        self._waiting = {name: end for name, end in self._waiting.items() if not end.belongs_to(inbox)}
+        self._waiting = {name: end for name, end in self._waiting.items() if end._inbox is not inbox}
 
 
 @dataclass(frozen=True)
@@ -109,14 +106,9 @@ class LocalEdge(EdgeEnd):
         self.broken = False
 
     def pair_with(self, peer: LocalEdge) -> None:
-        """Connect to the other end."""
         self._other = peer
         if not self._over:
             self._inbox.put(EdgeOpened(self, 0.0))
-
-    def belongs_to(self, inbox: LocalInbox) -> bool:
-        """Return whether this end delivers to ``inbox``."""
-        return self._inbox is inbox
 
     def flush(self) -> None:
         """Deliver frames that were sent before the other end connected, also from an abandoned end."""

@@ -75,7 +75,6 @@ class Outgoing:
         return memoryview(pack(TensorHeader(Piece(), torch.uint8, (len(piece),), now))), piece
 
     def clear(self) -> None:
-        """Discard all frames."""
         self._frames.clear()
 
     def __bool__(self) -> bool:

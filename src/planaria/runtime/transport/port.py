@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
 
+from planaria.common.address import REACHABLE, RELAY, Reach, dial_addresses, listening
 from planaria.runtime.transport.channel import Channel, channel
 from planaria.runtime.transport.listener import GREETING_S, connect, has_disconnected, listen
-from planaria.runtime.transport.reachability import REACHABLE, RELAY, Reach, dial_addresses, listening
 from planaria.runtime.transport.relay import READY, End, end_greeting
 from planaria.runtime.transport.ring import Rings
 from planaria.runtime.transport.secure import StrangerError, prepare

@@ -39,7 +39,6 @@ End = Literal["waits", "calls"]
 
 
 def end_greeting(edge: str, end: End) -> bytes:
-    """Return an end's greeting to the relay."""
     return greeting(f"{end} {edge}", CALLED_FOR)
 
 

@@ -46,8 +46,6 @@ PageLock = Callable[[int, int], Callable[[], None]]
 
 
 class RingSize(NamedTuple):
-    """Size of a ring."""
-
     slots: int
     slot_bytes: int
 

@@ -51,7 +51,6 @@ class StrangerError(Exception):
 
 
 def new_key() -> bytes:
-    """Return a random key for a run."""
     return secrets.token_bytes(KEY_BYTES)
 
 
@@ -200,16 +199,14 @@ def _connect_here(tls: ssl.SSLSocket) -> socket.socket | None:
     nonce = read_exactly(tls, _NONCE_BYTES)
     if nonce == _NO_NONCE:
         return None
-    met = _connect_once(_meeting_name(nonce, *_ends(tls)))
+    met, agreed = _connect_once(_meeting_name(nonce, *_ends(tls))), False
     try:
         tls.sendall(_MET if met is not None else _APART)
-        if read_exactly(tls, 1) == _MET and met is not None:
-            result, met = met, None
-            return result
-        return None
+        agreed = read_exactly(tls, 1) == _MET
     finally:
-        if met is not None:
+        if met is not None and not agreed:
             met.close()
+    return met if agreed else None
 
 
 def _connect_once(name: bytes) -> socket.socket | None:

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,45 +26,22 @@ SLOTS = 8
 """slots of a worker's ring; a tensor without a free slot goes through the socket"""
 
 
-class DeviceEvent(Protocol):
-    """A point in a device's work."""
-
-    def query(self) -> bool:
-        """Return whether it has passed."""
-
-    def synchronize(self) -> None:
-        """Wait until it has passed."""
-
-
-class Copier(Protocol):
-    """Starts copies; they run asynchronously."""
-
-    def down(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
-        """Start to copy a device's tensor once it is computed; return the host tensor and the completion event."""
-
-    def up(self, host: Tensor) -> tuple[Tensor, DeviceEvent]:
-        """Start to copy to the device; return the device tensor and the completion event."""
-
-    def join(self, tensor: Tensor) -> None:
-        """Let later work of the caller on the device wait for ``tensor``, a copy of :meth:`up`."""
-
-
 class _Down(NamedTuple):
     tensor: Tensor
     host: Tensor
-    event: DeviceEvent
+    event: torch.cuda.Event
     then: Callable[[Tensor], None]
 
 
 class Staging:
     """The copies of one worker. Its main thread calls the methods; a separate thread delivers."""
 
-    def __init__(self, copier: Copier, depth: int = DEPTH) -> None:
+    def __init__(self, copier: Cuda, depth: int = DEPTH) -> None:
         self._copier, self._depth = copier, depth
         self._down: deque[_Down] = deque()
         self._dropped = 0
         """number of leftmost copies that will not be delivered"""
-        self._up: deque[tuple[Tensor, DeviceEvent]] = deque()
+        self._up: deque[tuple[Tensor, torch.cuda.Event]] = deque()
         self._changed = threading.Condition()
         self._failed: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -88,7 +65,7 @@ class Staging:
 
     def receive(self, host: Tensor) -> Tensor:
         """Start to copy to the device; call :meth:`join` before using the result."""
-        while self._up and (len(self._up) >= self._depth or self._up[0][1].query()):
+        while self._up and (len(self._up) >= self._depth or self._up[0][1].query()):  # type: ignore[no-untyped-call]
             self._up[0][1].synchronize()
             self._up.popleft()
         tensor, event = self._copier.up(host)
@@ -96,7 +73,6 @@ class Staging:
         return tensor
 
     def join(self, tensor: Tensor) -> Tensor:
-        """Let later work on the device wait for a received tensor."""
         self._copier.join(tensor)
         return tensor
 
@@ -155,7 +131,8 @@ class Cuda:
         self._room = room
         self._down, self._up = (torch.cuda.Stream() for _ in range(2))  # type: ignore[no-untyped-call]
 
-    def down(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
+    def down(self, tensor: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+        """Start to copy a tensor once it is computed; return the host tensor and the completion event."""
         room = self._room(tensor.nbytes)
         host = (pinned(tensor.nbytes) if room is None else room).view(tensor.dtype).view(tensor.shape)
         self._down.wait_stream(torch.cuda.current_stream())
@@ -163,11 +140,13 @@ class Cuda:
             host.copy_(tensor, non_blocking=True)
             return host, self._down.record_event()
 
-    def up(self, host: Tensor) -> tuple[Tensor, DeviceEvent]:
+    def up(self, host: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+        """Start to copy to the device; return the device tensor and the completion event."""
         with torch.cuda.stream(self._up):  # allocates from this stream, so that no computation uses the memory
             return host.to("cuda", non_blocking=True), self._up.record_event()
 
     def join(self, tensor: Tensor) -> None:
+        """Let later work on the device wait for a tensor of :meth:`up`."""
         stream = torch.cuda.current_stream()
         stream.wait_stream(self._up)
         tensor.record_stream(stream)

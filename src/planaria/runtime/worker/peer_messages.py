@@ -94,7 +94,7 @@ class PeerMessages:
         model, pipeline = setup.config.model, setup.config.pipeline
         codec, shape = make_model_codec(model, pipeline), (pipeline.microbatch_size, model.context, model.dim)
         if setup.config.train.device == "cuda" and isinstance(transport, SocketTransport):
-            self.staging, transport.port.rings = with_cuda(codec.bytes(shape))
+            self.staging, transport.rings = with_cuda(codec.bytes(shape))
         land = None if self.staging is None else self.staging.receive
         self.frames_in = ReceivedFrames(codec, shape, land)
         self.wait_timeout = WaitTimeout(setup.config.fleet.timeout_s)

@@ -15,7 +15,6 @@ from planaria.runtime.fleet.failover_connection import FailoverConnection
 from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport
 from planaria.runtime.transport.inbox import Inbox
-from planaria.runtime.transport.port import Port
 from planaria.runtime.worker.control_link import ControlLink
 from planaria.runtime.worker.log_file import begin_log
 from planaria.runtime.worker.setup import Setup
@@ -31,7 +30,7 @@ def main(setup: Setup, connection: WorkerConnection, name: str, incarnation: int
     inbox = Inbox()
     control_link = ControlLink(connection, setup.config.fleet.heartbeat_s, inbox=inbox)
     host = connection.own_address if isinstance(connection, BlockingConnection | FailoverConnection) else setup.host
-    transport = SocketTransport(Port(host, setup.key, setup.reach), inbox)
+    transport = SocketTransport(inbox, host, setup.key, setup.reach)
     control_link.trouble = lambda: transport.trouble
     began = time.monotonic()
     # No variable here may refer to the runner: this function never returns, so its memory would stay occupied.

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from planaria.common.address import REACHABLE, Reach
 from planaria.common.logs import DEFAULT, LogSettings
 from planaria.config.bounds import Natural
 from planaria.config.names import NamedPath
 from planaria.config.schema import RunConfig
-from planaria.runtime.transport.reachability import REACHABLE, Reach
 
 # names of the run's folders for remote access (``runtime/fleet/files.py``)
 RUN = "run"

@@ -130,7 +130,7 @@ class Worker:
             self.setup = replace(self.setup, files=address)
             self._saver.use(StageFiles(self.setup, self.assignment.worker))
         if isinstance(self.transport, SocketTransport):
-            self.transport.port.use_relay(address)
+            self.transport.use_relay(address)
         log.info("the controller at %s leads now", address)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planaria.common.documents import quote
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.data.records import without_surrogates
 from planaria.swarm.tasks import records
 from planaria.swarm.tasks.records import TaskRecord
@@ -128,7 +128,7 @@ def _fold(text: str) -> str:
 def _parse_question(record: TaskRecord) -> Question:
     for key in record.fields:
         if key not in FIELDS:
-            raise UserError(f"{record.location}: unknown field {quote(key)}; {nearest(key, FIELDS)}")
+            raise UserError(f"{record.location}: unknown field {quote(key)}; {suggestion(key, FIELDS)}")
     text = _parse_text(record, "question", record.text("question"))
     options = _parse_options(record)
     answer = record.text("answer")

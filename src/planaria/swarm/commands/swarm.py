@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from planaria.common.errors import RunStopped, UserError, nearest
+from planaria.common.errors import RunStopped, UserError, suggestion
 from planaria.config import kinds, recipe
 from planaria.config.names import require_name
 from planaria.config.registry import blame_custom_code
@@ -187,7 +187,7 @@ def show_completions(run: Path, peer: str, wanted: CompletionFilter) -> None:
     config = run_config(run)
     peers = sorted(path.name for path in (run / PEERS).iterdir() if (path / SAMPLES).is_file())
     if peer not in peers:
-        raise UserError(f"{run} has no records of peer {peer!r}; {nearest(peer, peers)}")
+        raise UserError(f"{run} has no records of peer {peer!r}; {suggestion(peer, peers)}")
     names = {
         record.id: path.name
         for path in (run / PEERS).iterdir()
@@ -197,7 +197,7 @@ def show_completions(run: Path, peer: str, wanted: CompletionFilter) -> None:
     lines = list(read_samples(run / PEERS / peer / SAMPLES))
     sources = {name for line in lines for name in (names.get(line.peer), line.peer) if name}
     if wanted.source is not None and wanted.source not in sources:
-        raise UserError(f"--source {wanted.source}: sent {peer} nothing; {nearest(wanted.source, sorted(sources))}")
+        raise UserError(f"--source {wanted.source}: sent {peer} nothing; {suggestion(wanted.source, sorted(sources))}")
     rounds = sorted({line.round for line in lines})
     if rounds and wanted.round is not None and wanted.round not in rounds:
         raise UserError(f"--round {wanted.round}: {peer} recorded rounds {rounds[0]} to {rounds[-1]}; choose one")

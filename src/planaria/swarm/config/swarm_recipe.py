@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planaria.common import documents
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.config import kinds, recipe
 from planaria.runtime.preparation import run_folders
 from planaria.swarm.attacks import ATTACKS, HONEST, measured_attack
@@ -43,7 +43,7 @@ def check_peers(config: SwarmConfig, location: str) -> SwarmConfig:
     """Return ``config`` if all its peers' configurations are valid; UserError otherwise."""
     for name in config.peers:
         if name not in peer_names(config):
-            raise UserError(f"{location}: peers.{name}: there is no such peer; {nearest(name, peer_names(config))}")
+            raise UserError(f"{location}: peers.{name}: there is no such peer; {suggestion(name, peer_names(config))}")
     if config.task.reward == CONSENSUS and not {"lr"} & _explicit_settings(config, "optim"):
         raise UserError(
             f"{location}: task.reward = 'consensus': set a learning rate (optim.lr): too large an update makes peers "

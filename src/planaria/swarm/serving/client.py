@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from planaria.common import documents
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.common.printing import printable_line
 from planaria.swarm.config.policy_config import PolicyConfig
 from planaria.swarm.policy.base import SampledCompletion
@@ -83,7 +83,7 @@ class Client:
             raise UserError(f"policy.server = {self.url!r}: lists no models; use an OpenAI-compatible server")
         if wanted and wanted not in names:
             raise UserError(
-                f"policy.serving.model = {wanted!r}: the server has no such model; {nearest(wanted, names)}"
+                f"policy.serving.model = {wanted!r}: the server has no such model; {suggestion(wanted, names)}"
             )
         return wanted or names[0]
 

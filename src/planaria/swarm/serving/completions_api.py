@@ -21,8 +21,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from planaria.common import documents
+from planaria.common.documents import read_body
 from planaria.common.errors import UserError
-from planaria.common.request_body import read_body
 from planaria.swarm.audit.censor import BudgetSpent, Censor, LedgerUnusable
 from planaria.swarm.audit.measurement import encode_chat
 from planaria.swarm.policy.base import Policy, SampledCompletion

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from planaria.common.errors import UserError, missing_package, nearest
+from planaria.common.errors import UserError, missing_package, suggestion
 from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import SPACE, Style, parse, same_answer
 from planaria.swarm.tasks.base import BlockTask, TaskProblem
@@ -81,7 +81,7 @@ class Gym(BlockTask):
         except ImportError as error:
             raise missing_package(f"task 'gym:{kind}'", "reasoning-gym", "gym") from error
         if kind not in DATASETS:
-            raise UserError(f"task 'gym:{kind}' is not known; {nearest(kind, set(DATASETS) - set(REFUSED))}")
+            raise UserError(f"task 'gym:{kind}' is not known; {suggestion(kind, set(DATASETS) - set(REFUSED))}")
         self._dataset = create_dataset(kind, seed=SEED, size=self.training + self.held_out)
         self._entry = functools.lru_cache(CACHED)(self._dataset.__getitem__)
 

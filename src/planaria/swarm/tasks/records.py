@@ -15,7 +15,7 @@ from typing import Annotated, BinaryIO, cast
 
 import pydantic
 
-from planaria.common.errors import UserError, nearest
+from planaria.common.errors import UserError, suggestion
 from planaria.data.records import is_jsonl, without_surrogates
 
 MAX_BYTES = 64 << 20
@@ -52,7 +52,7 @@ class TaskRecord:
         """Return the text of a field; UserError if it has none."""
         if field not in self.fields:
             raise UserError(
-                f"{self.location}: no field {field!r} ({nearest(field, self.fields)}); fix or remove the line"
+                f"{self.location}: no field {field!r} ({suggestion(field, self.fields)}); fix or remove the line"
             )
         value = self.fields[field]
         if not isinstance(value, str):
@@ -64,7 +64,7 @@ class TaskRecord:
         if result is None:
             first = spec.partition(".")[0]
             fields = [first] if first in self.fields else self.fields
-            raise UserError(f"{self.location}: no field {spec!r} ({nearest(spec, fields)}); fix or remove the line")
+            raise UserError(f"{self.location}: no field {spec!r} ({suggestion(spec, fields)}); fix or remove the line")
         if isinstance(result, str):
             return without_surrogates(result)
         if isinstance(result, int | float) and not isinstance(result, bool) and (number := plain_digits(result)):

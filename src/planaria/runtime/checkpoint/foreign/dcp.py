@@ -88,8 +88,6 @@ class TensorPart(NamedTuple):
 
 
 class FolderTensor(NamedTuple):
-    """A tensor of the folder."""
-
     dtype: torch.dtype
     shape: tuple[int, ...]
     boxes: tuple[TensorPart, ...]

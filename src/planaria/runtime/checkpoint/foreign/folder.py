@@ -24,6 +24,7 @@ from planaria.models.packing import digest
 from planaria.runtime.checkpoint.cut import CUT
 from planaria.runtime.checkpoint.foreign.names import ModelShapes, NamedTensor
 from planaria.runtime.checkpoint.loading import ParameterState
+from planaria.runtime.checkpoint.stage_file import refuse_link
 
 WEIGHTS = "weights"
 KINDS = (WEIGHTS, *adamw.KEYS)
@@ -35,8 +36,6 @@ Sizes = Sequence[int]
 
 @dataclass(frozen=True)
 class TensorMetadata:
-    """Metadata of a tensor in a folder."""
-
     pieces: int | tuple[int, ...] | None = None
     """number of equal pieces, or sizes of pieces, along dimension 0"""
     vocabulary: bool = False
@@ -223,7 +222,6 @@ def tensor_digest(tensor: Tensor, kind: str, name: str, clock: int | None) -> st
 
 
 def leave_note(folder: Path, note: ExportNote) -> None:
-    """Write the note into the folder."""
     (folder / NOTE).write_text(documents.seal(note), encoding="utf-8")
 
 
@@ -243,12 +241,6 @@ def find_note(folder: Path, model: ModelConfig) -> ExportNote | None:
                 f"{getattr(model, name)}; set model.{name} to the same"
             )
     return note
-
-
-def refuse_link(path: Path) -> None:
-    """Raise UserError if ``path`` is a symbolic link, which may lead out of its folder."""
-    if path.is_symlink():
-        raise UserError(f"{path} is a symbolic link; put what it points to in its place")
 
 
 def file_inside(folder: Path, name: str) -> Path:

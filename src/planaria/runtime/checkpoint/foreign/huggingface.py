@@ -38,7 +38,7 @@ def write(atoms: Sequence[ParameterState], folder: Path, precision: Precision, l
             return shard[key].read(WEIGHTS).to(dtype)
 
         with (folder / name).open("wb") as file:
-            tensor_file.stream_tensors(file, specs, read, huggingface.METADATA)
+            tensor_file.write(file, specs, read, huggingface.METADATA)
     if count > 1:
         total = sum(math.prod(atom.shape) for atom in atoms) * dtype.itemsize
         index = {"metadata": {"total_size": total}, "weight_map": names}

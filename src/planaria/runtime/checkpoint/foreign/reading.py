@@ -73,7 +73,6 @@ class FolderStages:
         return range(self._cut.stages + 1)
 
     def carry_out(self) -> ReadReply:
-        """Write every stage."""
         if self._plan.head is not None:
             self._require_tied(self._plan.head)
         digests = tuple(write_stage(self._to, stage, self._step, self._stage(stage)).sha256 for stage in self._all)
@@ -100,7 +99,6 @@ class FolderStages:
         return StageState(kinds[WEIGHTS], moments, clocks, scales=stage_scales)
 
     def _require_known(self, parts: Mapping[str, Tensor], kind: str, clock: int | None) -> None:
-        """Raise UserError if a tensor differs from the note's digest."""
         digests = {} if self._note is None else self._note.sums
         for name, tensor in parts.items():
             actual, label = tensor_digest(tensor, kind, name, clock), f"{kind} of {name}"

@@ -23,13 +23,13 @@ from planaria.runtime.checkpoint.foreign.folder import (
     TensorMetadata,
     clocks_by_group,
     file_inside,
-    refuse_link,
     step_tensor,
     underlying_error,
     update_count,
 )
 from planaria.runtime.checkpoint.foreign.unpickling import FIX, SubparamShape
 from planaria.runtime.checkpoint.loading import ParameterState
+from planaria.runtime.checkpoint.stage_file import refuse_link
 
 LATEST, OPTIMIZER, STATES = "latest_universal", "optimizer_state.pt", "mp_rank_00_model_states.pt"
 FILES = {WEIGHTS: "fp32.pt"} | {kind: f"{kind}.pt" for kind in adamw.KEYS}
