@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.campaign_runs import SPECIES, SWITCHES, Plain, Run, carry_out, draw
 from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, start, write
 from planaria.common.errors import UserError
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.replay import replay
 from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.checkpoint.loading import load_model

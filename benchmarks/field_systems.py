@@ -241,7 +241,7 @@ class Planaria(System):
         return prove_exactly_once(self._record(folder))
 
     def _record(self, folder: Path) -> RunRecord:
-        from planaria.control.log.logs import read_run
+        from planaria.control.log.reader import read_run
 
         return read_run(folder / "run")
 
@@ -342,7 +342,7 @@ class GroupMembers(Peer):
         return [Command(line, {"PLACE": str(place), "GROUP_PORT": port}) for place in range(self.places)]
 
     def problems(self, folder: Path) -> list[str]:
-        from planaria.control.log.logs import read_run
+        from planaria.control.log.reader import read_run
         from planaria.report.run.sample_ledger import prove_exactly_once
 
         return prove_exactly_once(read_run(folder / "group"))

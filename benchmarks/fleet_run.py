@@ -79,7 +79,7 @@ def run_fleet(
 
     ``around`` may wrap the observer of the run in this folder. The recipe's trackers observe the run if ``tracked``.
     """
-    from planaria.control.log.logs import read_run
+    from planaria.control.log.reader import read_run
     from planaria.faults.trace import Trace
     from planaria.report.observe.progress import NoProgress
     from planaria.report.observe.run_observer import RunObserver

@@ -23,7 +23,7 @@ from planaria.common import quantisation
 from planaria.common.errors import UserError
 from planaria.common.quantisation import encode
 from planaria.config.schema import ModelConfig, OptimConfig, PipelineConfig, RunConfig
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.models.generate import generate
 from planaria.models.gguf import gguf_tokenizer, open_gguf
 from planaria.models.llama_stages import Llama

@@ -17,7 +17,7 @@ import torch
 import planaria
 from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.common.errors import RunStopped, UserError
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.state_file import read_state
 from planaria.models.families import stage_parameters
 from planaria.report.run.stage_peaks import stage_peaks

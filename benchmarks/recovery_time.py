@@ -27,7 +27,7 @@ from benchmarks.fleet_run import (
 from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
 from planaria.cli.commands.chaos import send_signal
 from planaria.common.errors import UserError
-from planaria.config.schema import RunConfig
+from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
@@ -87,7 +87,7 @@ def detect_s() -> float:
     from benchmarks.recovery_time import idle
     from planaria.runtime.worker import process
 
-    fleet = LocalFleet(idle, [process.__name__], heartbeat_s=10.0, missed_heartbeats=6)
+    fleet = LocalFleet(idle, [process.__name__], FleetConfig(heartbeat_s=10.0))
     took = []
     for number in range(_PASSES):
         fleet.spawn(f"w{number}", 1)

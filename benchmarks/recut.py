@@ -20,7 +20,7 @@ from benchmarks.fleet_run import bytes_data
 from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, gaps, run_config, start
 from planaria.common.errors import RunStopped
 from planaria.config.schema import RunConfig
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.run_observer import RunObserver
 from planaria.report.run.sample_ledger import prove_exactly_once

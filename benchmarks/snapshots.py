@@ -23,7 +23,7 @@ from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault
 from planaria.models.optimizers.adamw import KEYS

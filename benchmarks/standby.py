@@ -24,7 +24,7 @@ from planaria.control.apply import apply
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log import state_file
-from planaria.control.log.logs import LogFollower, read_run
+from planaria.control.log.reader import LogFollower, read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.control.state.run import RunState
 from planaria.report.run.sample_ledger import prove_exactly_once

@@ -27,7 +27,7 @@ from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import LogFollower, read_run
+from planaria.control.log.reader import LogFollower, read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.preparation import run_folders

@@ -19,7 +19,7 @@ from planaria.cli.serving import read_token
 from planaria.common import documents
 from planaria.common.documents import read_body
 from planaria.common.errors import UserError
-from planaria.control.log.logs import identity
+from planaria.control.log.reader import identity
 from planaria.runtime.fleet.joining import read_key, read_run_address
 
 

@@ -24,8 +24,14 @@ from planaria.control.facts.events import (
     RoundWaitExpired,
     StageReady,
 )
-from planaria.control.log.former_lines import FIELDS, INNER_FIELDS, KINDS, VALUES
-from planaria.control.log.line_format import head_of, parse_line
+from planaria.control.log.line_format import (
+    FORMER_FIELDS,
+    FORMER_INNER_FIELDS,
+    FORMER_KINDS,
+    FORMER_VALUES,
+    head_of,
+    parse_line,
+)
 from planaria.exchange.registry import EXCHANGES
 from planaria.exchange.robust.rules import RULES
 from planaria.runtime.checkpoint.stage_file import StageLabel
@@ -67,12 +73,12 @@ def test_the_head_of_an_old_line_names_the_present_kind() -> None:
 
 def test_old_names_lead_to_present_ones() -> None:
     classes = {get_args(c.model_fields["kind"].annotation)[0]: c for c in (*facts_of(Event), *facts_of(Decision))}
-    assert set(KINDS.values()) <= classes.keys() and not KINDS.keys() & classes.keys()
-    for kind, names in FIELDS.items():
+    assert set(FORMER_KINDS.values()) <= classes.keys() and not FORMER_KINDS.keys() & classes.keys()
+    for kind, names in FORMER_FIELDS.items():
         fields = classes[kind].model_fields.keys()
         assert set(names.values()) <= fields and not names.keys() & fields, kind
-    assert all(name in classes[kind].model_fields for kind, name in VALUES)
-    assert all(any(name in c.model_fields for c in classes.values()) for name in INNER_FIELDS)
+    assert all(name in classes[kind].model_fields for kind, name in FORMER_VALUES)
+    assert all(any(name in c.model_fields for c in classes.values()) for name in FORMER_INNER_FIELDS)
 
 
 def test_a_line_that_is_neither_is_reported_as_it_is() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import planaria
-from planaria.control.log.logs import identity, read_run
+from planaria.control.log.reader import identity, read_run
 from support.tiny_recipe import written
 
 Curve = list[tuple[int, float]]

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.hostile import carry_out
 
 import planaria
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.runtime.checkpoint.store import CheckpointStore
 
 RECIPE = """

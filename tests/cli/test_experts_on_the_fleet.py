@@ -8,7 +8,7 @@ import pytest
 
 from planaria import cli
 from planaria.control.facts.events import StageReady
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.lab.experts.experts_results import Results
 
 pytestmark = pytest.mark.timeout(300)

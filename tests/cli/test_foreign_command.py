@@ -17,7 +17,7 @@ import torch
 from benchmarks.hostile import CommandResult, carry_out
 
 import planaria
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.faults.trace import Fault, Trace, trace_text
 from planaria.models.huggingface import import_model
 from planaria.report.run.sample_ledger import prove_exactly_once

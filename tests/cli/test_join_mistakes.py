@@ -18,18 +18,18 @@ import pytest
 import torch
 
 from planaria import __version__
-from planaria.config.schema import RunConfig
+from planaria.config.schema import FleetConfig, RunConfig
 from planaria.runtime.fleet.base import Joined, Workplace
-from planaria.runtime.fleet.control_connections import ControlListener
 from planaria.runtime.fleet.joinable_fleet import JoinedMachines, RunInvitation
 from planaria.runtime.fleet.joined_machine import Ending, RunMembership
 from planaria.runtime.fleet.joining import ConnectionClosing, RunAddress, publish_run_address
 from planaria.runtime.fleet.process_pool import ProcessPool
-from planaria.runtime.fleet.remote import HostReportQueue, RemoteFleet
+from planaria.runtime.fleet.remote import RemoteFleet
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker.setup import SETUP, Setup
 from support.command_line import exit_code, refused
+from support.live.holders import written_key
 
 
 @pytest.fixture
@@ -47,15 +47,16 @@ def machines(run: Path, request: pytest.FixtureRequest) -> Iterator[JoinedMachin
     device = getattr(request, "param", "cpu")
     config = RunConfig.model_validate({"name": "mine", "train": {"device": device}})
     setup = SETUP.dump_json(Setup(config, run, run / "nowhere", "127.0.0.1", new_key())).decode()
-    made: list[JoinedMachines] = []
-
-    def machines(queue: HostReportQueue, board: ControlListener) -> JoinedMachines:
-        made.append(JoinedMachines(queue, board, RunInvitation(setup, 1, "", {}), 4.0))
-        return made[0]
-
-    fleet = RemoteFleet("127.0.0.1", 0, new_key(), 1.0, 4, machines)
-    yield made[0]
+    fleet = led(setup, new_key())
+    yield fleet.hosts
     fleet.close(patience_s=0.0)
+
+
+def led(setup: str, key: bytes, port: int = 0, heartbeat_s: float = 1.0) -> RemoteFleet[JoinedMachines]:
+    """Return a controller's fleet of joined machines, which are lost after four heartbeats."""
+    config = FleetConfig(heartbeat_s=heartbeat_s)
+    machines = partial(JoinedMachines, info=RunInvitation(setup, 1, "", {}), config=config)
+    return RemoteFleet(config, "127.0.0.1", key, machines, port)
 
 
 @pytest.fixture
@@ -101,8 +102,7 @@ def test_an_unreachable_controller_is_refused(run: Path, capfd: pytest.CaptureFi
 
 
 def test_joining_is_retried_for_the_given_patience(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "key").write_text(new_key().hex())
-    (tmp_path / "key").chmod(0o600)
+    written_key(tmp_path / "key")
     code = exit_code("join", f"127.0.0.1:{closed_port()}", "--key-file", tmp_path / "key", "--patience", "0.7")
     out, err = capfd.readouterr()
     assert code == 2 and "the controller does not answer (Connection refused)" in err
@@ -112,14 +112,12 @@ def test_joining_is_retried_for_the_given_patience(tmp_path: Path, capfd: pytest
 def test_a_late_controller_is_reached_and_a_wrong_key_is_not_retried(
     tmp_path: Path, run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "key").write_text(new_key().hex())
-    (tmp_path / "key").chmod(0o600)
-    port, fleets = closed_port(), list[RemoteFleet]()
+    written_key(tmp_path / "key")
+    port, fleets = closed_port(), list[RemoteFleet[JoinedMachines]]()
 
     def begin() -> None:
         setup = SETUP.dump_json(Setup(run_folders.config_of(run), run, run, "127.0.0.1", new_key())).decode()
-        machines = partial(JoinedMachines, info=RunInvitation(setup, 1, "", {}), silence_s=4.0)
-        fleets.append(RemoteFleet("127.0.0.1", port, new_key(), 1.0, 4, machines))
+        fleets.append(led(setup, new_key(), port))
 
     timer = Timer(0.7, begin)
     timer.start()
@@ -237,18 +235,10 @@ def test_relative_paths_are_resolved_once_for_all_attempts(
 
     def controllers() -> None:
         for again in (True, False):
-            made = list[JoinedMachines]()
-
-            def machines(
-                queue: HostReportQueue, board: ControlListener, made: list[JoinedMachines] = made
-            ) -> JoinedMachines:
-                made.append(JoinedMachines(queue, board, RunInvitation(setup, 1, "", {}), 60.0))
-                return made[0]
-
-            fleet = RemoteFleet("127.0.0.1", port, key, 1.0, 4, machines)
+            fleet = led(setup, key, port, heartbeat_s=15.0)
             while not any(isinstance(notice, Joined) for notice in fleet.poll(0.1)):
                 pass
-            made[0].closing = ConnectionClosing(
+            fleet.hosts.closing = ConnectionClosing(
                 reason="the run is " + ("about to begin" if again else "over"), again=again
             )
             fleet.close(patience_s=0.0)

@@ -10,7 +10,7 @@ import pytest
 
 from planaria import cli
 from planaria.common.errors import UserError
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.report.run.stage_peaks import stage_peaks
 
 RECIPE = """

@@ -10,7 +10,7 @@ import pytest
 
 import planaria
 from planaria import cli
-from planaria.control.log.logs import ID
+from planaria.control.log.reader import ID
 from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.preparation import run_folders

@@ -11,7 +11,7 @@ import torch
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.control.facts.events import StageReady
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.preparation.weight_sources import open_model

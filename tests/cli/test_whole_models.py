@@ -22,7 +22,7 @@ from planaria import cli
 from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.data.shards import tokenise_corpus
 from planaria.lab.experts.log_probabilities import windows
 from planaria.models.sampling import Sampling

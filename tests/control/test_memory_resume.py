@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from planaria.control.facts.decisions import Commit, Form
 from planaria.control.facts.run_started import RunStarted, SnapshotLabel
-from planaria.control.log.logs import StepBoundary, SurvivingSteps
+from planaria.control.log.reader import StepBoundary, SurvivingSteps
 
 STAGES = 3
 SLICES = 2

@@ -17,7 +17,7 @@ from benchmarks.campaign import Ledger
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.control.log.state_file import read_state
 from planaria.faults import trace as traces

@@ -19,7 +19,7 @@ from torch import Tensor
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.exchange.registry import make_exchange
 from planaria.faults.trace import Fault

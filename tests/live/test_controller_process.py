@@ -17,7 +17,7 @@ from planaria.cli.commands import chaos
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE

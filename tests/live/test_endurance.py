@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.report.run.recoveries import faults_summary
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.runtime.api import execution
 from planaria.runtime.api import import_export as export
 from planaria.runtime.checkpoint.store import CheckpointStore

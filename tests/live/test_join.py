@@ -17,7 +17,6 @@ from planaria.control.log.run_record import RunRecord
 from support.live.harness import (
     apart,
     commits,
-    ending,
     facts,
     inline_losses,
     live,
@@ -111,20 +110,6 @@ def test_a_dead_worker_restarts_on_its_machine(tmp_path: Path) -> None:
             assert machine.poll() is None
             record = stopped(run)
     assert [(s.worker, s.incarnation) for s in facts(record, d.Spawn) if s.host] == [("w5", 1), ("w6", 1), ("w6", 2)]
-
-
-@pytest.mark.slow
-def test_machines_leave_when_the_run_ends(tmp_path: Path) -> None:
-    with live(growing(tmp_path)) as run:
-        run.wait_until(lambda record: commits(record, 0) > 0)
-        with joined_machine(run.folder) as machine:
-            run.wait_until(lambda record: len(facts(record, e.HostJoined)) == 1)
-            record = stopped(run)
-            out, errors = machine.communicate(timeout=30)
-    assert (machine.returncode, errors) == (0, ""), errors
-    assert out.endswith("the run is over\n"), out
-    assert not (run.folder / "address.json").exists()
-    assert ending(record).outcome == "stopped"
 
 
 @pytest.mark.slow

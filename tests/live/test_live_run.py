@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import planaria
 from planaria.config import recipe
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.report.live_page.frames import apply_patch
 from planaria.report.run.perfetto import write_trace
 from planaria.report.run.recoveries import recoveries

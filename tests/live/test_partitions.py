@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import secrets
 import signal
 import subprocess
 import sys
@@ -19,8 +18,9 @@ from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import CONFIG, EVENTS, read_run
+from planaria.control.log.reader import CONFIG, EVENTS, read_run
 from support.live.harness import checked, facts, in_one_process, losses, tiny
+from support.live.holders import written_key
 from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -63,9 +63,7 @@ class PartitionedNetwork:
 
     def __init__(self, folder: Path, hosts: list[Host], running: ExitStack) -> None:
         self.folder, self.hosts, self._running = folder, hosts, running
-        key = folder / "key"
-        key.write_text(secrets.token_hex(32))
-        key.chmod(0o600)
+        key = written_key(folder / "key")
         self._key = "--key-file", str(key)
         self.url = "quorum://" + ",".join(f"{host.address}:{HOLDER_PORT}" for host in hosts)
         fleet = {

@@ -170,7 +170,7 @@ def alive(pid: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu_node")
 @pytest.mark.parametrize(("share", "expected"), [(1.0, {"0", "1"}), (0.5, {"0"})])
-def test_every_seat_has_the_gpu_that_ray_reserved_and_keeps_it(cluster: Any, share: float, expected: set[str]) -> None:
+def test_every_bundle_keeps_the_gpu_that_ray_reserved(cluster: Any, share: float, expected: set[str]) -> None:
     import ray
 
     from planaria.runtime.fleet import ray as ours

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.runtime.fleet.supervised_fleet import has_supervisor
 from planaria.runtime.preparation import run_folders
 from support.live.harness import (
+    Live,
     assert_no_orphans,
     checked,
     ending,
@@ -91,49 +93,46 @@ def test_random_lives(tmp_path: Path, seed: int) -> None:
         assert losses(record) == losses(undisturbed(config, tmp_path))
 
 
-def test_a_standby_of_its_own_takes_over_with_the_controller_and_a_worker_killed_at_once(tmp_path: Path) -> None:
-    config = survivable(tmp_path, "auto", steps=60, recovery={"strategy": "redundant"})
-    with live(config) as run:
-        record = run.wait_until(lambda record: steps(record) >= 6)
-        until_ready(run.folder)
-        os.kill(pids(record)["w2"], signal.SIGKILL)
-        os.kill(run.process.pid, signal.SIGKILL)
-        assert run.process.wait(30.0) == -signal.SIGKILL
-        record = until_over(run.folder)
-    (led,) = facts(record, e.LeaderStarted)
-    assert led.term == 2 and led.cause == "exited" and led.lost_s < 10.0
-    assert [lost.worker for lost in facts(record, e.WorkerLost)] == ["w2"]
-    assert_no_orphans(run.folder)
-    assert losses(checked(run.folder)) == losses(undisturbed(config, tmp_path))
+def kill_with_a_worker(run: Live, standby: int) -> None:
+    os.kill(pids(read_run(run.folder))["w2"], signal.SIGKILL)
+    os.kill(run.process.pid, signal.SIGKILL)
 
 
-def test_a_lost_standby_is_replaced_and_leads_when_the_controller_is_lost(tmp_path: Path) -> None:
-    config = survivable(tmp_path, "auto", steps=80)
-    with live(config) as run:
-        run.wait_until(lambda record: steps(record) >= 4)
-        first = until_ready(run.folder)
-        answer = planaria("run", "chaos", run.folder, "--kill", "standby")
-        assert answer.stdout == f"SIGKILL to the standby (pid {first})\n", answer
-        until_ready(run.folder, other_than=first)
-        answer = planaria("run", "chaos", run.folder, "--kill", "controller")
-        assert answer.stdout == f"SIGKILL to the controller (pid {run.process.pid})\n", answer
-        assert run.process.wait(30.0) == -signal.SIGKILL
-        record = until_over(run.folder)
-    assert [led.term for led in facts(record, e.LeaderStarted)] == [2]
-    assert_no_orphans(run.folder)
-    assert losses(checked(run.folder)) == losses(undisturbed(config, tmp_path))
+def kill_with_the_standby(run: Live, standby: int) -> None:
+    os.kill(standby, signal.SIGKILL)
+    os.kill(run.process.pid, signal.SIGKILL)
 
 
-def test_the_supervisor_starts_another_standby_if_the_controller_is_lost_with_its_own(tmp_path: Path) -> None:
-    config = survivable(tmp_path, "auto", steps=60)
+def kill_one_after_the_other(run: Live, standby: int) -> None:
+    for part, pid in (("standby", standby), ("controller", run.process.pid)):
+        answer = planaria("run", "chaos", run.folder, "--kill", part)
+        assert answer.stdout == f"SIGKILL to the {part} (pid {pid})\n", answer
+        until_ready(run.folder, other_than=standby)
+
+
+def stop(run: Live, standby: int) -> None:
+    os.kill(run.process.pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(
+    ("lose", "lost"),
+    [(kill_with_a_worker, ["w2"]), (kill_with_the_standby, []), (kill_one_after_the_other, []), (stop, [])],
+)
+def test_a_standby_replaces_a_lost_controller(
+    tmp_path: Path, lose: Callable[[Live, int], None], lost: list[str]
+) -> None:
+    """The supervisor starts another standby if the first one is lost; a stopped controller is killed."""
+    config = survivable(tmp_path, "auto", steps=80, recovery={"strategy": "redundant"}, fleet={"lease_s": 0.5})
     with live(config) as run:
         run.wait_until(lambda record: steps(record) >= 6)
-        os.kill(until_ready(run.folder), signal.SIGKILL)
-        os.kill(run.process.pid, signal.SIGKILL)
-        run.process.wait(30.0)
+        lose(run, until_ready(run.folder))
+        assert run.process.wait(30.0) == -signal.SIGKILL
         record = until_over(run.folder)
     (led,) = facts(record, e.LeaderStarted)
-    assert led.term == 2 and led.lost_s > 0.1, "the start of the other standby counts"
+    assert led.term == 2 and led.lost_s < 10.0
+    assert led.cause == ("stopped" if lose is stop else "exited") and (lose is not stop or led.silent_s >= 0.5)
+    assert lose is not kill_with_the_standby or led.lost_s > 0.1, "the start of the other standby counts"
+    assert [fact.worker for fact in facts(record, e.WorkerLost)] == lost
     assert_no_orphans(run.folder)
     assert losses(checked(run.folder)) == losses(undisturbed(config, tmp_path))
 
@@ -148,20 +147,6 @@ def test_faults_reach_the_supervisor_and_an_absent_standby_is_an_error(tmp_path:
         assert run.process.wait(30.0) not in (0, None)
     assert not has_supervisor(run.folder)
     assert_no_orphans(run.folder)
-
-
-def test_a_stopped_controller_is_killed_and_replaced(tmp_path: Path) -> None:
-    config = survivable(tmp_path, "auto", steps=60, fleet={"lease_s": 0.5})
-    with live(config) as run:
-        run.wait_until(lambda record: steps(record) >= 6)
-        until_ready(run.folder)
-        os.kill(run.process.pid, signal.SIGSTOP)
-        assert run.process.wait(30.0) == -signal.SIGKILL
-        record = until_over(run.folder)
-    (led,) = facts(record, e.LeaderStarted)
-    assert led.cause == "stopped" and led.silent_s >= 0.5
-    assert_no_orphans(run.folder)
-    assert losses(checked(run.folder)) == losses(undisturbed(config, tmp_path))
 
 
 def test_a_standby_that_leads_and_is_stopped_ends_in_one_line(tmp_path: Path) -> None:

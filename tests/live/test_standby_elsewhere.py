@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import signal
 import socket
 import time
@@ -18,12 +17,21 @@ from benchmarks.field_systems import free_port
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.runtime.preparation.run_folders import config_of
 from support.live.harness import Live, checked, ending, facts, live, losses, steps, train
-from support.live.holders import Holders
-from support.live.shared_log_run import LEASE_S, PACE, led, lose_machine, shared, stop_until_replaced, undisturbed
+from support.live.holders import Holders, written_key
+from support.live.shared_log_run import (
+    LEASE_S,
+    PACE,
+    followed,
+    led,
+    lose_machine,
+    shared,
+    stop_until_replaced,
+    undisturbed,
+)
 from support.processes import planaria
 
 pytestmark = pytest.mark.timeout(200)
@@ -36,9 +44,7 @@ def record_of(folder: Path) -> RunRecord:
 
 def test_another_machine_leads_without_losing_a_step(tmp_path: Path) -> None:
     config = shared(tmp_path, steps=60, train={"steps": 60, "eval_every": 10})
-    with led(config, tmp_path) as (run, machines):
-        standby, there = machines.standby()
-        machines.workers("worker", 5)
+    with followed(config, tmp_path) as (run, standby, there):
         lose_machine(run)
         output, _ = standby.communicate(timeout=100)
     assert "controller lost (silent); continuing as term 2" in output
@@ -71,9 +77,7 @@ def test_a_quorum_of_holders_needs_no_shared_folder(tmp_path: Path) -> None:
         holders = Holders(tmp_path, tmp_path / "key", running)
         config = shared(tmp_path, steps=40, fleet={"shared_log": holders.url})
         holders.start_all()
-        with led(config, tmp_path) as (run, machines):
-            standby, there = machines.standby()
-            machines.workers("worker", 5)
+        with followed(config, tmp_path) as (run, standby, there):
             run.wait_until(lambda record: steps(record) >= 8)
             holders.kill(0)
             os.killpg(run.process.pid, signal.SIGKILL)
@@ -103,9 +107,7 @@ def test_a_run_without_its_shared_log_starts_no_worker_and_leaves_its_name_free(
 
 def test_a_stopped_controller_is_replaced_and_gives_no_orders_when_it_wakes(tmp_path: Path) -> None:
     config = shared(tmp_path, steps=60, network=PACE)
-    with led(config, tmp_path) as (run, machines):
-        standby, there = machines.standby()
-        machines.workers("worker", 5)
+    with followed(config, tmp_path) as (run, standby, there):
         run.wait_until(lambda record: steps(record) >= 8)
         stop_until_replaced(run, standby, 2)
         code, errors = run.end()
@@ -141,9 +143,7 @@ def test_a_machine_that_is_replaced_stands_by_again_if_it_may_lead(tmp_path: Pat
 def test_a_standby_that_loses_its_lease_leads_again_without_help(tmp_path: Path) -> None:
     """No other machine is left that could lead."""
     config = shared(tmp_path, steps=100, network=PACE)
-    with led(config, tmp_path) as (run, machines):
-        standby, there = machines.standby()
-        machines.workers("worker", 5)
+    with followed(config, tmp_path) as (run, standby, there):
         lose_machine(run)
         while "continuing as term 2" not in standby.line():
             pass
@@ -162,9 +162,7 @@ def test_a_standby_that_loses_its_lease_leads_again_without_help(tmp_path: Path)
 def test_the_workers_of_the_lost_machine_are_replaced(tmp_path: Path) -> None:
     """The copies are at the other machine's workers; this one starts a worker too."""
     config = shared(tmp_path, steps=60, recovery={"strategy": "redundant"}, fleet={"local_workers": 1, "spares": 1})
-    with led(config, tmp_path) as (run, machines):
-        standby, there = machines.standby()
-        machines.workers("worker", 5)
+    with followed(config, tmp_path) as (run, standby, there):
         lose_machine(run)
         standby.communicate(timeout=100)
     record = record_of(there)
@@ -215,9 +213,7 @@ def test_two_machines_are_lost_one_after_the_other(tmp_path: Path) -> None:
 def test_a_standby_of_a_run_that_has_ended_touches_nothing_and_is_not_resumed(tmp_path: Path) -> None:
     config = shared(tmp_path, steps=8)
     log, at = f"{config.fleet.shared_log}/{config.name}", config.fleet.standby_at
-    with led(config, tmp_path) as (run, machines):
-        standby, there = machines.standby()
-        machines.workers("worker", 5)
+    with followed(config, tmp_path) as (run, standby, there):
         code, errors = run.end()
         output, _ = standby.communicate(timeout=100)
     assert code == 0 and "the run is finished" in output, (errors, output)
@@ -239,9 +235,7 @@ def test_a_rollback_needs_a_checkpoint_beside_the_lost_machine(tmp_path: Path, s
         fleet={"local_workers": 1}, network=PACE,
     )  # fmt: skip
     mirrored = tmp_path / "store" / "run" / "checkpoints"
-    with led(config, tmp_path) as (run, machines):
-        standby, there = machines.standby()
-        machines.workers("worker", 4)
+    with followed(config, tmp_path, workers=4) as (run, standby, there):
         run.wait_until(lambda record: steps(record) >= 44 and (not stored or any(mirrored.glob("step-*"))))
         os.killpg(run.process.pid, signal.SIGKILL)
         output, errors = standby.communicate(timeout=100)
@@ -257,9 +251,7 @@ def test_a_rollback_needs_a_checkpoint_beside_the_lost_machine(tmp_path: Path, s
 def test_replicas_that_gossip_continue_under_another_machine(tmp_path: Path) -> None:
     exchange = {"kind": "noloco", "replicas": 2, "options": {"every": 3}}
     config = shared(tmp_path, stages=2, steps=40, exchange=exchange)
-    with led(config, tmp_path) as (run, machines):
-        standby, there = machines.standby()
-        machines.workers("worker", 6)
+    with followed(config, tmp_path, workers=6) as (run, standby, there):
         run.wait_until(lambda record: steps(record) >= 9)
         os.killpg(run.process.pid, signal.SIGKILL)
         standby.communicate(timeout=100)
@@ -270,9 +262,7 @@ def test_replicas_that_gossip_continue_under_another_machine(tmp_path: Path) -> 
 def test_a_log_that_does_not_answer_stops_the_controller_and_its_return_lets_another_lead(tmp_path: Path) -> None:
     """The folder is out of reach for everybody, as a mount that is lost; workers wait."""
     config, place = shared(tmp_path, steps=60), tmp_path / "shared"
-    with led(config, tmp_path) as (run, machines):
-        standby, there = machines.standby()
-        machines.workers("worker", 5)
+    with followed(config, tmp_path) as (run, standby, there):
         run.wait_until(lambda record: steps(record) >= 8)
         place.rename(tmp_path / "gone")
         place.write_text("not a folder")
@@ -330,9 +320,7 @@ def test_a_standby_that_could_not_lead_is_refused(tmp_path: Path, words: list[st
 def test_a_standby_that_could_not_lead_a_live_run_is_refused_before_it_copies(tmp_path: Path) -> None:
     config = shared(tmp_path, steps=60)
     host, _, port = config.fleet.standby_at.rpartition(":")
-    other = tmp_path / "other.key"
-    other.write_text(secrets.token_hex(32))
-    other.chmod(0o600)
+    other = written_key(tmp_path / "other.key")
     (elsewhere := tmp_path / "elsewhere").mkdir()
     log, at = f"{config.fleet.shared_log}/{config.name}", f"{host}:{port}"
     with led(config, tmp_path) as (_, machines):

@@ -17,7 +17,7 @@ import pytest
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE
 from support.live.harness import Live, checked, ending, facts, folder_of, live, losses, newest, outcomes, resume, tiny
 

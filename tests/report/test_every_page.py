@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs_version
 
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.report import page
 from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of

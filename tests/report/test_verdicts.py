@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.lab.report.comparison import verdict as of_comparison
 from planaria.lab.report.experts_verdict import verdict as of_experts
 from planaria.planner.guidelines import find_violations

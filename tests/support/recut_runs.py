@@ -7,7 +7,7 @@ from typing import Any
 
 import planaria
 from planaria.config.schema import RunConfig
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from support.tiny_engine import Recipe
 
 SMALL = {"layers": 12, "dim": 16, "hidden": 24, "context": 8}

@@ -14,8 +14,18 @@ from pydantic import ValidationError
 from planaria.common.errors import UserError
 from planaria.common.object_store import BadObject, StoreUnreachable
 from planaria.control.log import quorum
-from planaria.control.log.quorum import NONE, Answer, Ballot, QuorumMember, Round, Rounds, Slot, Vote
-from planaria.control.log.quorum_location import QuorumLocation, parse_quorum_location
+from planaria.control.log.quorum import (
+    NONE,
+    Answer,
+    Ballot,
+    QuorumLocation,
+    QuorumMember,
+    Round,
+    Rounds,
+    Slot,
+    Vote,
+    parse_quorum_location,
+)
 from planaria.control.log.quorum_store import QuorumStore
 from support.control.simulated_quorum import Client, Leaders, Network
 

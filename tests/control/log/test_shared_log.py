@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from planaria.common.errors import RunStopped, UserError
+from planaria.common.errors import UserError
 from planaria.common.object_store import Retry, Store, StoreUnreachable
 from planaria.control.log.shared_log import Batch, Deposed, Lease, LogAppender, SharedLog
 from support import s3_server
@@ -157,20 +157,6 @@ def test_a_store_that_creates_files_twice_is_refused(tmp_path: Path, monkeypatch
 
     with pytest.raises(UserError, match="does not keep a file from being created twice; use a folder"):
         SharedLog(Overwriting()).require_creation_once()
-
-
-def test_an_appender_of_an_older_term_stops(tmp_path: Path) -> None:
-    log = folder_log(tmp_path)
-    first = LogAppender(log)
-    assert first.stand()
-    first.add("a")
-    first.flush()
-    second = LogAppender(log, 2, 3)
-    assert second.stand() and not LogAppender(log, 2, 3).stand()
-    first.add("b")
-    with pytest.raises(RunStopped, match="another machine leads this run, as term 2"):
-        first.flush()
-    assert [line for batch in log.since(1) for line in batch.lines] == ["a"]
 
 
 def test_only_one_of_several_writers_to_s3_appends() -> None:

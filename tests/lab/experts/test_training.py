@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from planaria.config.schema import RunConfig
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.lab.experts.training import Training, train_all, with_changes
 from planaria.lab.trials.jobs import JobSettings
 

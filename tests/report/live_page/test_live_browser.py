@@ -13,7 +13,7 @@ import pytest
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.run_log import RunLog
+from planaria.control.log.writer import RunLog
 from support.report.browser import Tab, browser, found
 from support.report.live_server import TOKEN, served
 from support.report.run_folders import folder

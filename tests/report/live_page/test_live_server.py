@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from planaria.cli.commands import chaos
 from planaria.common.errors import UserError
 from planaria.control.facts import events as e
-from planaria.control.log.run_log import RunLog
 from planaria.control.log.state_file import LiveWorker, StateFile, start_ticks
+from planaria.control.log.writer import RunLog
 from planaria.report.live_page import limits, serving
 from planaria.report.live_page.frames import apply_patch
 from planaria.report.live_page.guard import new_token

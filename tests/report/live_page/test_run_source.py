@@ -10,9 +10,9 @@ import pytest
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import CHAOS, EVENTS, LogFollower, read_run
-from planaria.control.log.run_log import RunLog
+from planaria.control.log.reader import CHAOS, EVENTS, LogFollower, read_run
 from planaria.control.log.run_record import StepMetric
+from planaria.control.log.writer import RunLog
 from support.report.run_folders import folder
 
 

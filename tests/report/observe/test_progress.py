@@ -35,7 +35,7 @@ from planaria.control.facts.events import (
     WorkersStarting,
     ZombieIgnored,
 )
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord, ValidationMetric
 from planaria.report.observe.progress import NoProgress, Progress
 from planaria.report.observe.tally import RunTally

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord, StepMetric
 from planaria.report.observe import prometheus
 from planaria.report.observe.tally import RECOVERY_S, RunTally

@@ -14,9 +14,9 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.facts.decisions import Decision
 from planaria.control.facts.events import Event
-from planaria.control.log.log_segments import RotatingLog
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import Metric, StepMetric, ValidationMetric
+from planaria.control.log.segments import RotatingLog
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.run_observer import SWITCH_INTERVAL_S, RunObserver
 from planaria.report.observe.tracker import Tracker
@@ -208,7 +208,7 @@ def test_the_log_of_a_full_disk_continues_once_a_failed_save_is_removed(
         write(log, line)
 
     monkeypatch.setattr(RotatingLog, "write", on_full_disk)
-    monkeypatch.setattr("planaria.control.log.run_log.DISK_RETRY_S", 0.4)
+    monkeypatch.setattr("planaria.control.log.writer.DISK_RETRY_S", 0.4)
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     watch = RunObserver(tmp_path, 100, NoProgress())
     start = e.RunStarted(name="run", seed=1, stages=1, steps=9, first_step=3, samples_per_step=8, wall_time=0.0)

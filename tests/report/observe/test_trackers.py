@@ -225,7 +225,7 @@ def test_trackers_are_known_and_listed_once() -> None:
 def test_logs_displays_and_trackers_import_no_torch() -> None:
     run = "event_lines, recoveries, ledger, stage_holders, perfetto"
     code = (
-        "import sys; from planaria.control.log import logs; "
+        "import sys; from planaria.control.log import reader; "
         "from planaria.report.observe import trackers, progress, prometheus; "
         f"from planaria.report.run import {run}; sys.exit('torch' in sys.modules)"
     )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Commit, Decision, Disband, Finish, Form, ReplicaRestarted, RunStep, Seal
 from planaria.control.facts.events import Event, ReplicaPosition, RunStarted
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.sample_ledger import LedgerLine, prove_exactly_once, sample_ledger
 from support.report.synthetic_run import Synthesis

@@ -12,10 +12,10 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Commit, Form
 from planaria.control.facts.events import FaultInjected, GraceExpired, RunStarted, Span, WorkerJoined, WorkReport
-from planaria.control.log import logs
-from planaria.control.log.logs import read_run
-from planaria.control.log.run_log import RunLog
+from planaria.control.log import reader
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import ROUTINE, StepMetric, StreamedSequence, ValidationMetric, without_kinds
+from planaria.control.log.writer import RunLog
 from planaria.report.run.report import write_report
 from planaria.report.run.summary import summary
 from support.report.synthetic_run import Synthesis
@@ -189,7 +189,7 @@ def test_a_long_run_reads_as_a_short_one(tmp_path: Path, monkeypatch: pytest.Mon
     Synthesis(tmp_path / "many", deaths={12: 2, 27: 3}, rollbacks={27: 20}, name="run", full=20_000).write()
     assert len(list((tmp_path / "many" / "segments").glob("events-*.jsonl.gz"))) == 4
     one = read_run(tmp_path / "one")
-    monkeypatch.setattr(logs, "IN_MEMORY", -1)
+    monkeypatch.setattr(reader, "IN_MEMORY", -1)
     many = read_run(tmp_path / "many")
     assert isinstance(one.history, list) and isinstance(many.history, StreamedSequence)
     assert list(many.history) == one.history and len(many.history) == len(one.history)

@@ -15,9 +15,9 @@ from planaria.cli.entry import run as command
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
-from planaria.control.log.run_log import RunLog
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord, StepMetric
+from planaria.control.log.writer import RunLog
 from planaria.report.run.perfetto import trace_events, write_trace
 from support.report.synthetic_run import Synthesis
 from support.trace_rules import agrees_with_log, checked, named

@@ -17,7 +17,7 @@ from planaria.control.facts.events import (
     WorkerLost,
     WorkReport,
 )
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.recoveries import faults_summary, recoveries
 from planaria.report.run.stage_holders import StageStay, holdings

@@ -11,7 +11,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Cleared, SlowPartFound
 from planaria.control.facts.events import RunStarted
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report import page
 from planaria.report.run import diagnosis, report

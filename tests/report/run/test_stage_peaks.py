@@ -6,7 +6,7 @@ from pathlib import Path
 
 from planaria.config.schema import RunConfig
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.report import body
 from planaria.report.run.stage_peaks import StagePeak, section, stage_peaks, summary_lines

@@ -13,7 +13,7 @@ from benchmarks.campaign import Fact, Ledger, facts
 from benchmarks.campaign_runs import SPECIES, SWITCHES, draw
 
 from planaria.config.schema import RunConfig
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.faults.trace import Trace
 from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.preparation.config_checks import check

@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import planaria
 from planaria.common.errors import UserError
-from planaria.control.log.logs import ID
+from planaria.control.log.reader import ID
 from planaria.models.packing import entries
 from planaria.runtime.api.execution import MIRRORED
 from planaria.runtime.checkpoint.mirror import MAX_BYTES, Mirror, mirror_folder

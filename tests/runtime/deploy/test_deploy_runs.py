@@ -15,7 +15,7 @@ import pytest
 
 import planaria
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.checkpoint.mirror import Mirror
 from support.clusters import KEY, environment, free_port, read, real, recipe, shell, skypilot

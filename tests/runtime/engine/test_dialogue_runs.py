@@ -14,7 +14,7 @@ import planaria
 from planaria.cli.commands.evaluate import evaluate
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.models.llama_layers import mask_of
 from planaria.models.llama_stages import Llama
 from planaria.runtime.preparation.unused_settings import require_used

@@ -13,7 +13,7 @@ import pytest
 import planaria
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.data.dataset import Dataset, Split
 from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.preparation import run_folders

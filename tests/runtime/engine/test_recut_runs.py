@@ -12,7 +12,7 @@ import torch
 
 import planaria
 from planaria.common.errors import UserError
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.report.run.sample_ledger import prove_exactly_once, sample_ledger
 from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.checkpoint.stage_file import read_stage

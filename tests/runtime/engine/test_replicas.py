@@ -12,7 +12,7 @@ import torch
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Settle
 from planaria.control.facts.events import RoundWaitExpired
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.exchange.weight_message import consensus
 from planaria.faults.trace import Fault, Trace

@@ -37,12 +37,12 @@ def mixture(home: Path) -> RunConfig:
 def served(config: RunConfig) -> Iterator[tuple[Setup, str]]:
     """Serve the prepared data of ``config``; yield the setup for workers and the address."""
     data, key = tokenise_corpus(config.data, config.model.vocab), new_key()
-    board = ControlListener("127.0.0.1", 0, key, 1000, lambda _, line: line.close())
-    board.on_file_request = FileServer({f"{DATA}/{folder.name}": folder for folder in data.folders}).serve
+    listener = ControlListener("127.0.0.1", 0, key, 1000, lambda _, line: line.close())
+    listener.on_file_request = FileServer({f"{DATA}/{folder.name}": folder for folder in data.folders}).serve
     try:
-        yield Setup(config, Path("run"), data.folder, "127.0.0.1", key), board.address
+        yield Setup(config, Path("run"), data.folder, "127.0.0.1", key), listener.address
     finally:
-        board.close()
+        listener.close()
 
 
 @pytest.mark.parametrize(("of", "folders"), [(config_in, 1), (mixture, 3)])

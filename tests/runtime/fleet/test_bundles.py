@@ -21,11 +21,11 @@ def placed() -> Bundles:
     return bundles
 
 
-@given(st.lists(st.sampled_from(["take", "free", "rest", "move", "lose", "shun"]), max_size=40), st.randoms())
-def test_no_seat_is_assigned_twice_and_none_on_a_shunned_node(story: list[str], rng: Random) -> None:
+@given(st.lists(st.sampled_from(["take", "free", "rest", "move", "lose", "avoid"]), max_size=40), st.randoms())
+def test_no_bundle_is_assigned_twice_and_none_on_a_avoided_node(actions: list[str], rng: Random) -> None:
     bundles, taken, resting = placed(), dict[Bundle, str](), set[Bundle]()
-    for deed in story:
-        match deed:
+    for action in actions:
+        match action:
             case "take":
                 if (found := bundles.take()) is not None:
                     bundle, node = found
@@ -35,16 +35,16 @@ def test_no_seat_is_assigned_twice_and_none_on_a_shunned_node(story: list[str], 
             case "free" | "rest" if taken:
                 bundle = rng.choice(sorted(taken))
                 del taken[bundle]
-                if deed == "free":
+                if action == "free":
                     bundles.free(bundle)
                 else:
                     bundles.rest(bundle)
                     resting.add(bundle)
             case "move" | "lose":
                 bundle = rng.randrange(6)
-                bundles.placed(0, {bundle: "d" if deed == "move" else None})
+                bundles.placed(0, {bundle: "d" if action == "move" else None})
                 resting = {s for s in resting if bundles.resting_at(s) is not None}
-            case "shun":
+            case "avoid":
                 bundles.avoided_nodes.add(rng.choice(sorted(NODES)))
 
 
@@ -55,7 +55,7 @@ def test_workers_are_spread_over_the_nodes() -> None:
     assert bundles.take() is None
 
 
-def test_a_seat_rests_until_its_node_has_answered_or_it_has_moved() -> None:
+def test_a_bundle_rests_until_its_node_has_answered_or_it_has_moved() -> None:
     bundles = Bundles()
     bundles.placed(0, {0: "a", 1: "a"})
     one, other = (found[0] for _ in range(2) if (found := bundles.take()))
@@ -68,7 +68,9 @@ def test_a_seat_rests_until_its_node_has_answered_or_it_has_moved() -> None:
     assert again == {(one, "a"), (other, "b")}
 
 
-def test_a_seat_without_room_counts_as_coming_and_one_that_rests_long_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_without_room_will_be_free_and_one_that_rests_long_will_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bundles = Bundles()
     bundles.placed(0, {0: None, 1: "a"})
     assert bundles.to_come() == 2
@@ -78,7 +80,7 @@ def test_a_seat_without_room_counts_as_coming_and_one_that_rests_long_does_not(m
     assert bundles.to_come() == 1
 
 
-def test_unused_extra_seats_are_returned_and_those_of_the_recipe_are_not() -> None:
+def test_unused_extra_bundles_are_returned_and_those_of_the_recipe_are_not() -> None:
     bundles = Bundles()
     for group, node in enumerate("abc"):
         bundles.placed(group, {0: node})

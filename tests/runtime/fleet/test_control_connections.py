@@ -27,9 +27,9 @@ def answered() -> Answered:
 
 @pytest.fixture
 def control_listener(answered: Answered) -> Iterator[ControlListener]:
-    board = ControlListener("127.0.0.1", 0, new_key(), 1000, lambda *peer: answered.put(peer))
-    yield board
-    board.close()
+    listener = ControlListener("127.0.0.1", 0, new_key(), 1000, lambda *peer: answered.put(peer))
+    yield listener
+    listener.close()
 
 
 def receive(line: ControlConnection, messages: int) -> list[bytes]:

@@ -10,8 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from planaria.common.errors import UserError
 from planaria.config.names import WorkerId
-from planaria.config.schema import RunConfig
-from planaria.models.families import stage_parameters
 from planaria.runtime.fleet.devices import (
     Device,
     DeviceNeeds,
@@ -20,7 +18,6 @@ from planaria.runtime.fleet.devices import (
     require_devices,
     why_insufficient,
 )
-from planaria.runtime.preparation.requirements import device_needs
 
 GB = 10**9
 
@@ -115,13 +112,6 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-
-
-def test_needs_are_sixteen_bytes_a_parameter_of_each_stage() -> None:
-    config = RunConfig.model_validate({"train": {"device": "cuda"}, "model": {"layers": 8}})
-    counts = [stage_parameters(config.model, 4, stage) for stage in range(5)]
-    assert device_needs(config).stages == tuple(16 * count for count in counts)
-    assert not device_needs(RunConfig()).cuda
 
 
 def test_a_device_must_hold_the_largest_stages_that_may_share_it() -> None:

@@ -38,17 +38,17 @@ class Run:
             (folder / file.removeprefix("run/")).write_bytes(b"yes")
         for file in SECRET:
             (folder / file).write_bytes(b"no")
-        self.board = ControlListener("127.0.0.1", 0, self.key, 1000, lambda _, connection: connection.close())
+        self.listener = ControlListener("127.0.0.1", 0, self.key, 1000, lambda _, connection: connection.close())
         roots = {"run/schedule.json": folder / "schedule.json", "data/text": folder / "data"}
-        self.board.on_file_request = FileServer(roots | {"checkpoints": folder / "checkpoints"}).serve
-        self.files = Files(self.board.address, self.key)
+        self.listener.on_file_request = FileServer(roots | {"checkpoints": folder / "checkpoints"}).serve
+        self.files = Files(self.listener.address, self.key)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path / "run")
     yield run
-    run.board.close()
+    run.listener.close()
 
 
 def test_a_file_is_fetched_byte_for_byte(run: Run, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_links_are_not_followed_and_strangers_get_nothing(run: Run, tmp_path: Pa
     with pytest.raises(OSError, match="link"):
         run.files.fetch("data/text/link", tmp_path / "mine")
     with pytest.raises(OSError, match="not this run's"):
-        Files(run.board.address, new_key()).fetch(READABLE[0], tmp_path / "mine")
+        Files(run.listener.address, new_key()).fetch(READABLE[0], tmp_path / "mine")
 
 
 @pytest.mark.parametrize(
@@ -144,14 +144,14 @@ def test_a_wrong_digest_is_refused(run: Run, tmp_path: Path) -> None:
         connection.send_bytes(b"four")
         files._send_message(connection, files.Digest(sha256="0" * 64))
 
-    run.board.on_file_request = is_byzantine
+    run.listener.on_file_request = is_byzantine
     with pytest.raises(OSError, match="damaged in transfer"):
         run.files.fetch(READABLE[0], tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
 
 
 def test_a_part_that_breaks_off_leaves_nothing(run: Run) -> None:
-    connection = call(run.board.address, run.key, "files", FILES)
+    connection = call(run.listener.address, run.key, "files", FILES)
     files._send_message(connection, files.Put(name=PART, size=100))
     files._next(connection)
     connection.send_bytes(b"a few")

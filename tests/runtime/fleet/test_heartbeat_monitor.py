@@ -117,7 +117,7 @@ def test_the_first_heartbeat_may_take_longer_and_a_removed_worker_is_not_found()
 
 
 @pytest.mark.parametrize(
-    ("program", "blow", "doing"),
+    ("program", "number", "doing"),
     [
         ("time.sleep(60)", None, "asleep"),
         ("while True: pass", None, "busy"),
@@ -125,15 +125,15 @@ def test_the_first_heartbeat_may_take_longer_and_a_removed_worker_is_not_found()
         ("while True: pass", signal.SIGKILL, "unknown"),
     ],
 )
-def test_the_activity_of_a_process_is_known(program: str, blow: signal.Signals | None, doing: Activity) -> None:
+def test_the_activity_of_a_process_is_known(program: str, number: signal.Signals | None, doing: Activity) -> None:
     code = (
         f"import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print(flush=True)\n{program}"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
         process.stdout.readline()
-        if blow is not None:
-            os.kill(process.pid, blow)
+        if number is not None:
+            os.kill(process.pid, number)
         until(lambda: activity(process.pid) == doing)
     finally:
         process.kill()

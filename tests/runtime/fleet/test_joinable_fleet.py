@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,10 @@ class Scene:
     def __init__(self, start_s: float = 120.0, **further: Any) -> None:
         """:param further: fields of :class:`RunInvitation`"""
         info = RunInvitation('{"setup": 1}', 1, "", {}, **further)
-        created: list[JoinedMachines] = []
-
-        def machines(queue: Any, board: Any) -> JoinedMachines:
-            created.append(JoinedMachines(queue, board, info, SILENCE_S, start_s))
-            return created[0]
-
-        self.fleet = RemoteFleet("127.0.0.1", 0, new_key(), 5.0, 4, machines)
-        self.machines, self.notices = created[0], list[Notice]()
+        config = FleetConfig(heartbeat_s=SILENCE_S / 4, missed_heartbeats=4, start_timeout_s=start_s)
+        machines = partial(JoinedMachines, info=info, config=config)
+        self.fleet = RemoteFleet(FleetConfig(heartbeat_s=5.0), "127.0.0.1", new_key(), machines)
+        self.machines, self.notices = self.fleet.hosts, list[Notice]()
 
     def ask_to_join(self, workers: int = 2, version: str = planaria.__version__) -> BlockingConnection:
         connection = call(self.machines.address, self.machines.key, "a machine", MACHINE)
@@ -67,6 +64,11 @@ class Scene:
 
     def until(self, condition: Callable[[], bool]) -> None:
         until(condition, 20.0, lambda: self.notices.extend(self.fleet.poll(0.05)), self.notices)
+
+    def until_any(self, kind: type[Any]) -> list[Any]:
+        """Wait for a notice of this kind; return all of the kind."""
+        self.until(lambda: bool(self.of_kind(kind)))
+        return self.of_kind(kind)
 
     def poll(self) -> None:
         self.notices += self.fleet.poll(0.1)
@@ -97,8 +99,7 @@ def test_a_machine_gets_the_setup_and_starts_workers_on_request(scene: Scene) ->
     scene.poll()
     assert not scene.notices, "no workers before it has checked the folders"
     send(connection, joining.MachineReady())
-    scene.until(lambda: bool(scene.of_kind(Joined)))
-    assert scene.of_kind(Joined) == [Joined("g1", 3, "a [31m machine")], "control characters are replaced"
+    assert scene.until_any(Joined) == [Joined("g1", 3, "a [31m machine")], "control characters are replaced"
     scene.spawn("w7", "g1")
     assert receive(connection) == joining.Start(worker="w7", incarnation=1)
     send(connection, joining.Started(worker="w7", incarnation=1))
@@ -118,8 +119,7 @@ def test_a_machine_that_leaves_gets_no_more_workers_and_all_of_its_own_are_repor
     assert scene.of_kind(Left) == [Left("g1", "leaves (SIGTERM)")]
     assert scene.of_kind(Leaving) == [Leaving("w1", 1, "SIGTERM"), Leaving("w2", 1, "SIGTERM")]
     scene.spawn("w3", "g1")
-    scene.until(lambda: bool(scene.of_kind(WorkerEnded)))
-    assert scene.of_kind(WorkerEnded) == [WorkerEnded("w3", 1, "exit", "its machine has left")]
+    assert scene.until_any(WorkerEnded) == [WorkerEnded("w3", 1, "exit", "its machine has left")]
 
 
 def test_a_failed_start_of_its_own_worker_counts_as_an_exit(scene: Scene) -> None:
@@ -127,8 +127,7 @@ def test_a_failed_start_of_its_own_worker_counts_as_an_exit(scene: Scene) -> Non
     scene.spawn("w1", "g1")
     for worker in ("w2", "w1"):
         send(connection, joining.Failed(worker=worker, incarnation=1, detail="no memory"))
-    scene.until(lambda: bool(scene.of_kind(WorkerEnded)))
-    assert scene.of_kind(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "no memory")]
+    assert scene.until_any(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "no memory")]
 
 
 def test_a_machine_that_leaves_before_it_is_ready_is_ignored(scene: Scene) -> None:
@@ -145,7 +144,7 @@ def test_a_closed_connection_loses_the_machines_workers(scene: Scene) -> None:
     connection = scene.join()
     scene.spawn("w1", "g1")
     connection.close()
-    scene.until(lambda: bool(scene.of_kind(WorkerEnded)))
+    scene.until_any(WorkerEnded)
     assert scene.of_kind(Left) == [Left("g1", "its connection closed")]
     assert scene.of_kind(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "machine g1: its connection closed")]
 
@@ -192,8 +191,7 @@ def test_a_dismissed_machine_receives_the_reason_and_loses_its_workers(scene: Sc
     assert isinstance(receive(connection), joining.Start)
     scene.machines.remove_machine("g1", "its disk is full")
     assert receive(connection) == joining.ConnectionClosing(reason="its disk is full", welcome=False)
-    scene.until(lambda: bool(scene.of_kind(WorkerEnded)))
-    assert scene.of_kind(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "machine g1: its disk is full")]
+    assert scene.until_any(WorkerEnded) == [WorkerEnded("w1", 1, "exit", "machine g1: its disk is full")]
 
 
 def test_machines_learn_of_the_end_of_a_run(scene: Scene) -> None:
@@ -290,8 +288,7 @@ def test_a_machine_returns_with_its_worker_and_stays(led_remotely: Scene) -> Non
         send(connection, joining.Beat())
         scene.poll()
     assert [worker.recv_bytes(), worker.recv_bytes()] == [b"first", b"second"]
-    scene.until(lambda: bool(scene.of_kind(Left)))
-    assert scene.of_kind(Left) == [Left("g2", "did not return")]
+    assert scene.until_any(Left) == [Left("g2", "did not return")]
     assert [(ended.worker, ended.detail) for ended in scene.of_kind(WorkerEnded)] == [
         ("w2", "machine g2 did not return")
     ]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from planaria.common.errors import UserError
-from planaria.config.schema import RunConfig
+from planaria.config.schema import FleetConfig, RunConfig
 from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet import spawner
 from planaria.runtime.fleet.base import Reported, Workplace
@@ -104,7 +104,9 @@ def test_the_reason_for_no_device_is_reported(tmp_path: Path, monkeypatch: pytes
 
 @contextmanager
 def fleet_on(devices: tuple[Device, ...] = ()) -> Iterator[LocalFleet]:
-    fleet = LocalFleet(fake_nvidia_smi.worker, ["torch", fake_nvidia_smi.__name__], 10.0, 6, devices)
+    fleet = LocalFleet(
+        fake_nvidia_smi.worker, ["torch", fake_nvidia_smi.__name__], FleetConfig(heartbeat_s=10.0), devices
+    )
     try:
         yield fleet
     finally:

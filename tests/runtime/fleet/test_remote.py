@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet.base import Reported, WorkerEnded
 from planaria.runtime.fleet.control_connections import BlockingConnection, ControlListener, call
 from planaria.runtime.fleet.remote import HostReportQueue, Lost, RemoteFleet, Spawned
@@ -18,8 +19,8 @@ Notice = Reported | WorkerEnded
 class Hosts:
     """Starts no process: the test calls for the workers."""
 
-    def __init__(self, queue: HostReportQueue, board: ControlListener) -> None:
-        self.queue, self.board = queue, board
+    def __init__(self, queue: HostReportQueue, listener: ControlListener) -> None:
+        self.queue, self.listener = queue, listener
         self.given_back: list[tuple[str, int]] = []
         self.signals: list[tuple[str, int, int]] = []
 
@@ -36,21 +37,16 @@ class Hosts:
     def join(self, worker: str, incarnation: int = 1) -> BlockingConnection:
         """A worker that has started and sent a message."""
         self.queue.put(Spawned(worker, incarnation))
-        connection = call(self.board.address, self.board.key, worker, incarnation)
+        connection = call(self.listener.address, self.listener.key, worker, incarnation)
         connection.send_bytes(b"here")
         return connection
 
 
 class Scene:
     def __init__(self, missed: int) -> None:
-        created: list[Hosts] = []
-
-        def hosts(queue: HostReportQueue, board: ControlListener) -> Hosts:
-            created.append(Hosts(queue, board))
-            return created[0]
-
-        self.fleet = RemoteFleet("127.0.0.1", 0, new_key(), 0.05, missed, hosts)
-        self.hosts = created[0]
+        config = FleetConfig(heartbeat_s=0.05, missed_heartbeats=missed)
+        self.fleet = RemoteFleet(config, "127.0.0.1", new_key(), Hosts)
+        self.hosts = self.fleet.hosts
         self.notices: list[Notice] = []
 
     def until(self, condition: Callable[[list[Notice]], bool]) -> list[Notice]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from planaria.common.signals import STOPS
+from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import spawner as module
 from planaria.runtime.fleet.base import Notice, Reported, WorkerEnded
 from planaria.runtime.fleet.local import LocalFleet
@@ -33,7 +34,7 @@ class Scene:
     """A fleet of workers that do nothing."""
 
     def __init__(self) -> None:
-        self.fleet = LocalFleet(idle_worker.main, [], heartbeat_s=10.0, missed_heartbeats=6)
+        self.fleet = LocalFleet(idle_worker.main, [], FleetConfig(heartbeat_s=10.0))
         self.notices: list[Notice] = []
 
     def spawn(self, worker: str) -> int:
@@ -271,10 +272,11 @@ def test_a_dead_process_leaves_no_frozen_workers_or_server(tmp_path: Path) -> No
     script = """
         import os, signal, sys, time
         from support.live import idle_worker
+        from planaria.config.schema import FleetConfig
         from planaria.runtime.fleet.base import Reported
         from planaria.runtime.fleet.local import LocalFleet
 
-        fleet = LocalFleet(idle_worker.main, [], 10.0, 6)
+        fleet = LocalFleet(idle_worker.main, [], FleetConfig(heartbeat_s=10.0))
         for worker in ("w0", "w1"):
             fleet.spawn(worker, 1)
         received = []

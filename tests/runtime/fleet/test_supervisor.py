@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from planaria.common.errors import RunStopped, UserError
+from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet import supervisor
 from planaria.runtime.fleet.base import Notice, Reported, WorkerEnded
 from planaria.runtime.fleet.supervised_fleet import SupervisedFleet, has_supervisor
@@ -65,7 +66,7 @@ class Workers:
 @contextmanager
 def kept(folder: Path, orphan_s: float = 20.0) -> Iterator[Workers]:
     workers = Workers()
-    work = SupervisorConfig(folder, lambda *_: None, [], 0.25, 4, [], 10.0, orphan_s, '{"key": "ab"}')
+    work = SupervisorConfig(folder, lambda *_: None, [], FleetConfig(orphan_s=orphan_s), [], '{"key": "ab"}')
     relay = WorkerSupervisor(work, workers)
     thread = threading.Thread(target=relay.run, daemon=True)
     thread.start()

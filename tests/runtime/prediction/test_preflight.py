@@ -13,8 +13,7 @@ from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
 from planaria.lab.compare.clock import activation_bytes
 from planaria.models.llama_stages import parameter_count
-from planaria.runtime.fleet.devices import NO_INVENTORY, Device, Inventory
-from planaria.runtime.fleet.host_memory import free_memory
+from planaria.runtime.fleet.devices import NO_INVENTORY, Device, Inventory, free_memory
 from planaria.runtime.prediction.memory import combined_peak, own_workers, require_room, stage_memory
 from planaria.runtime.prediction.preflight_table import MAX_ROWS, StageRow, stage_lines, stage_rows, table
 from planaria.runtime.resolved_run import ResolvedRun

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -18,13 +17,12 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.common.object_store import StoreUnreachable
-from planaria.control.log.quorum import NONE, Answer, Ballot, Enrolment, Vote
-from planaria.control.log.quorum_location import parse_quorum_location
+from planaria.control.log.quorum import Answer, Ballot, Vote, parse_quorum_location
 from planaria.control.log.shared_log import Batch, Deposed, Lease, LogAppender, SharedLog
 from planaria.runtime.fleet.joining import read_key
 from planaria.runtime.shared_log.client import open_quorum_store
 from planaria.runtime.shared_log.holder import HolderFolder
-from planaria.runtime.shared_log.messages import greeting_of, receive_answer, send
+from planaria.runtime.shared_log.messages import greeting_of, receive_answer
 from planaria.runtime.transport.listener import connect
 from support.live import keyless_client
 from support.live.holders import LOG, Holders, written_key
@@ -109,15 +107,6 @@ def test_a_stopped_holder_delays_nobody_and_two_stop_the_log_until_one_continues
     assert lines_of(log_of(holders))[-1] == "line 10"
 
 
-def test_of_several_candidates_one_is_elected(holders: Holders) -> None:
-    logs = [log_of(holders) for _ in range(4)]
-    with ThreadPoolExecutor(4) as threads:
-        for number in range(1, 6):
-            stood = threads.map(lambda log, at=number: LogAppender(log, at, at).stand(), logs)  # type: ignore[misc]
-            assert sum(stood) == 1
-    assert [batch.term for batch in logs[0].since(1)] == [1, 2, 3, 4, 5]
-
-
 def test_an_emptied_holder_does_not_vote_again(holders: Holders) -> None:
     leader = LogAppender(log_of(holders))
     assert leader.stand()
@@ -191,20 +180,6 @@ def test_malformed_messages_of_a_member_end_its_connection_only(holders: Holders
             assert not isinstance(caught.value, TimeoutError)
     assert log_of(holders).append(1, Batch(1, "0" * 32, ("a",)))
     assert [path.name for path in holders.directory(0).iterdir()] == ["holders"]
-
-
-def test_a_vote_for_another_folder_is_refused(holders: Holders) -> None:
-    key, greeting = read_key(holders.key), greeting_of(parse_quorum_location(holders.location, ""))
-    with closing(connect(holders.at[0], key, greeting, PATIENCE_S)) as tls:
-        until = time.monotonic() + PATIENCE_S
-        receive_answer(tls, until)
-        for request in (
-            Enrolment(kind="ask"),
-            Vote(kind="accept", name=LOG(1), ballot=Ballot(1, "0" * 32), value=b"x"),
-        ):
-            send(tls, request, until)
-            answer = receive_answer(tls, until)
-        assert "does not vote" in answer.error and answer.accepted == NONE
 
 
 def test_a_holder_keeps_its_votes_on_disk(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.failover import FailoverFold
-from planaria.control.log import logs
-from planaria.control.log.logs import read_run
-from planaria.control.log.run_log import RunLog
+from planaria.control.log import reader
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord, Timed
+from planaria.control.log.writer import RunLog
 from planaria.report.observe.progress import NoProgress
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.standby.followed_run import FollowedRun
@@ -88,8 +88,8 @@ def test_a_failover_reads_the_last_lines_only(
     for line in history[-3:]:
         write(log, line, 0)
     log.close()
-    parsed, parse = list[object](), logs._parse_history
-    monkeypatch.setattr(logs, "_parse_history", lambda line: parsed.append(line) or parse(line))
+    parsed, parse = list[object](), reader._parse_history
+    monkeypatch.setattr(reader, "_parse_history", lambda line: parsed.append(line) or parse(line))
     assert isinstance(followed.lost("exited", 0.0).finish, d.Finish)
     assert len(parsed) == 3
 

@@ -8,7 +8,7 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.common.object_store import Retry, Store
-from planaria.control.log.logs import ID
+from planaria.control.log.reader import ID
 from planaria.control.log.shared_log import SharedLog
 from planaria.runtime.preparation.run_folders import FOLLOWER
 from planaria.runtime.standby.remote_standby import _new_folder

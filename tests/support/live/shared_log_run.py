@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from benchmarks.field_systems import free_port
 from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.facts import events as e
 from support.live.harness import Live, facts, in_one_process, live, losses, steps, tiny
+from support.live.holders import written_key
 from support.processes import Command
 
 LEASE_S = 0.6
@@ -25,9 +25,7 @@ PACE: dict[str, Any] = {"emulate": "links", "latency_s": 0.004}
 
 def shared(folder: Path, standbys: int = 1, **sections: Any) -> RunConfig:
     """Return a run whose log is shared with ``standbys`` machines, and whose workers are all on machines that join."""
-    key = folder / "key"
-    key.write_text(secrets.token_hex(32))
-    key.chmod(0o600)
+    key = written_key(folder / "key")
     standby_at = ", ".join(f"127.0.0.1:{free_port()}" for _ in range(standbys))
     fleet = {
         "local_workers": 0, "spares": 0, "port": free_port(), "key": str(key), "lease_s": LEASE_S, "orphan_s": 40.0,
@@ -69,6 +67,15 @@ def led(config: RunConfig, folder: Path) -> Iterator[tuple[Live, Machines]]:
     with live(config) as run, ExitStack() as running:
         run.wait_until(lambda record: bool(facts(record, e.RunStarted)))
         yield run, Machines(config, folder, running)
+
+
+@contextmanager
+def followed(config: RunConfig, folder: Path, workers: int = 5) -> Iterator[tuple[Live, Command, Path]]:
+    """Yield the run under its first controller, a standby on another machine, and its folder; with joined workers."""
+    with led(config, folder) as (run, machines):
+        standby, there = machines.standby()
+        machines.workers("worker", workers)
+        yield run, standby, there
 
 
 def lose_machine(run: Live) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord, StepMetric, ValidationMetric
 from planaria.lab.experts.budget import SYNCHRONISED, ExpertPlan
 from planaria.lab.experts.experts_results import ArmResult, DomainScore, Results, SeedResult, TextWeights

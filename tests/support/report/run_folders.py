@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.control.log.logs import CONFIG
+from planaria.control.log.reader import CONFIG
 
 CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}, "pipeline": {"stages": 2}}'
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.run_log import RunLog
 from planaria.control.log.run_record import StepMetric
+from planaria.control.log.writer import RunLog
 from support.report.run_folders import folder
 
 STARTED = e.RunStarted(

@@ -22,9 +22,9 @@ from planaria.control.facts.events import (
     WorkerLost,
     WorkReport,
 )
-from planaria.control.log.log_segments import FULL
-from planaria.control.log.run_log import RunLog
 from planaria.control.log.run_record import StepMetric, ValidationMetric
+from planaria.control.log.segments import FULL
+from planaria.control.log.writer import RunLog
 from planaria.pipeline.plan.actions import Key, StepPlan
 from planaria.pipeline.plan.build import build_plan
 

@@ -9,7 +9,7 @@ from planaria.common import digests, documents
 from planaria.common.errors import RunStopped, UserError
 from planaria.config import folders, recipe
 from planaria.control.facts.decisions import Spawn
-from planaria.control.log.logs import EVENTS, ID, read_run
+from planaria.control.log.reader import EVENTS, ID, read_run
 from planaria.control.log.state_file import StateFile, describe, read_state
 from planaria.control.replay import replay
 from planaria.models.huggingface import is_exported

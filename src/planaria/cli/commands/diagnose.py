@@ -6,7 +6,7 @@ from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.report.run.diagnosis import Diagnosis, diagnosis_of
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.slowness_lines import slow_part_sentence, slowness_line

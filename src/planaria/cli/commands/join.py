@@ -8,7 +8,7 @@ from pathlib import Path
 
 from planaria.common.address import REACHABLE, Reach
 from planaria.common.errors import UserError
-from planaria.control.log.quorum_location import SCHEME
+from planaria.control.log.quorum import SCHEME
 from planaria.runtime.engine.machine_service import (
     AddressAccess,
     FolderAccess,

@@ -256,7 +256,7 @@ def _report_page(run: Path) -> ReportPage:
 
 
 def _run_report(run: Path) -> ReportPage:
-    from planaria.control.log.logs import read_run
+    from planaria.control.log.reader import read_run
     from planaria.report.run.report import body, write_page
     from planaria.report.run.sample_ledger import require_exactly_once
     from planaria.runtime.preparation import run_folders

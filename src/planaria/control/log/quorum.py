@@ -1,8 +1,8 @@
 """A quorum of holders: small processes that keep a run's shared log, of which any majority suffices.
 
-Pure: the messages, the answers of a holder (:func:`vote`, :func:`enrol`), and the founding of a run
-(:func:`found_run`). ``control/log/quorum_store.py`` has the operations of clients; ``runtime/shared_log/`` does the
-I/O.
+Pure: the location of the holders, the messages, the answers of a holder (:func:`vote`, :func:`enrol`), and the
+founding of a run (:func:`found_run`). ``control/log/quorum_store.py`` has the operations of clients;
+``runtime/shared_log/`` does the I/O.
 
 A holder that returns without its folder has forgotten its promises and must not vote again. Each folder has a random
 id, the ids of all holders are the run's roster, and each request to vote names the id of the folder that may answer.
@@ -10,21 +10,59 @@ id, the ids of all holders are the run's roster, and each request to vote names 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Sequence
 from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from planaria.common.errors import UserError
+from planaria.config.names import require_name
 from planaria.control.log.shared_log import MAX_BATCH_BYTES, Hex32
 
-_MAX_HOLDERS = 5
+SCHEME = "quorum://"
+_SIZES = (3, 5)
+"""supported numbers of holders"""
+_ADDRESS = re.compile(r"([^/\s:,]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
+_LOOPBACK = re.compile(r"127\..*|localhost|\[::1\]")
+"""hosts that may have several holders, for a trial on one machine"""
 WRITER_BYTES = 16
 MAX_VALUE_BYTES = WRITER_BYTES + MAX_BATCH_BYTES
 _FOREIGN = "its folder is not the one with which the run began, so it does not vote"
 Roster = dict[str, Hex32]
 """HOST:PORT of each holder → random id of its folder"""
 T = TypeVar("T")
+
+
+class QuorumLocation(NamedTuple):
+    """A parsed location."""
+
+    holders: tuple[str, ...]
+    """HOST:PORT of each"""
+    run: str
+    """name of the run; empty for ``fleet.shared_log``"""
+
+
+def parse_quorum_location(url: str, setting: str) -> QuorumLocation:
+    """Parse ``quorum://HOST:PORT,HOST:PORT,HOST:PORT[/RUN]``.
+
+    :raises UserError: naming ``setting``, if it is malformed, or its holders would not survive the loss of a machine.
+    """
+    listed, _, run = url.removeprefix(SCHEME).rstrip("/").partition("/")
+    holders = tuple(at.strip() for at in listed.split(",") if at.strip())
+    hosts = list[str]()
+    for at in holders:
+        address = _ADDRESS.fullmatch(at)
+        if address is None or not 1 <= int(address[2]) <= 65535:
+            raise UserError(f"{setting}: holder {at!r} is not an address; use HOST:PORT")
+        if holders.count(at) > 1 or (address[1] in hosts and not _LOOPBACK.fullmatch(address[1])):
+            raise UserError(f"{setting}: {address[1]} has two holders, which one loss would end; use another machine")
+        hosts.append(address[1])
+    if len(holders) not in _SIZES:
+        raise UserError(f"{setting}: {len(holders)} holders; use 3, of which one may be lost, or 5, of which two may")
+    if run:
+        require_name(run, f"{setting}: run")
+    return QuorumLocation(holders, run)
 
 
 class Ballot(NamedTuple):
@@ -65,7 +103,7 @@ class Enrolment(_Record):
     """Ask a holder for its membership, enrol it, or declare that all have enrolled."""
 
     kind: Literal["ask", "enrol", "found"]
-    roster: Annotated[Roster, Field(max_length=_MAX_HOLDERS)] = {}
+    roster: Annotated[Roster, Field(max_length=max(_SIZES))] = {}
 
 
 class Vote(_Record):

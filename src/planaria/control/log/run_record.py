@@ -150,16 +150,12 @@ class RunRecord:
     @property
     def turns(self) -> Iterator[Timed]:
         """Yield ``history`` without per-step reports of stages, except the last event of each part of the run."""
-        if isinstance(self.history, StreamedSequence):
-            return self.history.without(REPORTS)
-        return without_kinds(self.history, _kind, REPORTS)
+        return self._history_without(REPORTS)
 
     @cached_property
     def landmarks(self) -> list[Timed]:
         """``history`` without per-step events, except the last event of each part of the run."""
-        if isinstance(self.history, StreamedSequence):
-            return list(self.history.without(ROUTINE))
-        return list(without_kinds(self.history, _kind, ROUTINE))
+        return list(self._history_without(ROUTINE))
 
     @cached_property
     def starts(self) -> list[tuple[float, RunStarted]]:
@@ -172,6 +168,7 @@ class RunRecord:
             self._known[find] = find(self)
         return cast(Found, self._known[find])
 
-
-def _kind(timed: Timed) -> str:
-    return timed[1].kind
+    def _history_without(self, kinds: frozenset[str]) -> Iterator[Timed]:
+        if isinstance(self.history, StreamedSequence):
+            return self.history.without(kinds)
+        return without_kinds(self.history, lambda timed: timed[1].kind, kinds)

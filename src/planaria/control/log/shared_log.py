@@ -3,7 +3,7 @@
 An object is created once, under the next number: ``log/000000000001``, ``log/000000000002``, … Creating the next one is
 the only way to append, so a controller whose machine was believed lost cannot append to a log that another one
 continues. A new controller is elected by creating the next object with a higher term; it then has the whole log.
-``lease.json`` is rewritten while a controller leads. It only tells the others when to stand for election.
+``lease.json`` is rewritten while a controller leads; standbys stand for election when it is not.
 
 The store is a folder or bucket (``common/object_store.py``), or a quorum of holders (``control/log/quorum_store.py``).
 It is trusted: all who can write to it can lead the run.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.exchange.coded.choose import SchemeChoice, choose
 from planaria.exchange.coded.coded_report import MIN_ROUNDS, profile_of
 from planaria.exchange.coded.coding import make_coding

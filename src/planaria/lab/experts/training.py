@@ -20,7 +20,7 @@ import tomli_w
 from planaria.common import atomic
 from planaria.config import consent, recipe
 from planaria.config.schema import RunConfig
-from planaria.control.log.logs import METRICS
+from planaria.control.log.reader import METRICS
 from planaria.lab.experts.manifest import WEIGHTS
 from planaria.lab.trials.jobs import Job, JobSettings, Watcher, run_jobs
 from planaria.runtime.checkpoint.store import CheckpointStore

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import LogItem
+from planaria.control.log.reader import LogItem
 from planaria.control.log.run_record import StepMetric, ValidationMetric
 from planaria.exchange.coded.coded_facts import CloseRound, ResultsSent, RoundLate
 from planaria.pipeline.routing import ROUTINGS, routes, routes_vary, skip_stages

@@ -12,7 +12,7 @@ from pkgutil import resolve_name
 
 from planaria.common.errors import UserError
 from planaria.control.facts.events import RunStarted
-from planaria.control.log.logs import EVENTS, IN_MEMORY, LogFollower, LogItem
+from planaria.control.log.reader import EVENTS, IN_MEMORY, LogFollower, LogItem
 from planaria.control.log.run_record import REPORTS
 from planaria.report.live_page.frames import Frames, Json, StateChange
 from planaria.report.live_page.limits import KEEP_ALIVE_S, MAX_BATCH, POLL_S, READY_S

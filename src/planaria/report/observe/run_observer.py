@@ -19,8 +19,8 @@ from typing import NamedTuple
 from planaria.common.stdio import lost_output
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.run_log import RunLog, SharedHistory
 from planaria.control.log.run_record import Metric, StepMetric
+from planaria.control.log.writer import RunLog, SharedHistory
 from planaria.report.observe.observer_state import ObserverState
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.tracker import Setting, Tracker
@@ -67,7 +67,7 @@ class RunObserver:
         :param state: state folded from the log's earlier events; its display replaces ``progress``
         """
         self._offset = clock_offset_s
-        self._log = RunLog(folder, shared)
+        self._log, self._shared = RunLog(folder, shared), shared
         state = state or ObserverState(tokens_per_step, progress)
         self._progress, self._tally, self._metrics = state.progress, state.tally, state.metrics
         self._naming, self._sampling = state.naming, state.sampling
@@ -116,13 +116,16 @@ class RunObserver:
         self._track_recoveries(self._tally.apply_work_report(worked))
 
     def secure(self) -> None:
-        self._log.secure()
+        if self._shared is not None:
+            self._shared.secure()
 
     def check(self) -> None:
-        self._log.check()
+        if self._shared is not None:
+            self._shared.check()
 
     def when_lost(self, disconnect: Callable[[], object]) -> None:
-        self._log.when_lost(disconnect)
+        if self._shared is not None:
+            self._shared.when_lost(disconnect)
 
     @property
     def lost(self) -> bool:

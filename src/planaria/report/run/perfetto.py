@@ -21,7 +21,7 @@ from planaria.common.atomic import replace_atomically, write_error
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.recoveries import recoveries

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from planaria.config.model_config import GROUP
 from planaria.config.schema import RunConfig
 from planaria.control.facts.events import RunStarted
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.exchange.compress import compression_report
 from planaria.exchange.robust import robust_report

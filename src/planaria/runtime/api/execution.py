@@ -17,7 +17,7 @@ from planaria.config.registry import blame
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Finish
 from planaria.control.failover import FailoverState
-from planaria.control.log.logs import EVENTS, ID, identity, read_run
+from planaria.control.log.reader import EVENTS, ID, identity, read_run
 from planaria.control.log.state_file import STATE
 from planaria.models.families import make_family
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
@@ -43,8 +43,7 @@ from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.prepare import PreparedRun
 from planaria.runtime.preparation.run_start import Origin
 from planaria.runtime.resolved_run import ResolvedRun
-from planaria.runtime.shared_log.election import lead_run
-from planaria.runtime.shared_log.leadership import Leadership
+from planaria.runtime.shared_log.leadership import Leadership, lead_run
 from planaria.runtime.standby.followed_run import FollowedRun
 from planaria.runtime.worker.log_file import last_error
 

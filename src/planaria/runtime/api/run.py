@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from planaria.common.errors import UserError, suggestion
 from planaria.config.consent import permit_code
 from planaria.config.schema import RunConfig
-from planaria.control.log.logs import read_run
+from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report import page
 from planaria.report.run.recoveries import recoveries

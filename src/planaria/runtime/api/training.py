@@ -16,7 +16,7 @@ from planaria.common.stdio import Notify
 from planaria.config.consent import permit_code
 from planaria.config.schema import RunConfig
 from planaria.config.shipped import find
-from planaria.control.log.log_segments import DiskReserve
+from planaria.control.log.segments import DiskReserve
 from planaria.control.log.shared_log import LeadershipLost
 from planaria.models.foreign_weights import WeightsFile
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES

@@ -6,8 +6,8 @@
 
 Files of a memory file system survive their writer, but not a power failure. Each file appears complete, with digests.
 A snapshot has a folder for each label (part of the run, generation, step), and every file contains the label, so that a
-late write after a rollback cannot mix histories. The run's log (``control/log/logs.py``) determines the valid labels. A
-worker keeps its two newest snapshots, because others may not have written theirs yet.
+late write after a rollback cannot mix histories. The run's log (``control/log/reader.py``) determines the valid labels.
+A worker keeps its two newest snapshots, because others may not have written theirs yet.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from planaria.common.atomic import new_folder
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.filesystems import fetch, filesystem, require_reachable, without_password, wrap_errors
 from planaria.common.stdio import Notify
-from planaria.control.log.logs import ID, write_identity
+from planaria.control.log.reader import ID, write_identity
 from planaria.models.llama_stages import parameter_count
 from planaria.models.packing import HEADROOM
 from planaria.runtime.checkpoint.store import (

@@ -27,7 +27,6 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.facts.decisions import state_link
 from planaria.control.failover import FailoverState
-from planaria.control.log.log_lines import log_fact
 from planaria.control.log.state_file import STATE, StateWriter
 from planaria.control.protocols import FaultSource, Observer, RoutePlanner
 from planaria.control.run_deadlines import RunDeadlines
@@ -37,6 +36,7 @@ from planaria.control.stuck_workers import ActionDeadlines
 from planaria.control.worker_assignment import machine_loss_costs
 from planaria.exchange.coded.coded_facts import CloseRound
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
+from planaria.runtime.controller.fact_logging import log_fact
 from planaria.runtime.controller.manifest import manifest_of, saved_generations
 from planaria.runtime.controller.relay_watch import RelayWatch
 from planaria.runtime.fleet.base import Elastic, FaultRequested, Joined, Leaving, Left, Notice, Reported, WorkerEnded

@@ -61,7 +61,7 @@ def survey(
     demand = {(a, b): max(_capacity(links[a, b]), _capacity(links[b, a])) for a, b in links}
     setup = NodeSetup(config.host, new_key(), config.heartbeat_s, config.timeout_s)
     entry = partial(link_survey_node.main, setup)
-    fleet = LocalFleet(entry, PRELOAD, config.heartbeat_s, config.missed_heartbeats, start_s=config.start_timeout_s)
+    fleet = LocalFleet(entry, PRELOAD, config)
     try:
         leader = SurveyLeader(fleet, names, links, on_pair)
         leader.gather()

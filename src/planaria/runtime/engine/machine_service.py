@@ -28,8 +28,7 @@ from planaria.runtime.engine.run_files import local_workplace
 from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet import spawner
-from planaria.runtime.fleet.devices import require_devices
-from planaria.runtime.fleet.host_memory import free_memory
+from planaria.runtime.fleet.devices import free_memory, require_devices
 from planaria.runtime.fleet.joined_machine import Ending, Rejected, RunMembership
 from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE, RunAddress, read_key, read_run_address
 from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool

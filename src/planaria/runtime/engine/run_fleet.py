@@ -33,7 +33,7 @@ from planaria.runtime.worker import process
 from planaria.runtime.worker.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
 
 log = logging.getLogger(__name__)
-RETURN_LEASES = 3
+RETURN_FACTOR = 3
 """multiple of ``fleet.lease_s`` in which the machines of a lost controller return to the next one"""
 MIN_RETURN_S = 10.0
 """minimum seconds in which they return"""
@@ -159,7 +159,7 @@ def _open_joinable(
     invitation = RunInvitation(
         SETUP.dump_json(replace(remote, reach=Reach())).decode(), config.pipeline.stages + 1, setup.folder_id, files,
         request.first_machine, returning=request.returning,
-        return_s=max(MIN_RETURN_S, RETURN_LEASES * config.fleet.lease_s),
+        return_s=max(MIN_RETURN_S, RETURN_FACTOR * config.fleet.lease_s),
     )  # fmt: skip
     return JoinableFleet(start_local, config.fleet, host.host, setup.key, invitation, setup.folder)
 

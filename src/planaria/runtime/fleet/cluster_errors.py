@@ -6,9 +6,10 @@ import os
 import socket
 from collections.abc import Mapping
 
+import planaria
 from planaria.common.errors import UserError
 from planaria.runtime.fleet.devices import ON_CPUS, DeviceNeeds, require_devices
-from planaria.runtime.fleet.process_pool import NodeFacts, facts
+from planaria.runtime.fleet.process_pool import NodeFacts
 
 _CLIENT_PORT = 10001
 _ANSWER_S = 5.0
@@ -62,19 +63,13 @@ def explain(error: Exception, address: str, setting: str = "fleet.address =") ->
 
 def require_suitable(node: str, found: NodeFacts, needs: DeviceNeeds = ON_CPUS) -> None:
     """Raise UserError if a node's planaria version differs from this process's, or its devices cannot hold a worker."""
-    version = facts().version
-    if found.version != version:
+    own = planaria.__version__
+    if found.version != own:
         raise UserError(
-            f"Ray node {node} has planaria {found.version}, this process {version}: install the same on all nodes"
+            f"Ray node {node} has planaria {found.version}, this process {own}: install the same on all nodes"
         )
     workers = max(1, len(found.devices.devices))
     require_devices(f"Ray node {node}", needs, found.devices, workers, "let Ray know of no GPUs there (`--num-gpus 0`)")
-
-
-def require_files(node: str, wrong: str) -> None:
-    """Raise UserError if a node's files are unavailable; ``wrong``: the reason, or ""."""
-    if wrong:
-        raise UserError(f"Ray node {node}: {wrong}")
 
 
 def no_room(workers: int, bundle: Mapping[str, float], have: Mapping[str, float], free: Mapping[str, float]) -> str:

@@ -1,6 +1,6 @@
-"""The CUDA devices of a machine, their assignment to workers, and whether they suffice for a run.
+"""The CUDA devices and the free memory of a machine, the devices of its workers, and whether they suffice for a run.
 
-They are listed with ``nvidia-smi``, because a process that has initialised CUDA cannot fork workers that use it.
+Devices are listed with ``nvidia-smi``, because a process that has initialised CUDA cannot fork workers that use it.
 ``runtime/preparation/requirements.py`` computes the memory of a run's stages.
 """
 
@@ -11,8 +11,10 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from planaria.common.errors import UserError
 from planaria.config.names import WorkerId
@@ -25,6 +27,10 @@ UNKNOWN = 1 << 62
 """bytes of a device that shares the machine's memory; its limit is not checked"""
 _GPU = re.compile(r"GPU (\d+):")
 _INSTANCE = re.compile(r"\s+MIG \S*?(\d+)gb\S*\s+Device\s+\d+:\s+\(UUID: (MIG-[\w/-]+)\)")
+
+_GROUPS = Path("/sys/fs/cgroup")
+_LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+"""limit and usage of a control group, in version 2 and 1"""
 
 
 @dataclass(frozen=True)
@@ -184,3 +190,20 @@ def _output(program: str, *flags: str) -> str:
     """Run the program and return its output; SubprocessError or OSError if that fails."""
     done = subprocess.run([program, *flags], capture_output=True, text=True, timeout=_ANSWER_S, check=True)
     return done.stdout
+
+
+def free_memory(meminfo: Path = Path("/proc/meminfo"), groups: Path = _GROUPS) -> int:
+    """Return the bytes that new processes can use here, swap space included; 0 if the system does not report them."""
+    try:
+        lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines() if ":" in line)
+        free = sum(int(lines[name].split()[0]) << 10 for name in ("MemAvailable", "SwapFree"))
+    except (OSError, ValueError, KeyError, IndexError):
+        return 0
+    return min([free, *_within_groups(groups)])
+
+
+def _within_groups(groups: Path) -> Iterator[int]:
+    """Yield what the limits of this process's control groups leave."""
+    for limit, usage in _LIMITS:
+        with suppress(OSError, ValueError):  # none, or "max"
+            yield max(0, int((groups / limit).read_text()) - int((groups / usage).read_text()))

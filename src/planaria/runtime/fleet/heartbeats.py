@@ -13,8 +13,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
+from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet.process import Activity
 from planaria.runtime.fleet.spawner import START_S
 
@@ -62,6 +63,11 @@ class HeartbeatMonitor(Generic[Worker]):
         self._reported: set[Worker] = set()
         self._gaps: deque[tuple[float, float]] = deque()
         """(when, seconds) of recent gaps, each longer than all later ones"""
+
+    @classmethod
+    def of(cls, config: FleetConfig) -> Self:
+        """Return the monitor of a fleet's workers."""
+        return cls(config.heartbeat_s, config.missed_heartbeats, start_s=config.start_timeout_s)
 
     def expect(self, worker: Worker) -> None:
         """Monitor a worker that has not reported yet."""

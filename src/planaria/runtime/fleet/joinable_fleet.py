@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -30,7 +31,6 @@ from planaria.runtime.fleet.files import FileServer
 from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
 from planaria.runtime.fleet.joining import ConnectionClosing, publish_run_address
 from planaria.runtime.fleet.remote import HostReportQueue, Lost, RemoteFleet, Spawned, Unreturned
-from planaria.runtime.fleet.spawner import START_S
 from planaria.runtime.transport.listener import ConnectingPeer, no_answer
 
 _MAX_MACHINES = 64
@@ -80,16 +80,13 @@ class JoinedMachines:
         queue: HostReportQueue,
         control_listener: ControlListener,
         info: RunInvitation,
-        silence_s: float,
-        start_s: float = START_S,
+        config: FleetConfig,
     ) -> None:
-        """:param silence_s: seconds after which a silent machine is lost
-        :param start_s: limit for a machine's preparation
-        """
         self._queue = queue
         self._info = info
-        self._silence_s = silence_s
-        self._start_s = start_s
+        self._start_s = config.start_timeout_s
+        self._missed_beats = config.heartbeat_s * config.missed_heartbeats / joining.BEAT_S
+        """heartbeats of a machine: it is lost if it is silent for as long as a worker may be"""
         self._awaited = info.awaited
         self._machines: dict[str, _Machine] = {}
         self._host_of: dict[str, str] = {}
@@ -104,6 +101,7 @@ class JoinedMachines:
         self._expected = {name for workers in info.returning.values() for name in workers}
         self._host_of |= {worker: host for host, workers in info.returning.items() for worker, _ in workers}
         control_listener.on_join = self._receive
+        control_listener.on_file_request = FileServer(info.files).serve
         if info.returning:
             self._return_timer = threading.Timer(info.return_s, self._give_up_returning)
             self._return_timer.daemon = True
@@ -176,7 +174,7 @@ class JoinedMachines:
         :raises UserError: if it is unsuitable.
         :raises OSError: if it is silent for too long, or sends an unexpected message.
         """
-        silence = HeartbeatMonitor[str](joining.BEAT_S, self._silence_s / joining.BEAT_S, start_s=self._start_s)
+        silence = HeartbeatMonitor[str](joining.BEAT_S, self._missed_beats, start_s=self._start_s)
         silence.expect(machine.host)  # until it has the run's files and has imported what workers need
         name = machine.host  # a machine that returns has another one in the run
         while True:
@@ -310,33 +308,24 @@ class JoinableFleet:
         The file is written before the run's own workers start, so that machines can check whether they see the folder.
         :raises UserError: if ``fleet.port`` is taken or ``host`` is not an address of this machine.
         """
-        silence_s = config.heartbeat_s * config.missed_heartbeats
-
-        def joined_machines(queue: HostReportQueue, control_listener: ControlListener) -> JoinedMachines:
-            control_listener.on_file_request = FileServer(info.files).serve
-            self._machines = JoinedMachines(queue, control_listener, info, silence_s, config.start_timeout_s)
-            self._control_listener = control_listener
-            return self._machines
-
-        beats = config.heartbeat_s, config.missed_heartbeats
-        self._remote = RemoteFleet(
-            host, config.port, key, *beats, joined_machines, config.advertise, config.start_timeout_s
-        )
+        machines = partial(JoinedMachines, info=info, config=config)
+        self._remote = RemoteFleet(config, host, key, machines, config.port, config.advertise)
+        self._machines = self._remote.hosts
         self._on_machines = {worker for workers in info.returning.values() for worker, _ in workers}
         """workers on joined machines"""
         for worker, incarnation in sorted(name for workers in info.returning.values() for name in workers):
             self._remote.expect_return(worker, incarnation)
         with ExitStack() as cleanup:
             cleanup.callback(self._remote.close, patience_s=0.0)
-            self._address_file = publish_run_address(folder, self._control_listener.address, key, info.folder_id)
+            self._address_file = publish_run_address(folder, self.address, key, info.folder_id)
             cleanup.callback(self._address_file.unlink, missing_ok=True)
-            self._local = start_local(self._control_listener.inside)
+            self._local = start_local(self._remote.control_listener.inside)
             cleanup.pop_all()
 
     @property
     def address(self) -> str:
         """HOST:PORT that machines join."""
-        return self._control_listener.address
+        return self._machines.address
 
     def spawn(self, worker: str, incarnation: int, host: str = "") -> None:
         if host:

@@ -43,7 +43,7 @@ from planaria.runtime.fleet.devices import (
 )
 from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
 from planaria.runtime.fleet.process import WorkerProcess, activity
-from planaria.runtime.fleet.spawner import START_S, spawner
+from planaria.runtime.fleet.spawner import spawner
 
 
 @dataclass(eq=False)
@@ -67,17 +67,13 @@ class LocalFleet:
         self,
         entry: Entry,
         preload: list[str],
-        heartbeat_s: float,
-        missed_heartbeats: int,
+        config: FleetConfig,
         devices: Sequence[Device] = (),
-        start_s: float = START_S,
     ) -> None:
-        """``devices``: one is visible to each worker. ``start_s``: limit for a worker's start."""
-        self._entry = entry
-        self._preload = preload
-        self._devices = devices
-        self._start_s = start_s
-        self._silence: HeartbeatMonitor[_Process] = HeartbeatMonitor(heartbeat_s, missed_heartbeats, start_s=start_s)
+        """``devices``: one is visible to each worker."""
+        self._entry, self._preload, self._devices = entry, preload, devices
+        self._start_s = config.start_timeout_s
+        self._silence = HeartbeatMonitor[_Process].of(config)
         self._spawner = spawner()
         self._spawner.prepare(preload)
         self._workers: dict[str, _Process] = {}
@@ -89,8 +85,8 @@ class LocalFleet:
         device = self._device(worker)
         run, fd = partial(_enter, self._entry, device, worker, incarnation), os.dup(theirs.fileno())
         theirs.close()
-        called, start_s = f"planaria {worker}.{incarnation}", self._start_s
-        process = self._spawner.spawn(called, run, self._preload, [fd], start_s=start_s)
+        name = f"planaria {worker}.{incarnation}"
+        process = self._spawner.spawn(name, run, self._preload, [fd], start_s=self._start_s)
         self._workers[worker] = _Process(worker, incarnation, process, ours, device)
         self._everyone.append(self._workers[worker])
 
@@ -202,10 +198,7 @@ class _LocalHost:
 
     def fleet(self, work: FleetWork) -> Fleet:
         devices = devices_here(work.needs, work.workers).devices
-        config = self.config
-        return LocalFleet(
-            work.entry, work.preload, config.heartbeat_s, config.missed_heartbeats, devices, config.start_timeout_s
-        )
+        return LocalFleet(work.entry, work.preload, self.config, devices)
 
 
 def devices_here(needs: DeviceNeeds, workers: int) -> Inventory:

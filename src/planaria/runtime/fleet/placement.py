@@ -19,7 +19,7 @@ from planaria.common.errors import UserError
 from planaria.config.names import WorkerId
 from planaria.runtime.fleet.base import Leaving
 from planaria.runtime.fleet.bundles import Bundle, Bundles
-from planaria.runtime.fleet.cluster_errors import cannot_serve, require_files, require_suitable, why
+from planaria.runtime.fleet.cluster_errors import cannot_serve, require_suitable, why
 from planaria.runtime.fleet.devices import ON_CPUS, DeviceNeeds
 from planaria.runtime.fleet.process_pool import NodeFacts
 from planaria.runtime.fleet.remote import HostReportQueue, Lost, Spawned
@@ -101,7 +101,8 @@ class Placement:
         for node, node_facts in self._answers("facts", patience_s):
             require_suitable(node, node_facts, self._needs)
         for node, failure in self._answers("fetch_files", _FETCH_S):
-            require_files(node, failure)
+            if failure:
+                raise UserError(f"Ray node {node}: {failure}")
         self._thread.start()
 
     # ---- called by the controller's thread
@@ -229,8 +230,8 @@ class Placement:
             if isinstance(answer, NodeFacts):
                 require_suitable(name, answer, self._needs)
                 self._ask(pool, "fetch_files", then=partial(self._check_node, node, pool))
-            else:
-                require_files(name, answer)
+            elif answer:
+                raise UserError(f"Ray node {name}: {answer}")
         except UserError as error:
             self._bundles.avoided_nodes.add(node)
             self._lose_all(node, str(error))

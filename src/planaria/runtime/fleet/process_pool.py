@@ -7,7 +7,6 @@ It does not depend on Ray; ``runtime/fleet/ray.py`` makes it an actor. Workers a
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import signal
 import tempfile
@@ -51,7 +50,7 @@ class PoolConfiguration:
     prepare_workplace: PrepareWorkplace
     preload: list[str]
     address: str
-    """address of the controller's switchboard"""
+    """address of the controller"""
     key: bytes = field(repr=False)
     needs: DeviceNeeds = ON_CPUS
     machine: str = ""
@@ -71,30 +70,24 @@ class NodeFacts:
     """Properties of a node, compared with the controller's before a worker starts there."""
 
     version: str
-    python: str
     devices: Inventory = NO_INVENTORY
     """its CUDA devices, if the run needs some"""
-
-
-def facts(devices: Inventory = NO_INVENTORY) -> NodeFacts:
-    """Return the facts of this process."""
-    return NodeFacts(planaria.__version__, platform.python_version(), devices)
 
 
 class ProcessPool:
     """Starts and signals the workers of a node. Methods are thread-safe."""
 
-    def __init__(self, orders: PoolConfiguration) -> None:
-        self._orders, self._guarded = orders, threading.Lock()
-        consent.inherit(orders.consent)
+    def __init__(self, config: PoolConfiguration) -> None:
+        self._config, self._guarded = config, threading.Lock()
+        consent.inherit(config.consent)
         self._children: dict[WorkerId, WorkerProcess] = {}
         self._homes: dict[WorkerId, str] = {}
         """device of each worker"""
-        self._found = inventory() if orders.needs.cuda else NO_INVENTORY
+        self._found = inventory() if config.needs.cuda else NO_INVENTORY
         self._spawner = spawner()
         self._preparing = threading.Lock()
         self._workplace: Workplace | None = None
-        self.address = orders.address
+        self.address = config.address
         """address of the controller that leads, to which new workers connect"""
         self._scratch = tempfile.TemporaryDirectory(prefix="planaria-pool-")
         self._left = Path(self._scratch.name) / "left"
@@ -102,7 +95,7 @@ class ProcessPool:
 
     def facts(self) -> NodeFacts:
         """Return the facts of this node."""
-        return facts(self._found)
+        return NodeFacts(planaria.__version__, self._found)
 
     def fetch_files(self) -> str:
         """Find or fetch the run's files; return why that failed, or an empty string if it succeeded."""
@@ -117,7 +110,7 @@ class ProcessPool:
 
     def warm_up(self) -> None:
         """Wait until the fork server has imported what workers need."""
-        self._spawner.spawn("planaria warm-up", _do_nothing, self._orders.preload, start_s=self._orders.start_s).join()
+        self._spawner.spawn("planaria warm-up", _do_nothing, self._config.preload, start_s=self._config.start_s).join()
 
     def start(self, worker: str, incarnation: int, device: str = "") -> int:
         """Fork a worker, which connects to the controller; return its process id.
@@ -125,7 +118,7 @@ class ProcessPool:
         If the run needs CUDA, the worker sees only the given device of the node, or one that is chosen here.
         :raises OSError: if no worker can start here.
         """
-        orders = self._orders
+        config = self._config
         try:
             workplace = self._prepare_workplace()
         except UserError as error:
@@ -135,11 +128,11 @@ class ProcessPool:
             self._homes = {key: home for key, home in self._homes.items() if key in self._children}
             if self._found.devices:
                 device = device or device_of(worker, self._found.devices, self._homes)
-            standbys = tuple(at for at in orders.standbys if at != self.address)
-            controllers = _Controllers((self.address, *standbys), orders.key, orders.orphan_s)
+            standbys = tuple(at for at in config.standbys if at != self.address)
+            controllers = _Controllers((self.address, *standbys), config.key, config.orphan_s)
             run = partial(_enter, controllers, self._left, workplace.entry, device, worker, incarnation)
             child = self._spawner.spawn(
-                f"planaria {worker}.{incarnation}", run, orders.preload, cwd=workplace.cwd, start_s=orders.start_s
+                f"planaria {worker}.{incarnation}", run, config.preload, cwd=workplace.cwd, start_s=config.start_s
             )
             key = WorkerId(worker, incarnation)
             self._children[key], self._homes[key] = child, device
@@ -174,11 +167,11 @@ class ProcessPool:
 
     def _prepare_workplace(self) -> Workplace:
         """Return the workplace; UserError if the run's files are unavailable."""
-        orders = self._orders
+        config = self._config
         with self._preparing:
             if self._workplace is None:
-                self._workplace = orders.prepare_workplace(orders.address, orders.machine)
-                self._spawner.prepare(orders.preload)
+                self._workplace = config.prepare_workplace(config.address, config.machine)
+                self._spawner.prepare(config.preload)
             return self._workplace
 
 

@@ -138,26 +138,25 @@ def _start(cpus: int) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class RayFleet(RemoteFleet):
+class RayFleet(RemoteFleet[Placement]):
     """The fleet protocol on a Ray cluster."""
 
     def __init__(self, host: str, config: FleetConfig, work: FleetWork) -> None:
         """Start the process pools; UserError if a node is unsuitable, or the cluster too small."""
 
-        def make_placement(queue: HostReportQueue, board: ControlListener) -> Placement:
-            board.on_file_request = FileServer(work.files).serve
-            orders = PoolConfiguration(
-                work.prepare_workplace, work.preload, board.address, board.key, work.needs,
+        def make_placement(queue: HostReportQueue, listener: ControlListener) -> Placement:
+            listener.on_file_request = FileServer(work.files).serve
+            configuration = PoolConfiguration(
+                work.prepare_workplace, work.preload, listener.address, listener.key, work.needs,
                 consent=consent.current_consent(), start_s=config.start_timeout_s,
             )  # fmt: skip
             placement = Placement(
-                _Ray(orders, work.workers, worker_resources(config, work.needs.cuda)), queue, work.needs
+                _Ray(configuration, work.workers, worker_resources(config, work.needs.cuda)), queue, work.needs
             )
             placement.prepare(_READY_S)
             return placement
 
-        beats = config.heartbeat_s, config.missed_heartbeats
-        super().__init__(host, 0, work.key, *beats, make_placement, start_s=config.start_timeout_s)
+        super().__init__(config, host, work.key, make_placement)
 
 
 def worker_resources(config: FleetConfig, cuda: bool) -> dict[str, float]:
@@ -168,9 +167,9 @@ def worker_resources(config: FleetConfig, cuda: bool) -> dict[str, float]:
 class _DrainAware(ProcessPool):
     """A process pool that reports the draining of its node."""
 
-    def __init__(self, orders: PoolConfiguration) -> None:
+    def __init__(self, config: PoolConfiguration) -> None:
         die_with_parent()  # end with the node
-        super().__init__(orders)
+        super().__init__(config)
 
     def until_drained(self) -> int:
         """Wait until the node drains; return the deadline in milliseconds since 1970, 0 without one."""
@@ -186,9 +185,9 @@ class _Ray:
 
     errors: tuple[type[Exception], ...] = (RayError,)
 
-    def __init__(self, orders: PoolConfiguration, workers: int, resources: dict[str, float]) -> None:
+    def __init__(self, config: PoolConfiguration, workers: int, resources: dict[str, float]) -> None:
         """Reserve a bundle of these ``resources`` for each worker; UserError if there is no room."""
-        self._orders, self._resources = orders, resources
+        self._config, self._resources = config, resources
         self._devices: dict[tuple[Bundle, str], Future[str]] = {}
         """device check of each bundle and the node that held it"""
         self._groups: dict[int, PlacementGroup] = {}
@@ -229,7 +228,7 @@ class _Ray:
         if "GPU" in self._resources:
             options["runtime_env"] = {"env_vars": _ALL_DEVICES}
         options["scheduling_strategy"] = where
-        return ray.remote(_DrainAware).options(**options).remote(replace(self._orders, machine=node[:8]))
+        return ray.remote(_DrainAware).options(**options).remote(replace(self._config, machine=node[:8]))
 
     def ask(self, pool: Any, method: str, *arguments: object) -> Future[Any]:
         return cast("Future[Any]", getattr(pool, method).remote(*arguments).future())

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from planaria.config.names import WorkerId
+from planaria.config.schema import FleetConfig
 from planaria.runtime.fleet.base import (
     MAX_REPORT_BYTES,
     THAW_LIMIT_S,
@@ -26,7 +27,6 @@ from planaria.runtime.fleet.base import (
 )
 from planaria.runtime.fleet.control_connections import ControlConnection, ControlListener
 from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
-from planaria.runtime.fleet.spawner import START_S
 from planaria.runtime.transport.listener import ConnectingPeer
 
 
@@ -42,6 +42,9 @@ class Hosts(Protocol):
     def signal(self, worker: str, incarnation: int, number: int) -> None: ...
 
     def close(self) -> None: ...
+
+
+HostsType = TypeVar("HostsType", bound=Hosts)
 
 
 @dataclass(frozen=True)
@@ -120,36 +123,33 @@ class HostReportQueue:
         self._waker.close()
 
 
-class RemoteFleet:
+class RemoteFleet(Generic[HostsType]):
     """The fleet protocol over TCP. A worker is lost with its connection, by its host's report, or by silence."""
 
     def __init__(
         self,
+        config: FleetConfig,
         host: str,
-        port: int,
         key: bytes,
-        heartbeat_s: float,
-        missed_heartbeats: int,
-        hosts: Callable[[HostReportQueue, ControlListener], Hosts],
+        hosts: Callable[[HostReportQueue, ControlListener], HostsType],
+        port: int = 0,
         advertise: str = "",
-        start_s: float = START_S,
     ) -> None:
         """Listen at ``host`` for connections with the ``key``; ``hosts`` makes the object that starts workers.
-        ``start_s``: limit for a worker's start.
 
         :raises UserError: if the port is taken or ``host`` is not an address of this machine.
         """
-        self._silence: HeartbeatMonitor[_Worker] = HeartbeatMonitor(heartbeat_s, missed_heartbeats, start_s=start_s)
+        self._silence = HeartbeatMonitor[_Worker].of(config)
         self._queue = HostReportQueue()
-        self._control_listener = ControlListener(
+        self.control_listener = ControlListener(
             host, port, key, MAX_REPORT_BYTES, lambda *call: self._queue.put(call), advertise
         )
         self._workers: dict[str, _Worker] = {}
         self._everyone: list[_Worker] = []
         try:
-            self._hosts = hosts(self._queue, self._control_listener)
+            self.hosts = hosts(self._queue, self.control_listener)
         except BaseException:
-            self._control_listener.close()
+            self.control_listener.close()
             self._queue.close()
             raise
 
@@ -157,7 +157,7 @@ class RemoteFleet:
         self._reap()
         self._workers[worker] = _Worker(worker, incarnation)
         self._everyone.append(self._workers[worker])
-        self._hosts.start(worker, incarnation)
+        self.hosts.start(worker, incarnation)
 
     def expect_return(self, worker: str, incarnation: int) -> None:
         """Expect a worker that a former controller has started; orders to it wait until it has connected."""
@@ -174,7 +174,7 @@ class RemoteFleet:
 
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
         if self._find(worker, incarnation) is not None:
-            self._hosts.signal(worker, incarnation, number)
+            self.hosts.signal(worker, incarnation, number)
 
     def waitables(self) -> list[Any]:
         connections = (w.connection for w in self._everyone)
@@ -249,7 +249,7 @@ class RemoteFleet:
             return []
         worker.ended = True
         self._silence.forget(worker)
-        self._hosts.release_slot(worker.worker, worker.incarnation)
+        self.hosts.release_slot(worker.worker, worker.incarnation)
         return [notice]
 
     def _send(self, worker: _Worker, text: bytes) -> None:
@@ -264,7 +264,7 @@ class RemoteFleet:
             if worker.connection is None or worker.connection.closed:
                 self._everyone.remove(worker)
             elif worker.last_seen is not None and time.monotonic() - worker.last_seen > THAW_LIMIT_S:
-                self._hosts.signal(worker.worker, worker.incarnation, signal.SIGKILL)
+                self.hosts.signal(worker.worker, worker.incarnation, signal.SIGKILL)
 
     def _find(self, worker: str, incarnation: int) -> _Worker | None:
         return next((w for w in self._everyone if _id(w) == (worker, incarnation)), None)
@@ -280,8 +280,8 @@ class RemoteFleet:
         deadline = time.monotonic() + patience_s
         while any(not w.ended for w in self._everyone) and (remaining_s := deadline - time.monotonic()) > 0:
             self.poll(remaining_s)
-        self._hosts.close()
-        self._control_listener.close()
+        self.hosts.close()
+        self.control_listener.close()
         for worker in self._everyone:
             if worker.connection is not None:
                 worker.connection.close()

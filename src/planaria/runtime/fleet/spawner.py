@@ -110,10 +110,8 @@ class _Server:
         if self._ready:
             return
         self._await(self._control_socket, start_s)
-        answer, failure = (
-            self._control_socket.recv(MAX_REASON),
-            "the fork server exited while it imported what workers need",
-        )
+        failure = "the fork server exited while it imported what workers need"
+        answer = self._control_socket.recv(MAX_REASON)
         if not answer:
             raise OSError(failure)
         if answer != READY:

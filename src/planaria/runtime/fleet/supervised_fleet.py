@@ -46,11 +46,7 @@ def start_supervisor(
     :param progress: whether standbys show the run's progress
     :raises UserError: if it cannot be started.
     """
-    supervisor = SupervisorConfig(
-        folder.absolute(), work.entry, work.preload, config.heartbeat_s, config.missed_heartbeats, list(devices),
-        config.start_timeout_s, config.orphan_s, shared,
-        config.standby == "auto", progress,
-    )  # fmt: skip
+    supervisor = SupervisorConfig(folder.absolute(), work.entry, work.preload, config, devices, shared, progress)
     ours, theirs = Pipe()
     handle = os.dup(theirs.fileno())
     theirs.close()

@@ -20,7 +20,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ from pydantic import ValidationError
 
 from planaria.common import logs
 from planaria.config.names import WorkerId
+from planaria.config.schema import FleetConfig
 from planaria.control.log.line_format import report_kind_of
 from planaria.runtime.fleet.base import Entry, Fleet, Notice, Reported, WorkerEnded
 from planaria.runtime.fleet.devices import Device
@@ -76,14 +77,9 @@ class SupervisorConfig:
     folder: Path
     entry: Entry
     preload: list[str]
-    heartbeat_s: float
-    missed_heartbeats: int
-    devices: list[Device]
-    start_s: float
-    orphan_s: float
+    fleet: FleetConfig
+    devices: Sequence[Device]
     shared: str = field(repr=False)
-    keep_standby: bool = False
-    """whether to keep a standby"""
     progress: bool = False
     """whether standbys show the run's progress"""
 
@@ -104,9 +100,8 @@ class WorkerSupervisor:
     def __init__(self, config: SupervisorConfig, fleet: Fleet | None = None) -> None:
         """:param fleet: the workers; by default processes of this machine."""
         self._config = config
-        self._fleet: Fleet = fleet or LocalFleet(
-            config.entry, config.preload, config.heartbeat_s, config.missed_heartbeats, config.devices, config.start_s
-        )
+        self._fleet: Fleet = fleet or LocalFleet(config.entry, config.preload, config.fleet, config.devices)
+        self._orphan_s = config.fleet.orphan_s
         self._listener = _listen(config.folder)
         self._inode = (config.folder / SOCKET).stat().st_ino
         self._leader: Connection | None = None
@@ -126,7 +121,7 @@ class WorkerSupervisor:
         self._flushed = 0
         """number of the last notice sent to the leader"""
         self._over = False
-        self._standby = StandbyProcess(self._spawn_standby) if config.keep_standby else None
+        self._standby = StandbyProcess(self._spawn_standby) if config.fleet.standby == "auto" else None
         self._leader_pid, self._next_look = 0, 0.0
         self._warned = False
         """whether the warning that no controller leads has been logged"""
@@ -138,7 +133,7 @@ class WorkerSupervisor:
     def run(self) -> None:
         """Relay until the run is over, or no controller leads for ``orphan_s``."""
         try:
-            while not self._over and (self._leader or time.monotonic() - self._led < self._config.orphan_s):
+            while not self._over and (self._leader or time.monotonic() - self._led < self._orphan_s):
                 connections = [*self._greeting, *([self._leader] if self._leader else [])]
                 ready = wait([self._listener, *connections, *self._fleet.waitables()], CHECK_INTERVAL_S)
                 for notice in self._fleet.poll(0.0):
@@ -157,7 +152,7 @@ class WorkerSupervisor:
                 log.warning(
                     "no controller has led %s for %g s (fleet.orphan_s); its workers end. To continue from the newest "
                     "checkpoint: `planaria train --resume %s`",
-                    self._config.folder, self._config.orphan_s, self._config.folder,
+                    self._config.folder, self._orphan_s, self._config.folder,
                 )  # fmt: skip
         finally:
             if self._standby is not None:
@@ -185,7 +180,7 @@ class WorkerSupervisor:
         log.warning(
             "no controller leads %s; its workers end after %g s (fleet.orphan_s). To lead them: "
             "`planaria train --resume %s`",
-            self._config.folder, self._config.orphan_s, self._config.folder,
+            self._config.folder, self._orphan_s, self._config.folder,
         )  # fmt: skip
 
     def _is_ours(self) -> bool:

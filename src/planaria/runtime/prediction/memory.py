@@ -13,8 +13,7 @@ from planaria.models.activations import PassMode
 from planaria.models.families import frozen_parameters, make_family, trained_parameters
 from planaria.pipeline.network.costs import FP32_BYTES, message_bytes
 from planaria.pipeline.plan.build import max_in_flight
-from planaria.runtime.fleet.devices import NO_INVENTORY, Inventory, device_of, inventory
-from planaria.runtime.fleet.host_memory import free_memory
+from planaria.runtime.fleet.devices import NO_INVENTORY, Inventory, device_of, free_memory, inventory
 from planaria.runtime.prediction.copy_costs import copies_held, shadowed_stages
 from planaria.runtime.prediction.traffic import exchange_costs
 from planaria.runtime.preparation.requirements import stage_state_bytes

@@ -14,8 +14,7 @@ from planaria.config.schema import RunConfig
 from planaria.models.families import stage_parameters, trained_parameters
 from planaria.models.llama_stages import stage_layers
 from planaria.pipeline.network.costs import Costs, message_bytes
-from planaria.runtime.fleet.devices import NO_INVENTORY, Inventory
-from planaria.runtime.fleet.host_memory import free_memory
+from planaria.runtime.fleet.devices import NO_INVENTORY, Inventory, free_memory
 from planaria.runtime.prediction.memory import (
     StageMemory,
     combined_peak,

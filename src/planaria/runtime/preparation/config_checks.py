@@ -12,7 +12,7 @@ import torch
 from planaria.common.errors import UserError
 from planaria.config.model_config import AdapterConfig
 from planaria.config.schema import RunConfig
-from planaria.control.log.quorum_location import SCHEME, parse_quorum_location
+from planaria.control.log.quorum import SCHEME, parse_quorum_location
 from planaria.exchange.coded.coded_worker import coded_steps
 from planaria.exchange.compress.checks import require_messages
 from planaria.exchange.registry import make_exchange

@@ -15,7 +15,7 @@ from planaria.config import recipe
 from planaria.config.options import Options
 from planaria.config.schema import ChaosConfig, OptimConfig, RunConfig
 from planaria.control.facts.events import Recut, ReplicaPosition, RunShape
-from planaria.control.log.logs import EVENTS
+from planaria.control.log.reader import EVENTS
 from planaria.control.log.state_file import read_state
 from planaria.data.tokenizer import Tokenizer
 from planaria.exchange.compress.checks import require_same_feedback

@@ -18,7 +18,7 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.log.line_format import kind_of
-from planaria.control.log.logs import EVENTS, not_a_run
+from planaria.control.log.reader import EVENTS, not_a_run
 from planaria.data.dialogues import training_template
 from planaria.data.shards import Data
 from planaria.faults.trace import Trace, trace_text

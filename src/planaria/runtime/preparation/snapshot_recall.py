@@ -9,7 +9,7 @@ from planaria.common.errors import UserError
 from planaria.common.stdio import Notify
 from planaria.config.schema import RunConfig
 from planaria.control.facts.run_started import RunStarted, SnapshotLabel
-from planaria.control.log.logs import SurvivingSteps, step_boundaries
+from planaria.control.log.reader import SurvivingSteps, step_boundaries
 from planaria.recovery.base import DamagedReplica
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder, Owner, remove_orphaned, require_room
 from planaria.runtime.checkpoint.store import SealedCheckpoint

@@ -21,8 +21,18 @@ from typing import TypeVar
 
 from planaria.common.errors import UserError
 from planaria.common.object_store import Retry, Store, StoreUnreachable
-from planaria.control.log.quorum import Answer, Answers, Request, Roster, Round, Rounds, found_run, with_folder_id
-from planaria.control.log.quorum_location import SCHEME, parse_quorum_location
+from planaria.control.log.quorum import (
+    SCHEME,
+    Answer,
+    Answers,
+    Request,
+    Roster,
+    Round,
+    Rounds,
+    found_run,
+    parse_quorum_location,
+    with_folder_id,
+)
 from planaria.control.log.quorum_store import QuorumStore
 from planaria.control.log.shared_log import SharedLog
 from planaria.runtime.fleet.joining import read_key

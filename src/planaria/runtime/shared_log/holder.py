@@ -30,14 +30,15 @@ from planaria.control.log.quorum import (
     Answer,
     Ballot,
     Enrolment,
+    QuorumLocation,
     QuorumMember,
     Request,
     Slot,
     Vote,
     enrol,
+    parse_quorum_location,
     vote,
 )
-from planaria.control.log.quorum_location import QuorumLocation, parse_quorum_location
 from planaria.runtime.fleet.joining import read_or_create_key
 from planaria.runtime.shared_log.messages import TRANSFER_S, greeting_of, receive_request, send
 from planaria.runtime.transport.listener import EdgeListener, cause

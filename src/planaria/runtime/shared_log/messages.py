@@ -16,8 +16,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from planaria.common.documents import first_error
-from planaria.control.log.quorum import MAX_VALUE_BYTES, Answer, Enrolment, Request, Vote
-from planaria.control.log.quorum_location import QuorumLocation
+from planaria.control.log.quorum import MAX_VALUE_BYTES, Answer, Enrolment, QuorumLocation, Request, Vote
 from planaria.runtime.transport.secure import read_exactly
 
 TRANSFER_S = 30.0

@@ -10,8 +10,8 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Seal
 from planaria.control.facts.events import ControllerEnd
 from planaria.control.failover import MAX_FAILED_CONTROLLERS, FailoverFold, FailoverState
-from planaria.control.log.log_segments import RotatingLog
-from planaria.control.log.logs import METRICS, LogFollower
+from planaria.control.log.reader import METRICS, LogFollower
+from planaria.control.log.segments import RotatingLog
 from planaria.report.observe.observer_state import ObserverState
 from planaria.report.observe.progress import NoProgress
 

@@ -1,7 +1,7 @@
 """A standby on another machine: follows a run's shared log, and leads the run if its controller is lost.
 
-The standby copies the log into its own folder. When the lease has not been renewed for ``fleet.lease_s``, it
-stands for election (``control/log/shared_log.py``), and then leads the run from its own folder, at an address that the
+The standby copies the log into its own folder. When the controller has been silent for the election timeout, it stands
+for election (``runtime/standby/takeover.py``), and then leads the run from its own folder, at an address that the
 workers know (``fleet.standby_at``). Machines that had joined return to it with their workers; the workers of the lost
 machine are replaced. A standby that leads and is replaced in turn follows the log again.
 """
@@ -21,9 +21,8 @@ from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Finish
 from planaria.control.failover import FailoverState
-from planaria.control.log import log_segments
-from planaria.control.log.log_copy import LogCopy, RunEnd
-from planaria.control.log.logs import EVENTS, ID, METRICS
+from planaria.control.log import segments
+from planaria.control.log.reader import EVENTS, ID, METRICS
 from planaria.control.log.shared_log import BEGIN, LeadershipLost, LogAppender, SharedLog, SharedPosition
 from planaria.runtime.api.execution import Callbacks, RunExecution, StandbyTakeover, display_of, mirror_of
 from planaria.runtime.api.run import Run
@@ -35,9 +34,9 @@ from planaria.runtime.preparation.prepare import prepare
 from planaria.runtime.preparation.resumption import require_same_data
 from planaria.runtime.preparation.run_start import START
 from planaria.runtime.shared_log.client import open_shared_log
-from planaria.runtime.shared_log.election import KEY_PROOF, proof_of, require_usable
-from planaria.runtime.shared_log.leadership import Leadership
+from planaria.runtime.shared_log.leadership import KEY_PROOF, Leadership, proof_of, require_usable
 from planaria.runtime.standby.followed_run import FollowedRun
+from planaria.runtime.standby.takeover import ControllerWatch, RunEnd
 from planaria.runtime.transport.listener import require_free
 
 FOLLOW_S = 10.0
@@ -102,14 +101,14 @@ class Candidate:
             run = FollowedRun(self._folder, self._config, display_of(self._callbacks), measure=True)
             run.advance()
             saved = run.saved
-            copy = self._copy(run, end)
-            if (appender := copy.follow(self._callbacks.stopped)) is None:
+            watch = self._watch(run, end)
+            if (appender := watch.follow(self._callbacks.stopped)) is None:
                 if self._callbacks.stopped():
                     raise RunStopped("stopped; another machine leads the run")
-                if copy.finish is not None:
-                    self._callbacks.notify(_ended(copy.finish))
+                if watch.finish is not None:
+                    self._callbacks.notify(_ended(watch.finish))
                 return None
-            failover = run.lost("silent", copy.noticed)
+            failover = run.lost("silent", watch.noticed)
             if failover.finish is not None:  # its resumption was lost before the first step
                 self._callbacks.notify(_ended(failover.finish))
                 return None
@@ -118,25 +117,25 @@ class Candidate:
             if run.saved != saved:
                 self._set_aside_checkpoints()
             try:
-                return self._lead(appender, run, replace(failover, silent_since=copy.silent_since))
+                return self._lead(appender, run, replace(failover, silent_since=watch.silent_since))
             except LeadershipLost as lost:
                 end = self.step_down(lost)
 
-    def _copy(self, run: FollowedRun, end: SharedPosition) -> LogCopy:
-        """Return a copy of the shared log that reports once that it is complete."""
+    def _watch(self, run: FollowedRun, end: SharedPosition) -> ControllerWatch:
+        """Return a watch that reports once that the log is copied."""
         notify, fleet, ready = self._callbacks.notify, self._config.fleet, False
 
         def copied() -> None:
             nonlocal ready
             run.advance()
-            if not ready and copy.finish is None:
+            if not ready and watch.finish is None:
                 ready = True
                 about = f"(pid {os.getpid()}, folder {self._folder})"
                 notify(f"standby       ready to lead {self._config.name} at {self._at} {about}")
 
         order = fleet.standby_addresses.index(self._at)
-        copy = LogCopy(self._log, self._folder, fleet, order, notify, copied, end)  # which `copied` reads
-        return copy
+        watch = ControllerWatch(self._log, self._folder, fleet, order, notify, copied, end)  # which `copied` reads
+        return watch
 
     def _lead(self, appender: LogAppender, run: FollowedRun, failover: FailoverState) -> Run:
         """Lead the run to its end.
@@ -154,8 +153,8 @@ class Candidate:
     def step_down(self, lost: LeadershipLost) -> SharedPosition:
         """Give up what this machine has done that is not in the shared log; return the end of the log that it keeps."""
         self._callbacks.notify(f"standby       {lost}; standing by again")
-        log_segments.keep_first(self._folder / EVENTS, lost.position.lines)
-        log_segments.keep_first(self._folder / METRICS, 0)  # written again from the log
+        segments.keep_first(self._folder / EVENTS, lost.position.lines)
+        segments.keep_first(self._folder / METRICS, 0)  # written again from the log
         CheckpointStore(self._folder / "checkpoints").discard_unfinished()
         return lost.position
 

@@ -28,14 +28,6 @@ LARGEST = FULL + LONGEST_LINE
 """maximum bytes of an inflated segment: only its last line may exceed the limit"""
 
 
-class LogLine(NamedTuple):
-    """A complete line of a log, without its newline, and its location."""
-
-    file: Path
-    number: int
-    text: bytes
-
-
 class LogPosition(NamedTuple):
     """A position between two lines of a log, from which reading can continue."""
 
@@ -48,6 +40,16 @@ class LogPosition(NamedTuple):
 
 
 START = LogPosition(0, 0, 0)
+
+
+class LogLine(NamedTuple):
+    """A complete line of a log, without its newline, and its location."""
+
+    file: Path
+    number: int
+    text: bytes
+    end: LogPosition
+    """position after the line"""
 
 
 class LogEnd(NamedTuple):
@@ -80,9 +82,13 @@ def segment_numbers(path: Path, suffix: str) -> set[int]:
     return {int(number) for number in digits if number.isascii() and number.isdigit() and len(number) < 12}
 
 
+def _last_segment(path: Path) -> int:
+    return max(segment_numbers(path, ".gz") | segment_numbers(path, ""), default=0)
+
+
 def end_of_log(path: Path) -> LogEnd:
     """Return the current end of the log ``path``, also during writes."""
-    segments = max(segment_numbers(path, ".gz") | segment_numbers(path, ""), default=0)
+    segments = _last_segment(path)
     while True:
         try:
             tail = path.stat().st_size
@@ -94,16 +100,11 @@ def end_of_log(path: Path) -> LogEnd:
         segments += 1
 
 
-def read(path: Path, upto: LogEnd) -> Iterator[LogLine]:
-    """Yield the complete lines of the log ``path`` up to a mark; an incomplete last line is left out.
+def read(path: Path, upto: LogEnd, since: LogPosition = START) -> Iterator[LogLine]:
+    """Yield the complete lines of the log ``path`` after a position, up to a mark, without an incomplete last line.
 
     :raises UserError: naming a missing or damaged segment, or a line that is too long.
     """
-    return (line for _, line in read_on(path, upto, START))
-
-
-def read_on(path: Path, upto: LogEnd, since: LogPosition) -> Iterator[tuple[LogPosition, LogLine]]:
-    """As :func:`read`, from a position: yield each line with the position after it."""
     for number in range(since.segments + 1, upto.segments + 1):
         segment = _segment(path, number)
         if segment is None:
@@ -152,9 +153,7 @@ def _inflate(file: Path, compressed: bytes) -> bytes:
     return content
 
 
-def _whole(
-    file: Path, opened: BinaryIO, size: int, closed: bool, since: LogPosition
-) -> Iterator[tuple[LogPosition, LogLine]]:
+def _whole(file: Path, opened: BinaryIO, size: int, closed: bool, since: LogPosition) -> Iterator[LogLine]:
     """Yield the complete lines within the first ``size`` bytes after ``since``; a ``closed`` segment must have no
     others."""
     with opened:
@@ -168,7 +167,7 @@ def _whole(
                 raise UserError(f"{file}:{number}: truncated line; restore the file from a copy")
             if not text.endswith(b"\n") or (end > size and not closed):
                 return
-            yield LogPosition(since.segments, end, number), LogLine(file, number, text[:-1])
+            yield LogLine(file, number, text[:-1], LogPosition(since.segments, end, number))
 
 
 class RotatingLog:
@@ -182,7 +181,7 @@ class RotatingLog:
         self._path, self._full = path, full
         for unfinished in (path.parent / FOLDER).glob(f".{path.stem}-*"):
             unfinished.unlink()
-        self._number = max(segment_numbers(path, ".gz") | segment_numbers(path, ""), default=0)
+        self._number = _last_segment(path)
         """number of the last segment"""
         self._packing: threading.Thread | None = None
         _cut_torn_line(path)
@@ -270,8 +269,8 @@ def keep_first(path: Path, lines: int) -> None:
     :raises UserError: as :func:`read`.
     """
     end = end_of_log(path)
-    before = (position for position, _ in read_on(path, end, START))
-    kept = next(islice(before, lines - 1, None), None) if lines else START
+    ends = (line.end for line in read(path, end))
+    kept = next(islice(ends, lines - 1, None), None) if lines else START
     if kept is None:  # it is shorter
         return
     if kept.segments == end.segments:

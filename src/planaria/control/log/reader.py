@@ -1,6 +1,6 @@
-"""A run's logs, read back from its folder as one record, or followed while they grow.
+"""Read a run's logs from its folder, as one record or while they grow.
 
-``control/log/run_log.py`` writes them. Also the run's identity, and the states on its surviving history.
+``control/log/writer.py`` writes them. Also the run's identity, and the states on its surviving history.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from planaria.control.facts.decisions import Commit, Decision, Form
 from planaria.control.facts.events import Event, Fact, FaultInjected, RunStarted, WorkReport
 from planaria.control.facts.run_started import SnapshotLabel
 from planaria.control.log.line_format import HistoryLine, head_of, notice_of, parse_line
-from planaria.control.log.log_segments import FULL, START, LogLine, end_of_log, read, read_on
 from planaria.control.log.run_record import Metric, RunRecord, StreamedSequence, Timed
+from planaria.control.log.segments import FULL, START, LogLine, end_of_log, read
 
 ID = "run.id"
 """file that identifies a run across folders"""
@@ -242,8 +242,8 @@ class LogFollower:
 
     def _lines(self, name: str) -> Iterator[LogLine]:
         path = self.folder / name
-        for position, line in read_on(path, end_of_log(path), self._places[name]):
-            self._places[name] = position
+        for line in read(path, end_of_log(path), self._places[name]):
+            self._places[name] = line.end
             yield line
 
 

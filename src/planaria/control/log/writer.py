@@ -1,4 +1,4 @@
-"""Writes a run's logs: every event and decision is in the log, and in the shared log, before its orders go out."""
+"""Write a run's logs: every event and decision is in the log, and in the shared log, before its orders go out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Protocol
 from planaria.control.facts.decisions import Decision
 from planaria.control.facts.events import Event, WorkReport
 from planaria.control.log.line_format import decision_line, event_line
-from planaria.control.log.log_segments import FULL, DiskReserve, RotatingLog
-from planaria.control.log.logs import EVENTS, METRICS, SPANS
+from planaria.control.log.reader import EVENTS, METRICS, SPANS
 from planaria.control.log.run_record import Metric
+from planaria.control.log.segments import FULL, DiskReserve, RotatingLog
 
 DISK_RETRY_S = 2.0
 """time in which a failed save removes its files from a full disk"""
@@ -74,21 +74,6 @@ class RunLog:
     def metric(self, metric: Metric) -> None:
         """Write the metrics of a step or validation."""
         self._write(self._metrics, metric.model_dump_json())
-
-    def secure(self) -> None:
-        """Wait until the shared log, if there is one, has all lines; RunStopped if that is impossible."""
-        if self._shared is not None:
-            self._shared.secure()
-
-    def check(self) -> None:
-        """Raise RunStopped if another controller leads the run."""
-        if self._shared is not None:
-            self._shared.check()
-
-    def when_lost(self, disconnect: Callable[[], object]) -> None:
-        """Call ``disconnect`` in another thread once this process may not lead the run."""
-        if self._shared is not None:
-            self._shared.when_lost(disconnect)
 
     def close(self) -> None:
         """Close the files and free the reserved disk space."""

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.control.log import log_segments
-from planaria.control.log.log_segments import (
+from planaria.control.log import segments
+from planaria.control.log.segments import (
     LogEnd,
     RotatingLog,
     end_of_log,
@@ -204,7 +204,7 @@ def test_a_damaged_segment_is_named(long: Path, damage: str) -> None:
 
 
 def test_an_endless_line_is_reported_without_reading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_segments, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(segments, "LONGEST_LINE", 1 << 20)
     path = tmp_path / "log.jsonl"
     path.write_bytes(b"line\n")
     os.truncate(path, 1 << 36)
@@ -214,7 +214,7 @@ def test_an_endless_line_is_reported_without_reading_it(tmp_path: Path, monkeypa
 
 def test_an_unsegmented_log_continues_in_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays plain if it is larger than a compressed segment can be."""
-    monkeypatch.setattr(log_segments, "LARGEST", 150)
+    monkeypatch.setattr(segments, "LARGEST", 150)
     path, old = tmp_path / "log.jsonl", [f"old {n}" for n in range(100)]
     path.write_text("".join(f"{line}\n" for line in old))
     write(path, [f"new {n}" for n in range(30)])

@@ -1,4 +1,8 @@
-"""A standby's copy of a shared log: it follows the log, and stands for election when the lease is over."""
+"""When a standby on another machine takes over: it copies the shared log, and stands for election if that falls silent.
+
+The election timeout is ``fleet.lease_s`` and a random delay. The controller's lease lasts two ``fleet.lease_s``
+(``runtime/shared_log/leadership.py``).
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,16 @@ from planaria.common.stdio import Notify
 from planaria.config.schema import FleetConfig
 from planaria.control.facts.decisions import Finish
 from planaria.control.log.line_format import kind_of, parse_line
-from planaria.control.log.log_segments import RotatingLog
-from planaria.control.log.logs import EVENTS
+from planaria.control.log.reader import EVENTS
+from planaria.control.log.segments import RotatingLog
 from planaria.control.log.shared_log import BEGIN, Batch, Lease, LogAppender, SharedLog, SharedPosition
 
-_LOOKS = 5
-"""looks at the shared log in ``fleet.lease_s``"""
+_CHECKS = 5
+"""checks of the shared log in ``fleet.lease_s``"""
 _PROGRESS_KINDS = "finish", "run_started", "commit"
 """kinds of lines that show whether the run had ended before"""
 _JITTER = 0.15
-"""largest random delay before an election, as a share of ``fleet.lease_s``"""
+"""maximum random part of the election timeout, as a share of ``fleet.lease_s``"""
 
 
 class RunEnd:
@@ -62,24 +66,24 @@ class RunEnd:
         return fact if isinstance(fact, Finish) else None
 
 
-class LogCopy:
+class ControllerWatch:
     """Copies a shared log into a folder until the run ends, or this machine is elected to lead it."""
 
     def __init__(
         self, log: SharedLog, folder: Path, fleet: FleetConfig, order: int, notify: Notify,
         copied: Callable[[], None], end: SharedPosition = BEGIN,
     ) -> None:  # fmt: skip
-        """:param order: of this standby; later ones stand for election a little later.
-        :param copied: called after each copied part
+        """:param order: of this standby; later ones have a longer election timeout
+        :param copied: called after each check
         :param end: of the part that the folder has
         """
         self.log, self._notify, self._copied = log, notify, copied
         self._lease_s, self._orphan_s = fleet.lease_s, fleet.orphan_s
         self._copy = RotatingLog(folder / EVENTS)
-        self._delay_s = fleet.lease_s * (1 + _JITTER * (order + random.random()))
+        self._election_timeout_s = fleet.lease_s * (1 + _JITTER * (order + random.random()))
         self._seen: Lease | None = None
         self._first = True
-        """whether this process has not looked at the log yet; its first lease may be old"""
+        """whether this process has not read the lease yet; the first one may be old"""
         self._end, self._written = end, end.lines
         self._run_end = RunEnd()
         self.silent_since = self.noticed = self._waiting_since = time.monotonic()
@@ -96,7 +100,7 @@ class LogCopy:
         answered = time.monotonic()
         while self.finish is None and not stopped():
             try:
-                if (appender := self._look()) is not None:
+                if (appender := self._take_over_if_silent()) is not None:
                     self._copy.close()
                     return appender
                 answered = time.monotonic()
@@ -106,7 +110,7 @@ class LogCopy:
                 if self._waiting_since <= answered:
                     self._notify(f"standby       waits for the shared log ({error})")
                 self._waiting_since = time.monotonic()
-            time.sleep(self._lease_s / _LOOKS)
+            time.sleep(self._lease_s / _CHECKS)
         self._copy.close()
         return None
 
@@ -115,8 +119,11 @@ class LogCopy:
         """How the run ended, or None if the copied log does not end with that."""
         return self._run_end.finish
 
-    def _look(self) -> LogAppender | None:
-        """Copy what is new, and stand for election if the lease is over; return the appender of an elected one."""
+    def _take_over_if_silent(self) -> LogAppender | None:
+        """Copy new lines, and stand for election after the election timeout; return the appender if elected.
+
+        New lines and a renewed lease are signs of life of the controller.
+        """
         lease = self.log.lease()
         advanced = self._advance()
         self._copied()
@@ -124,10 +131,14 @@ class LogCopy:
             self._waiting_since = time.monotonic()
             self.silent_since = self._waiting_since - (_age_s(lease) if self._first else 0.0)
         self._seen, self._first = lease, False
-        if self.finish is not None or time.monotonic() - self._waiting_since <= self._delay_s:
+        if self.finish is not None or time.monotonic() - self._waiting_since <= self._election_timeout_s:
             return None
         self.noticed = time.monotonic()
-        return self._stand()
+        appender = LogAppender.after(self._end, self.log)
+        if appender.stand():
+            return appender
+        self.silent_since = self._waiting_since = time.monotonic()  # another one was elected
+        return None
 
     def _advance(self) -> bool:
         """Copy new batches; return whether there were any."""
@@ -139,13 +150,6 @@ class LogCopy:
             self._run_end.take(batch)
             self._end = SharedPosition(self._end.number + 1, self._end.lines + len(batch.lines), batch.term)
         return self._end != before
-
-    def _stand(self) -> LogAppender | None:
-        appender = LogAppender.after(self._end, self.log)
-        if appender.stand():
-            return appender
-        self.silent_since = self._waiting_since = time.monotonic()  # another one was elected
-        return None
 
 
 def _age_s(lease: Lease | None) -> float:

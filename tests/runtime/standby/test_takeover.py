@@ -1,4 +1,4 @@
-"""A standby copies a shared log, and stands for election only when the lease is over."""
+"""A standby copies a shared log, and stands for election only when its controller is silent for the timeout."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.object_store import Retry, Store
 from planaria.config.schema import FleetConfig
-from planaria.control.log.log_copy import LogCopy, RunEnd
 from planaria.control.log.shared_log import Batch, Lease, LogAppender, SharedLog
+from planaria.runtime.standby.takeover import ControllerWatch, RunEnd
 
 LEASE_S = 0.3
 START, END = '{"t": 0.0, "event": {}}', '{"t": 1.0, "decision": {"kind":"finish","outcome":"finished"}}'
@@ -29,7 +29,7 @@ class Mount:
         self.leader.add(START)
         self.leader.flush()
         fleet = FleetConfig(lease_s=LEASE_S, orphan_s=orphan_s)
-        self.follower = LogCopy(self.log, folder, fleet, 0, self.notices.append, lambda: None)
+        self.follower = ControllerWatch(self.log, folder, fleet, 0, self.notices.append, lambda: None)
 
     def renew(self, seconds: float) -> threading.Thread:
         """Renew the lease for some time, in a thread."""
@@ -46,7 +46,7 @@ class Mount:
         return thread
 
 
-def test_a_standby_is_elected_only_after_the_lease(tmp_path: Path) -> None:
+def test_a_standby_is_elected_only_after_the_election_timeout(tmp_path: Path) -> None:
     mount = Mount(tmp_path)
     renewing, began = mount.renew(4 * LEASE_S), time.monotonic()
     appender = mount.follower.follow()
@@ -64,7 +64,7 @@ def test_a_standby_that_starts_late_knows_since_when_the_controller_is_silent(tm
     began = time.monotonic()
     assert mount.follower.follow() is not None
     assert 99 < began - mount.follower.silent_since < 101
-    assert LEASE_S < mount.follower.noticed - began < 20, "it waits for a whole lease all the same"
+    assert LEASE_S < mount.follower.noticed - began < 20, "it waits for the whole election timeout"
 
 
 def test_a_run_that_ends_needs_no_other_leader(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ COMMIT, BEGUN = '{"t": 2.0, "decision": {"kind":"commit","replica":0}}', '{"t": 
         ([(END,), ()], False),
         ([], False),
     ],
-    ids=["ends", "ends in a batch", "lines after the end", "goes on", "resumed", "resumption elected", "nothing"],
+    ids=["ends", "ends in a batch", "lines after the end", "continues", "resumed", "resumption elected", "nothing"],
 )
 def test_the_end_of_a_run_is_found_in_the_last_batches(
     tmp_path: Path, batches: list[tuple[str, ...]], ended: bool
@@ -108,7 +108,7 @@ def test_the_end_of_a_run_is_found_in_the_last_batches(
 
 
 def test_a_standby_waits_for_a_log_that_does_not_answer(tmp_path: Path) -> None:
-    """Its leader cannot lead either; the lease begins again when the log answers."""
+    """Its controller cannot lead either; the election timeout begins again when the log answers."""
     mount = Mount(tmp_path)
     log = tmp_path / "log"
     log.rename(tmp_path / "gone")
