@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from planaria import compare, configure
+from planaria import configure
 from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.registry import Registry
@@ -136,11 +136,9 @@ def test_old_settings_are_read(old: str, name: str, value: object, tmp_path: Pat
     assert recipe.parse(config.model_dump_json().replace("missed_heartbeats", "missed"), "config.json") == config
 
 
-def test_old_flags_and_arguments_name_the_present_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_old_flags_and_settings_name_the_present_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"fleet\.own is now fleet\.local_workers"):
         configure("demo", settings={"fleet.own": 2})
-    with pytest.raises(UserError, match="together is now adjacent_probability"):
-        compare("recovery", together=0.3)
     assert "use --fleet.missed_heartbeats" in refused(capsys, "train", "demo", "--fleet.missed", "9")
     assert "--failure-domain DOMAIN" in refused(capsys, "compare", "recovery", "--lost", "machine")
 

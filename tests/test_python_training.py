@@ -126,10 +126,7 @@ def test_figures_match_the_report(recipe: Path) -> None:
         ({"stepz": 3}, "stepz: unknown setting; did you mean 'steps'?"),
         ({"settings": {"optim.lrr": 1}}, "optim.lrr: unknown setting; did you mean 'optim.lr'?"),
         ({"settings": {"steps": 1}}, "steps: unknown setting; did you mean"),
-        (
-            {"kind": "a"},
-            "kind: could be routing.kind or optim.kind or exchange.kind or fleet.kind; write settings=",
-        ),
+        ({"kind": "a"}, "kind: could be routing.kind or optim.kind or exchange.kind or fleet.kind; write settings="),
         ({"settings": {"recovery.options.bits": 8}}, "recovery.options.bits: no option of 'checkfree'"),
         ({"steps": 1, "settings": {"train.steps": 2}}, "train.steps is given twice; remove one of them"),
         ({"engine": "simulate"}, "engine = 'simulate': a simulation trains no model; use 'inline' or 'fleet'"),

@@ -16,7 +16,6 @@ from planaria.config.recipe import fields
 from planaria.config.schema import RunConfig
 from planaria.faults.trace import Fault, Trace
 from planaria.planner.search import SearchBudget
-from planaria.runtime.preparation.config_checks import check
 from planaria.runtime.preparation.unused_settings import RULES, require_used, without_effect
 from planaria.runtime.resolved_run import ResolvedRun
 from support.command_line import refused
@@ -62,13 +61,6 @@ def test_rules_name_existing_fields() -> None:
 def test_unused_settings_are_refused_before_a_run_begins(name: str, sections: dict[str, dict[str, Any]]) -> None:
     with pytest.raises(UserError, match=rf"^{name} = .*remove it$"):
         require_used(config(**sections))
-
-
-def test_one_process_refuses_a_growing_number_of_replicas() -> None:
-    growing = config(exchange={"replicas": 2, "kind": "noloco", "max_replicas": 3})
-    check(growing)
-    with pytest.raises(UserError, match=r"exchange\.max_replicas"):
-        check(growing.model_copy(update={"engine": "inline"}))
 
 
 def test_settings_without_effect_are_listed() -> None:

@@ -50,12 +50,10 @@ _HOMES = {
     "streams": "planaria.runtime.api.configure",
     "train": "planaria.runtime.api.training",
 }
-_FORMER_NAMES = {"InlineEngine": "ReferenceEngine"}
 __all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    name = _FORMER_NAMES.get(name, name)
     if name not in _HOMES:
         raise AttributeError(f"module 'planaria' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

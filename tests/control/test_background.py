@@ -42,21 +42,14 @@ def test_training_continues_and_the_next_save_waits_for_the_current_one() -> Non
     assert saves(simulation) == [(2, True)] and seals(simulation) == []
     for stage in range(STAGES + 1):
         simulation.work(simulation.state.holders[stage] + DISK)
-    assert seals(simulation) == [2] and simulation.run.durable.step == 2
+    assert seals(simulation) == [2] and simulation.run.durable.step == simulation.run.durable.positions[0].step == 2
+    assert (last(simulation, d.Seal).first_block, last(simulation, d.Seal).blocks_ahead) == (2, []), (
+        "not the current step"
+    )
     simulation.behave()
     assert saves(simulation)[1] == (6, True), "when the step under way is committed"
     assert saves(simulation)[-1] == (8, False) and seals(simulation) == [step for step, _ in saves(simulation)]
     assert simulation.ending == d.Finish(outcome="finished")
-
-
-def test_a_seal_records_the_saved_step_and_not_the_current_one() -> None:
-    simulation = behind(steps=8)
-    train_on(simulation, "run", 5)
-    for stage in range(STAGES + 1):
-        simulation.work(simulation.state.holders[stage] + DISK)
-    (seal,) = [fact for fact in simulation.history if isinstance(fact, d.Seal)]
-    assert (seal.step, seal.first_block, seal.blocks_ahead) == (2, 2, [])
-    assert simulation.run.durable.positions[0].step == 2
 
 
 @pytest.mark.parametrize("strategy", ["checkfree", "checkfree, checkpoint"])

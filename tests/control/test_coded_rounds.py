@@ -9,7 +9,6 @@ import pytest
 
 from planaria.config.schema import ExchangeConfig
 from planaria.control.apply import apply
-from planaria.control.apply_base import freeze
 from planaria.control.decide import decide
 from planaria.control.facts import events as e
 from planaria.control.state.replica import WorkerSet
@@ -32,8 +31,8 @@ def working(coded: Any, step: int = 3) -> RunState:
     holders = {node: f"w{node}" for node in range(8)}
     links = dict.fromkeys(run.replicas[0].pairs_of(holders), "there")
     replica = replace(
-        run.replicas[0], phase="run", step=step, generation=1, holders=freeze(holders), origins=freeze({}),
-        waiting=WorkerSet(holders.values()), coded=CodedStep(), links=freeze(links),
+        run.replicas[0], phase="run", step=step, generation=1, holders=holders, origins={},
+        waiting=WorkerSet(holders.values()), coded=CodedStep(), links=links,
     )  # fmt: skip
     return replace(run, replicas=run.replicas.with_replica(replica))
 
@@ -94,7 +93,7 @@ def test_no_round_closes_after_the_last_or_with_a_broken_edge() -> None:
     assert counted(run) is None
     run = sent(working("gc"), 1, 2)
     assert counted(run) == [1, 2]
-    broken = replace(run.replicas[0], links=freeze({}))
+    broken = replace(run.replicas[0], links={})
     assert counted(replace(run, replicas=run.replicas.with_replica(broken))) is None
 
 

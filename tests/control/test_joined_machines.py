@@ -6,9 +6,9 @@ from typing import Any
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.spares import workers_to_join
 from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
-from planaria.control.worker_assignment import workers_to_join
 from support.control.open_replicas import OpenReplicas
 from support.control.replica_steps import facts, finished, started, work_until
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from planaria.control.apply_base import set_workers
+from planaria.control.machine_loss import machine_loss_costs
 from planaria.control.state.run import RunState
-from planaria.control.worker_assignment import machine_loss_costs
 from support.control.open_replicas import OpenReplicas
 from support.control.replica_steps import started, work_until
 

@@ -11,7 +11,6 @@ import pytest
 from planaria.cli.commands.plan import describe
 from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.apply import apply
-from planaria.control.apply_base import freeze
 from planaria.control.facts.events import EdgeBroken, GraceExpired, RunStarted
 from planaria.control.relays import assign_relays
 from planaria.control.state.replica import ReplicaState
@@ -29,11 +28,8 @@ def replica(relays: dict[str, float], **fields: object) -> ReplicaState:
     return replace(ReplicaState.start(started), **fields)  # type: ignore[arg-type]
 
 
-def test_without_relays_edges_are_direct() -> None:
-    assert assign_relays(replica({}), PAIRS, set(), ROUTES) == {}
-
-
 def test_relays_share_edges_by_bandwidth() -> None:
+    assert assign_relays(replica({}), PAIRS, set(), ROUTES) == {}, "direct edges"
     even = assign_relays(replica({"a": 5.0, "b": 5.0}), PAIRS, set(), ROUTES)
     assert even.keys() == PAIRS and sorted(Counter(even.values()).values()) == [2, 3]
     uneven = assign_relays(replica({"a": 4.0, "b": 1.0}), PAIRS, set(), ROUTES)
@@ -52,7 +48,7 @@ def test_edges_are_weighted_by_their_messages() -> None:
 
 def test_kept_edges_stay_and_new_ones_avoid_relays_of_broken_edges() -> None:
     over = {(0, 1): "a", (1, 2): "b", (2, 3): "c", (3, 4): "a", (0, 4): "b"}
-    before = replica({"a": 1.0, "b": 1.0, "c": 1.0}, relay_of_edge=freeze(over), avoided_relays=frozenset("a"))
+    before = replica({"a": 1.0, "b": 1.0, "c": 1.0}, relay_of_edge=over, avoided_relays=frozenset("a"))
     kept = {pair for pair, name in over.items() if name != "a"}
     found = assign_relays(before, PAIRS, kept, ROUTES)
     assert all(found[pair] == over[pair] for pair in kept)
@@ -71,13 +67,13 @@ def test_kept_edges_stay_and_new_ones_avoid_relays_of_broken_edges() -> None:
 def test_the_relay_of_a_broken_edge_is_avoided_if_there_are_others(
     shunned: str, broken: list[tuple[int, int]], then: str
 ) -> None:
-    over = freeze({(0, 1): "a", (1, 2): "b"})
-    links = freeze(dict.fromkeys(PAIRS, "there"))
+    over = {(0, 1): "a", (1, 2): "b"}
+    links = dict.fromkeys(PAIRS, "there")
     state = replica(
         {"a": 1.0, "b": 1.0}, relay_of_edge=over, links=links, avoided_relays=frozenset(shunned), phase="run"
     )
-    state = replace(state, holders=freeze({n: f"w{n}" for n in range(5)}), origins=freeze({}))
-    run = RunState.start(state.settings)
+    state = replace(state, holders={n: f"w{n}" for n in range(5)}, origins={})
+    run = RunState.start(state.started)
     run = replace(run, replicas=run.replicas.with_replica(state))
     for low, high in broken:
         run = apply(EdgeBroken(worker=f"w{low}", generation=0, node=low, peer=high, detail="reset"), run)

@@ -11,12 +11,6 @@ from planaria.control.checkpoint_decisions import stages_with_unequal_weights
 from planaria.control.facts import decisions as d
 
 
-def test_of_two_unequal_replicas_none_is_blamed() -> None:
-    assert stages_with_unequal_weights({1: {0: "a", 1: "b"}}) == [
-        d.UnequalReplicas(stage=1, replicas=[0, 1], differing=[])
-    ]
-
-
 def test_of_three_replicas_the_minority_is_blamed_by_stage() -> None:
     digests = {0: {0: "a", 1: "a", 2: "a"}, 1: {0: "b", 1: "c", 2: "b"}, 2: {0: "a", 1: "b", 2: "c"}}
     assert stages_with_unequal_weights(digests) == [

@@ -21,12 +21,7 @@ def started(**fields: Any) -> RunStarted:
 
 @pytest.mark.parametrize(
     ("load", "folder", "step"),
-    [
-        ({}, "", -1),
-        ({0: "a", 1: "a", 2: "a"}, "a", 4),
-        ({0: "a", 1: "a"}, "", -1),
-        ({0: "a", 1: "b", 2: "a"}, "", -1),
-    ],
+    [({}, "", -1), ({0: "a", 1: "a", 2: "a"}, "a", 4), ({0: "a", 1: "a"}, "", -1), ({0: "a", 1: "b", 2: "a"}, "", -1)],
 )
 def test_a_run_rolls_back_to_its_start_which_may_be_a_checkpoint(load: dict[int, str], folder: str, step: int) -> None:
     point = RollbackPoint.begin(started(checkpoint_of_stage=load))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from planaria.control.facts import decisions as d
+from planaria.control.state.replica import after_commit
 from planaria.recovery import RECOVERIES
 from support.control.scenarios import STAGES, fleet, last, work_until
 from support.control.simulated_fleet import SimulatedFleet
@@ -86,6 +87,21 @@ def test_a_new_worker_is_no_donor_until_its_copy_is_complete(strategy: str, comm
         if simulation.cannot is not None:
             assert "is incomplete" in simulation.cannot.reason
             assert simulation.cannot.lost == [original]
+
+
+@pytest.mark.parametrize(
+    ("missed", "skipped", "after", "missed_after"),
+    [
+        ((), (), {0: 4, 1: 3, 2: 6, 3: 8, 4: 10}, set()),
+        ((2,), (1,), {0: 3, 1: 2, 2: 5, 3: 7, 4: 9}, {1, 2}),  # ages stop while a node is skipped
+        ((1,), (), {0: 1, 1: 1, 2: 6, 3: 8, 4: 10}, set()),  # and restart at both ends of a copy that missed steps
+    ],
+)
+def test_copies_age_with_commits_of_all_nodes(
+    missed: tuple[int, ...], skipped: tuple[int, ...], after: dict[int, int], missed_after: set[int]
+) -> None:
+    ages = {0: 3, 1: 2, 2: 5, 3: 7, 4: 9}
+    assert after_commit(ages, frozenset(missed), skipped, [(0, 1), (2, 3)]) == (after, missed_after)
 
 
 def test_a_redundant_copy_is_complete_after_the_commit_in_which_its_original_died() -> None:

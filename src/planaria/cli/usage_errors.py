@@ -158,12 +158,11 @@ def _as_option(flag: str, ctx: Any) -> str:
     """
     if not isinstance(ctx.command, Settings):
         return ""
-    from planaria.config import recipe
-    from planaria.config.section import present_name, section_of
+    from planaria.config.section import as_option, present_name, section_of
 
     head, _, key = flag.removeprefix("--").rpartition(".")
     fields = {name: field for root in ctx.command.roots() for name, field in root.model_fields.items()}
     section = section_of(fields[head].annotation) if head in fields else None
     if section is not None and (name := present_name(section, key)) != key:
         return f"use --{head}.{name}"
-    return "" if section is None else recipe.as_option(key, section, f"--{head}.")
+    return "" if section is None else as_option(key, section, f"--{head}.")

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from planaria.config import parts
+from planaria.config import shipped
 
 PAGE = "report.html"
 """default name of a report"""
@@ -61,7 +61,7 @@ class FolderKind:
 @cache
 def folder_kinds() -> tuple[FolderKind, ...]:
     """Return all registered kinds."""
-    return parts.registered_kinds("folder_kinds")
+    return shipped.registered_kinds("folder_kinds")
 
 
 def kind_of(folder: Path) -> FolderKind | None:

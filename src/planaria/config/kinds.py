@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from planaria.common.errors import UserError
-from planaria.config import parts, shipped
+from planaria.config import shipped
 from planaria.config.schema import RunConfig, Section
 from planaria.config.section import present_name
 
@@ -40,7 +40,7 @@ TRAIN = RecipeKind("train", RunConfig, "train")
 @cache
 def recipe_kinds() -> tuple[RecipeKind, ...]:
     """Return all kinds, the run's own first."""
-    return TRAIN, *parts.registered_kinds("recipe_kinds")
+    return TRAIN, *shipped.registered_kinds("recipe_kinds")
 
 
 def kinds_of(tree: Mapping[str, Any]) -> list[str]:

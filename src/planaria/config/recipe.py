@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -20,7 +19,7 @@ from planaria.config import names, shipped
 from planaria.config.kinds import require_kind, without_tables
 from planaria.config.options import NAME, choice_of
 from planaria.config.schema import RunConfig, Section
-from planaria.config.section import DERIVED, entry_of, meaning, present_name, section_of
+from planaria.config.section import DERIVED, entry_of, meaning, refuse_unknown, section_of, settings_of
 
 MAX_RECIPE_BYTES = 1 << 20
 RUN = "config.json"
@@ -42,23 +41,12 @@ FillDefaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 def fields(section: type[Section] = RunConfig) -> Iterator[tuple[str, FieldInfo]]:
     """Yield all settings with dotted names, in the order of the recipe; without derived fields."""
-    return ((dotted, owner.model_fields[name]) for dotted, owner, name in _settings(section))
+    return ((dotted, owner.model_fields[name]) for dotted, owner, name in settings_of(section))
 
 
 def meanings(section: type[Section] = RunConfig) -> Iterator[tuple[str, str]]:
     """Yield the dotted name and the description of each setting, in the order of :func:`fields`."""
-    return ((dotted, meaning(owner, name)) for dotted, owner, name in _settings(section))
-
-
-def _settings(section: type[Section], prefix: str = "") -> Iterator[tuple[str, type[Section], str]]:
-    """Yield each setting's dotted name, the section that has it, and its name there."""
-    for name, field in section.model_fields.items():
-        if field.json_schema_extra == DERIVED:
-            continue
-        if inner := section_of(field.annotation):
-            yield from _settings(inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", section, name
+    return ((dotted, meaning(owner, name)) for dotted, owner, name in settings_of(section))
 
 
 def find_setting(name: str, section: type[Section] = RunConfig) -> FieldInfo | None:
@@ -115,7 +103,7 @@ def resolve(
 ) -> Root:
     """Return the configuration of ``tree``, a named recipe with this root section, as :func:`from_tree` does."""
     where = f"{recipe}: {location}" if location else str(recipe)
-    refuse_unknown(tree, section_type, where, root=section_type)
+    refuse_unknown(tree, section_type, where)
     settings = map_paths(json.loads(json.dumps(tree, default=str)), lambda name: _path_next_to(recipe, name))
     settings.setdefault("name", names.name_of_recipe(recipe.stem))
     return _validate_with_flags(section_type, settings, flags, where, fill_defaults)
@@ -222,40 +210,6 @@ def _path_next_to(recipe: Path, name: str) -> str:
     return os.path.normpath(file.absolute()) if name.startswith(("./", "../")) and file.exists() else name
 
 
-def refuse_unknown(
-    tree: Mapping[str, Any], section: type[Section], location: str, prefix: str = "", root: type[Section] = RunConfig
-) -> None:
-    """Raise UserError for unknown keys, before types are checked."""
-    for written, value in tree.items():
-        key = present_name(section, written)
-        if key not in section.model_fields:
-            elsewhere = [name for name, _ in fields(root) if name.rpartition(".")[2] == key]
-            option = as_option(key, section, prefix)
-            fix = f"did you mean {elsewhere[0]!r}?" if elsewhere else suggestion(key, section.model_fields)
-            fixes = [option, fix] if option and elsewhere else [option or fix]
-            raise UserError(f"{location}: {prefix}{key}: unknown key; {'; or '.join(fixes)}")
-        inner = section.model_fields[key].annotation
-        if inner_section := section_of(inner):
-            refuse_unknown(_keys(value, location, f"{prefix}{key}"), inner_section, location, f"{prefix}{key}.", root)
-        elif entry := entry_of(inner):
-            for name, content in _keys(value, location, f"{prefix}{key}").items():
-                inside = f"{prefix}{key}.{name}"
-                refuse_unknown(_keys(content, location, inside), entry, location, f"{inside}.", root)
-
-
-def _keys(value: object, location: str, name: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise UserError(f"{location}: {name} is a section; set its keys below [{name}]")
-    return value
-
-
-def as_option(key: str, section: type[Section], prefix: str) -> str:
-    """Return a hint on writing ``key`` as an option of a choice; may be empty."""
-    if NAME not in section.model_fields or get_close_matches(key, section.model_fields, cutoff=0.75):
-        return ""
-    return f"set an option of {prefix}{choice_of(section)} as {prefix}{NAME}.{key}"
-
-
 def table(section_type: type[Root], value: Any, name: str, recipe: Path) -> Root:
     """Return the extra table ``name`` of a recipe, such as ``[compare]``.
 
@@ -263,7 +217,7 @@ def table(section_type: type[Root], value: Any, name: str, recipe: Path) -> Root
     """
     if not isinstance(value, Mapping):
         raise UserError(f"{recipe}: {name} is a section; set its keys below [{name}]")
-    refuse_unknown(value, section_type, str(recipe), f"{name}.", section_type)
+    refuse_unknown(value, section_type, str(recipe), f"{name}.")
     try:
         return section_type.model_validate(dict(value))
     except ValidationError as error:

@@ -1,7 +1,7 @@
 """A run as strict typed data: the sections of a recipe, one class each.
 
 Field descriptions are the help texts of the command line. ``config/recipe.py`` reads recipes and flags and reports
-errors; the package with a section's name uses its values.
+errors, ``config/section.py`` rejects unknown keys, and the package with a section's name uses its values.
 """
 
 from __future__ import annotations
@@ -280,17 +280,19 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _derive_model(self) -> Self:
-        if self.model.block_layers != self.pipeline.layers:
-            if self.pipeline.layers is None:
-                raise ValueError("model.block_layers is derived from pipeline.layers; set that")
-            layers, left = self.pipeline.layers, self.model.layers - self.model.ends_layers
-            # "auto" is even until the machines are measured.
-            cut = even_layers(left, self.pipeline.stages) if layers == "auto" else layers
-            self.__dict__["model"] = self.model.model_copy(update={"block_layers": cut})
-        if self.model.subspace != (space := self.pipeline.subspace(self.seed)):
-            if self.model.subspace is not None:
-                raise ValueError("model.subspace follows from pipeline.wire and seed; remove it")
-            self.__dict__["model"] = self.model.model_copy(update={"subspace": space})
+        model, pipeline, space = self.model, self.pipeline, self.pipeline.subspace(self.seed)
+        layers: tuple[int, ...] | None
+        if pipeline.layers == "auto":  # even until the machines are measured
+            layers = even_layers(model.layers - model.ends_layers, pipeline.stages)
+        elif pipeline.layers is None and model.block_layers is not None:
+            raise ValueError("model.block_layers is derived from pipeline.layers; set that")
+        else:
+            layers = pipeline.layers
+        if model.subspace not in (None, space):
+            raise ValueError("model.subspace follows from pipeline.wire and seed; remove it")
+        if (model.block_layers, model.subspace) != (layers, space):
+            derived = model.model_copy(update={"block_layers": layers, "subspace": space})
+            object.__setattr__(self, "model", derived)  # frozen, except for this derivation
         return self
 
     @model_validator(mode="after")

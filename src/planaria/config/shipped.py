@@ -1,8 +1,10 @@
-"""The recipes of the package, found by name from any folder: each part keeps its own in ``recipes/``."""
+"""Contents of the package's parts, such as ``lab``: recipes in their ``recipes/``, and registrations with the core."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).parents[1]
 FOLDER = Path(__file__).parent / "recipes"
@@ -37,3 +39,9 @@ def find(text: str) -> Path:
     """
     path = Path(text)
     return path if path.is_file() else shipped_recipes().get(text, path)
+
+
+def registered_kinds(module: str) -> tuple[Any, ...]:
+    """Return the ``KINDS`` of every ``PART/module.py``, in the order of the parts' names."""
+    parts = sorted(file.parent.name for file in PACKAGE.glob(f"*/{module}.py"))
+    return tuple(kind for part in parts for kind in import_module(f"planaria.{part}.{module}").KINDS)

@@ -9,33 +9,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planaria.config.names import replica_name
-from planaria.control import apply_decisions, apply_membership
+from planaria.control import apply_decisions, apply_membership  # noqa: F401 (register their handlers)
 from planaria.control.apply_base import (
     after_report,
     apply,
     end_background_write,
-    freeze,
     give_up_save,
     handles,
-    reconsider_all,
     record_report,
     replica_answered_by,
     set_machine,
     set_workers,
     with_failed_starts,
     with_replica,
-    with_unindexed_replica,
+    with_waiting_replica,
     without_round,
 )
 from planaria.control.facts import events as e
-from planaria.control.state.fast_replace import fast_replace
-from planaria.control.state.replica import NO_WORKERS, ReplicaState, updated
+from planaria.control.state.replica import NO_WORKERS, ReplicaState
 from planaria.control.state.rollback import RollbackPoint
 from planaria.control.state.roster import MachineState, WorkerState
 from planaria.control.state.run import BackgroundWrite, RunState, UnsavedCheckpoint
 
-__all__ = ["apply", "apply_decisions", "apply_membership"]
-"""the latter two register their handlers"""
+__all__ = ["apply"]
 
 
 @handles
@@ -45,19 +41,19 @@ def on_run_started(fact: e.RunStarted, run: RunState) -> RunState:
 
 @handles
 def on_leader_started(fact: e.LeaderStarted, run: RunState) -> RunState:
-    run = reconsider_all(replace(run, term=fact.term))
+    run = run.changed(term=fact.term)
     if fact.cause != "silent" or run.over:
         return run
     if not fact.has_checkpoint:
         run = replace(run, durable=RollbackPoint(), saved=-1)
     for replica in run.live.values():
         run = with_replica(run, _without_orders_in_flight(replica))
-    return replace(give_up_save(run), writing=freeze({}), unsaved=None, unsealed=None)
+    return replace(give_up_save(run), writing={}, unsaved=None, unsealed=None)
 
 
 def _without_orders_in_flight(replica: ReplicaState) -> ReplicaState:
     """Return the replica after its orders and reports in flight were lost: only commits and settled rounds remain."""
-    replica = replace(without_round(replica), links=freeze({}), saved=-1)
+    replica = replace(without_round(replica), links={}, saved=-1)
     if replica.phase in ("commit", "settle"):  # the order is durable and is sent again
         return replica
     return replace(replica, phase="idle", waiting=NO_WORKERS, coded=None)
@@ -92,7 +88,7 @@ def on_host_joined(fact: e.HostJoined, run: RunState) -> RunState:
 
 @handles
 def on_join_timed_out(fact: e.JoinTimedOut, run: RunState) -> RunState:
-    return reconsider_all(replace(run, join_timed_out=True))
+    return run.changed(join_timed_out=True)
 
 
 @handles
@@ -105,12 +101,12 @@ def on_linked(fact: e.Linked, run: RunState) -> RunState:
     replica = replica_answered_by(run, fact, "link")
     if replica is None:
         return run
-    run = fast_replace(run, gauges=run.gauges.with_linking(fact.link_s + fact.transfer_s + fact.rebuild_s))
+    run = run.updated(gauges=run.gauges.with_linking(fact.link_s + fact.transfer_s + fact.rebuild_s))
     if replica.memory is not None:
-        replica = updated(replica, memory=replica.memory.link(fact.node))
+        replica = replica.updated(memory=replica.memory.link(fact.node))
     if fact.node not in replica.origins and fact.node not in replica.lost:  # it already had its state
         return record_report(run, replica, fact.worker)
-    origins = freeze({node: source for node, source in replica.origins.items() if node != fact.node})
+    origins = {node: source for node, source in replica.origins.items() if node != fact.node}
     replica = replace(replica, origins=origins, lost=replica.lost - {fact.node})
     return with_replica(run, after_report(replica, fact.worker))
 
@@ -121,7 +117,7 @@ def on_stage_ready(fact: e.StageReady, run: RunState) -> RunState:
     if replica is None or fact.step != replica.step:
         return run
     if fact.received:
-        replica = updated(replica, received=freeze({**replica.received, fact.worker: freeze(fact.received)}))
+        replica = replica.updated(received={**replica.received, fact.worker: fact.received})
     return record_report(run, replica, fact.worker)
 
 
@@ -139,7 +135,7 @@ def on_stage_copied(fact: e.StageCopied, run: RunState) -> RunState:
     if replica is None:
         return run
     part = BackgroundWrite(replica.number, fact.generation, fact.step)
-    return record_report(replace(run, writing=freeze({**run.writing, fact.worker: part})), replica, fact.worker)
+    return record_report(replace(run, writing={**run.writing, fact.worker: part}), replica, fact.worker)
 
 
 @handles
@@ -153,15 +149,14 @@ def on_stage_saved(fact: e.StageSaved, run: RunState) -> RunState:
 
 
 def _with_saved_stage(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
-    """Return the replica after one of its files was written."""
     if fact.weights:
-        replica = updated(replica, weight_digests=freeze({**replica.weight_digests, fact.node: fact.weights}))
+        replica = replica.updated(weight_digests={**replica.weight_digests, fact.node: fact.weights})
     if not fact.sha256:
         return replica
     file = fact.file or str(fact.stage)
-    if replica.settings.lockstep_replicas:
+    if replica.started.lockstep_replicas:
         file = f"{replica_name(replica.arrangement.peers(fact.node).index(fact.node))}/{file}"
-    return updated(replica, digests=freeze({**replica.digests, file: fact.sha256}))
+    return replica.updated(digests={**replica.digests, file: fact.sha256})
 
 
 def _save_requested(run: RunState, fact: e.StageCopied | e.StageSaved | e.SaveFailed) -> ReplicaState | None:
@@ -193,14 +188,14 @@ def on_save_failed(fact: e.SaveFailed, run: RunState) -> RunState:
         if host and before is not None and before.machines == {host}:  # only here, and not for the first time
             now = _fail_joined_machine(now, fact.worker, fact.detail)
     elif before is not None:  # other workers failed in the same save
-        now = reconsider_all(replace(now, unsaved=replace(before, machines=before.machines | {host})))
+        now = now.changed(unsaved=replace(before, machines=before.machines | {host}))
     return now
 
 
 def _cancel_save(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
     """Cancel the current checkpoint; files still being written for it are discarded."""
     for replica in run.replicas.values():
-        run = with_replica(run, updated(replica, saved=-1))
+        run = with_replica(run, replica.updated(saved=-1))
     before = run.unsaved
     tries = before.tries if before is not None and before.step == fact.step else 0
     machines = before.machines if before is not None else frozenset()
@@ -213,7 +208,7 @@ def _cancel_save(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
 def on_retry_due(fact: e.RetryDue, run: RunState) -> RunState:
     if run.unsaved is None or run.unsaved.step != fact.step:
         return run
-    return reconsider_all(replace(run, unsaved=replace(run.unsaved, rested=True)))
+    return run.changed(unsaved=replace(run.unsaved, rested=True))
 
 
 @handles
@@ -232,13 +227,11 @@ def on_update_received_or_update_rejected(fact: e.UpdateReceived | e.UpdateRejec
         ):
             return run  # its received updates are useless
         open_round = open_round.having_received(fact.node, fact.replica, fact.digest, fact.products)
-        replica = updated(replica, open_round=open_round)
-        return (
-            with_replica(run, replica) if replica.has_received(fact.replica) else with_unindexed_replica(run, replica)
-        )
+        replica = replica.updated(open_round=open_round)
+        return with_replica(run, replica) if replica.has_received(fact.replica) else with_waiting_replica(run, replica)
     # An update rejected by one member is not used by the others.
     return with_replica(
-        reconsider_all(run), updated(replica, open_round=replace(open_round, rejected=open_round.rejected | {update}))
+        run.changed(), replica.updated(open_round=replace(open_round, rejected=open_round.rejected | {update}))
     )
 
 
@@ -251,7 +244,7 @@ def _gradient_rejected(fact: e.UpdateRejected, run: RunState) -> RunState:
     if refuses is None:
         return run
     by = replica.rejected.get(refuses, frozenset()) | {fact.replica}
-    return with_unindexed_replica(run, updated(replica, rejected=freeze({**replica.rejected, refuses: by})))
+    return with_waiting_replica(run, replica.updated(rejected={**replica.rejected, refuses: by}))
 
 
 @handles
@@ -262,9 +255,7 @@ def on_round_applied(fact: e.RoundApplied, run: RunState) -> RunState:
 
 @handles
 def on_round_wait_expired(fact: e.RoundWaitExpired, run: RunState) -> RunState:
-    return reconsider_all(
-        replace(run, expired_round_waits=run.expired_round_waits | {(fact.replica, fact.round, fact.in_round)})
-    )
+    return run.changed(expired_round_waits=run.expired_round_waits | {(fact.replica, fact.round, fact.in_round)})
 
 
 @handles
@@ -274,11 +265,10 @@ def on_worker_failed(fact: e.WorkerFailed, run: RunState) -> RunState:
     failure, worker = f"worker {fact.worker} (stage {fact.stage}): {fact.detail}", run.workers.get(fact.worker)
     if worker is not None and worker.host:  # a joined machine's error does not end the run; its state is unknown
         return _fail_joined_machine(run, fact.worker, fact.detail, failure)
-    return reconsider_all(replace(run, failed=run.failed or failure))
+    return run.changed(failed=run.failed or failure)
 
 
 def _fail_joined_machine(run: RunState, name: str, detail: str, failure: str = "") -> RunState:
-    """Mark a joined machine and its worker as failed."""
     worker = run.workers[name]
     run = set_machine(run, worker.host, replace(run.machines[worker.host], failure=failure or detail))
     return apply(e.WorkerLost(worker=name, incarnation=worker.incarnation, cause="exit", detail=detail), run)
@@ -286,28 +276,26 @@ def _fail_joined_machine(run: RunState, name: str, detail: str, failure: str = "
 
 @handles
 def on_stop_requested(fact: e.StopRequested, run: RunState) -> RunState:
-    run = reconsider_all(
-        replace(run, stopping=fact.reason, stops_before_repair=run.stops_before_repair or fact.skip_repairs)
-    )
+    run = run.changed(stopping=fact.reason, stops_before_repair=run.stops_before_repair or fact.skip_repairs)
     for replica in run.live.values() if fact.skip_repairs else ():
         if replica.phase in ("link", "replan") and replica.whole:  # saving needs no edges
-            run = with_replica(run, updated(replica, phase="idle", waiting=NO_WORKERS))
+            run = with_replica(run, replica.updated(phase="idle", waiting=NO_WORKERS))
     return run
 
 
 @handles
 def on_stop_overdue(fact: e.StopOverdue, run: RunState) -> RunState:
-    run = reconsider_all(replace(run, overdue=fact.detail))
+    run = run.changed(overdue=fact.detail)
     for replica in run.live.values():
         if replica.phase in ("idle", "link", "replan", "run", "evaluate"):
-            dropped = updated(without_round(replica), phase="idle", waiting=NO_WORKERS, coded=None)
+            dropped = without_round(replica).updated(phase="idle", waiting=NO_WORKERS, coded=None)
             run = with_replica(run, dropped)
     return run
 
 
 @handles
 def on_interval_chosen(fact: e.IntervalChosen, run: RunState) -> RunState:
-    return reconsider_all(replace(run, save_every=fact.steps))
+    return run.changed(save_every=fact.steps)
 
 
 @handles

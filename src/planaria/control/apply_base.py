@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import singledispatch
-from types import MappingProxyType
 from typing import Any
 
 from planaria.control.facts import events as e
-from planaria.control.state.data_position import BlockAllocation
-from planaria.control.state.fast_replace import fast_replace
-from planaria.control.state.replica import OpenRound, ReplicaState, updated
+from planaria.control.state.replica import OpenRound, ReplicaState
 from planaria.control.state.roster import MachineState, WorkerState
 from planaria.control.state.run import RunState
 from planaria.exchange.registry import make_exchange
-
-NOTHING: frozenset[int] = frozenset()
 
 
 @singledispatch
@@ -41,7 +36,7 @@ def record_report(run: RunState, replica: ReplicaState, worker: str) -> RunState
     """Record that ``worker`` completed its replica's current phase; the last worker's report ends it."""
     replica = after_report(replica, worker)
     if replica.waiting:
-        return with_unindexed_replica(run, replica)
+        return with_waiting_replica(run, replica)
     return with_replica(run, replica)
 
 
@@ -52,19 +47,19 @@ def after_report(replica: ReplicaState, worker: str) -> ReplicaState:
     """
     waiting = replica.waiting.without(worker)
     if waiting or replica.phase == "run":
-        return updated(replica, waiting=waiting)
+        return replica.updated(waiting=waiting)
     if replica.phase == "commit":
         step, inner, memory = replica.step + 1, replica.steps_since_round + 1, replica.memory
         if memory is not None:
             memory = memory.commit(replica.step, replica.holders)
-        return updated(
-            replica, waiting=waiting, phase="idle", step=step, steps_since_round=inner, attempts=0, memory=memory
+        return replica.updated(
+            waiting=waiting, phase="idle", step=step, steps_since_round=inner, attempts=0, memory=memory
         )
     if replica.phase == "evaluate":
-        return updated(replica, waiting=waiting, phase="idle", evaluated=replica.step)
+        return replica.updated(waiting=waiting, phase="idle", evaluated=replica.step)
     if replica.phase == "link" and replica.handover_from:
-        return replace(replica, waiting=waiting, phase="idle", handover_from=freeze({}))
-    return updated(replica, waiting=waiting, phase="idle")
+        return replace(replica, waiting=waiting, phase="idle", handover_from={})
+    return replica.updated(waiting=waiting, phase="idle")
 
 
 def without_round(replica: ReplicaState) -> ReplicaState:
@@ -72,7 +67,7 @@ def without_round(replica: ReplicaState) -> ReplicaState:
 
     In synchronised exchanges the round remains ahead: it is repeated, or adopted if others settle it.
     """
-    rule = make_exchange(replica.settings.exchange)
+    rule = make_exchange(replica.started.exchange)
     if replica.open_round is None or not rule.synchronised:
         return replace(replica, open_round=None)
     return replace(
@@ -98,7 +93,7 @@ def leave_open_round(run: RunState, open_round: OpenRound | None) -> RunState:
 
 def give_up_save(run: RunState) -> RunState:
     """Cancel the checkpoint for which replicas were being saved."""
-    return reconsider_all(replace(run, saving=-1, positions=freeze({}), allotment=run.allotment.give_up_save()))
+    return run.changed(saving=-1, positions={}, allotment=run.allotment.give_up_save())
 
 
 def give_up_if_none_is_saved(run: RunState) -> RunState:
@@ -110,21 +105,21 @@ def give_up_if_none_is_saved(run: RunState) -> RunState:
 
 def end_background_write(run: RunState, worker: str) -> RunState:
     """Record that a background write of ``worker`` has ended, successfully or not."""
-    return reconsider_all(replace(run, writing=freeze({w: part for w, part in run.writing.items() if w != worker})))
+    return run.changed(writing={w: part for w, part in run.writing.items() if w != worker})
 
 
 def set_workers(run: RunState, changed: Mapping[str, WorkerState]) -> RunState:
-    return reconsider_all(replace(run, roster=run.roster.with_workers(changed)))
+    return run.changed(roster=run.roster.with_workers(changed))
 
 
 def set_machine(run: RunState, name: str, machine: MachineState) -> RunState:
-    return reconsider_all(replace(run, roster=run.roster.with_machine(name, machine)))
+    return run.changed(roster=run.roster.with_machine(name, machine))
 
 
 def with_failed_starts(run: RunState, host: str, count: int) -> RunState:
     """Record the count of consecutive workers that died on a machine before they joined."""
     if not host:
-        return reconsider_all(replace(run, failed_starts=count))
+        return run.changed(failed_starts=count)
     return set_machine(run, host, replace(run.machines[host], failed_starts=count))
 
 
@@ -133,48 +128,31 @@ def with_replica(run: RunState, replica: ReplicaState) -> RunState:
 
     A committed step uses its samples, and its rejected gradients are recorded.
     """
-    before, allotment, undecided = run.replicas[replica.number], run.allotment, run.undecided
+    before, allotment = run.replicas[replica.number], run.allotment
     if before.phase == "commit" and replica.step > before.step and (before.rejected or run.suspicion.now):
-        run = fast_replace(run, suspicion=run.suspicion.end_round(before.step, before.rejected, run.exchange))
+        run = run.updated(suspicion=run.suspicion.end_round(before.step, before.rejected, run.exchange))
     if before.phase == "commit" and replica.step > before.step:
         memory = replica.memory
         allotment = allotment.commit(replica.number, None if memory is None else replica.step - memory.step)
-    if undecided is not None:
-        undecided |= {replica.number}
-    if run.settings.max_replicas > 1 and run.exchange.decoupled:
-        undecided = None  # whether a round begins depends on all
-    return fast_replace(run, replicas=run.replicas.with_replica(replica), allotment=allotment, undecided=undecided)
+    undecided = run.undecided | {replica.number}
+    if run.started.max_replicas > 1 and run.exchange.decoupled:
+        undecided = run.replicas.numbers  # whether a round begins depends on all
+    return run.updated(replicas=run.replicas.with_replica(replica), allotment=allotment, undecided=undecided)
 
 
 def reconsider(run: RunState, replicas: Iterable[ReplicaState]) -> RunState:
     """Return the run after a change that may affect what these replicas do next."""
-    if run.undecided is None:
-        return run
-    return fast_replace(run, undecided=run.undecided | {replica.number for replica in replicas})
+    return run.updated(undecided=run.undecided | {replica.number for replica in replicas})
 
 
-def with_unindexed_replica(run: RunState, replica: ReplicaState) -> RunState:
+def with_waiting_replica(run: RunState, replica: ReplicaState) -> RunState:
     """Return the run with this replica's new state, on which no decision depends yet."""
-    return fast_replace(run, replicas=run.replicas.with_unindexed(replica))
-
-
-def reconsider_all(run: RunState) -> RunState:
-    """Return the run after a change that may affect any replica."""
-    return replace(run, undecided=None)
-
-
-def step_started(run: RunState, allotment: BlockAllocation) -> RunState:
-    """Return the run after a replica started a step, which affects no other."""
-    return fast_replace(run, allotment=allotment)
+    return run.updated(replicas=run.replicas.with_replica(replica))
 
 
 def mark_undecided(run: RunState) -> RunState:
     """Return the run after ``decide`` returned None, until something changes."""
-    return run if run.undecided == NOTHING else fast_replace(run, undecided=NOTHING)
-
-
-def freeze(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
-    return MappingProxyType(mapping)
+    return run.updated(undecided=frozenset()) if run.undecided else run
 
 
 def replica_answered_by(run: RunState, fact: Any, phase: str) -> ReplicaState | None:

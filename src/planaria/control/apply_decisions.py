@@ -5,22 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planaria.control.apply_base import (
-    freeze,
     give_up_save,
     handles,
     reconsider,
-    reconsider_all,
     set_machine,
     set_workers,
-    step_started,
     with_replica,
     without_round,
 )
 from planaria.control.apply_membership import invalidate_states
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.state.fast_replace import fast_replace
-from planaria.control.state.replica import NO_WORKERS, OpenRound, WorkerSet, after_commit, updated
+from planaria.control.state.replica import NO_WORKERS, OpenRound, WorkerSet, after_commit
 from planaria.control.state.rollback import RollbackPoint
 from planaria.control.state.roster import MachineState, WorkerState
 from planaria.control.state.run import RunState
@@ -58,38 +54,38 @@ def on_remove_machine(fact: d.RemoveMachine, run: RunState) -> RunState:
 def on_run_step(fact: d.RunStep, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     if fact.mode == "train":
-        run = step_started(run, run.allotment.take(fact.replica, fact.block))
+        run = run.updated(allotment=run.allotment.take(fact.replica, fact.block))
         if replica.memory is not None:
-            replica = updated(replica, memory=replica.memory.begin(fact.step))
+            replica = replica.updated(memory=replica.memory.begin(fact.step))
     phase = "run" if fact.mode == "train" else "evaluate"
     coded = first_round(run) if fact.mode == "train" else None
     changes = {"phase": phase, "coded": coded, "waiting": WorkerSet(replica.holders.values())}
-    return with_replica(run, updated(replica, **changes, received=freeze({}), rejected=freeze({})))
+    return with_replica(run, replica.updated(**changes, received={}, rejected={}))
 
 
 @handles
 def on_leave_out(fact: d.LeaveOut, run: RunState) -> RunState:
     findings = [*((byzantine_member,) for byzantine_member in fact.byzantine), *fact.disputes]
     run = replace(run, suspicion=run.suspicion.with_findings(findings))
-    return with_replica(run, updated(run.replicas[fact.replica], phase="idle"))
+    return with_replica(run, run.replicas[fact.replica].updated(phase="idle"))
 
 
 @handles
 def on_commit(fact: d.Commit, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     if replica.origins:  # of vacant nodes: their initial state is obsolete
-        replica = replace(replica, lost=replica.lost | replica.origins.keys(), origins=freeze({}))
-    copies = replica.settings.pairs_of(replica.number)
+        replica = replace(replica, lost=replica.lost | replica.origins.keys(), origins={})
+    copies = replica.started.pairs_of(replica.number)
     staleness, missed_steps = after_commit(replica.staleness, replica.missed_steps, replica.skipped, copies)
     waiting = WorkerSet(replica.holders.values())
     changes = {
         "phase": "commit",
         "waiting": waiting,
-        "staleness": freeze(dict(staleness)),
+        "staleness": dict(staleness),
         "missed_steps": missed_steps,
         "last_edge_failure": "",
     }
-    return with_replica(run, updated(replica, **changes))
+    return with_replica(run, replica.updated(**changes))
 
 
 @handles
@@ -105,7 +101,7 @@ def on_begin_round(fact: d.BeginRound, run: RunState) -> RunState:
         )
         settle_at = replica.step + ordered + exchange.overlap
         open_round = OpenRound(fact.round, tuple(fact.members), settle_at, inner=inner)
-        begun = updated(replica, open_round=open_round, rounds=fact.round + 1, steps_since_round=-ordered)
+        begun = replica.updated(open_round=open_round, rounds=fact.round + 1, steps_since_round=-ordered)
         run = with_replica(run, begun)
     # Some may have been in this round before and timed out.
     over = {(number, fact.round) for number in fact.members}
@@ -127,73 +123,68 @@ def on_settle(fact: d.Settle, run: RunState) -> RunState:
     for number in fact.members:
         replica = run.replicas[number]
         inner = replica.steps_since_round if replica.open_round else 0
-        settling = updated(replica, phase="settle", waiting=WorkerSet(replica.holders.values()), open_round=None)
-        run = with_replica(run, updated(settling, rounds=fact.round + 1, steps_since_round=inner))
+        settling = replica.updated(phase="settle", waiting=WorkerSet(replica.holders.values()), open_round=None)
+        run = with_replica(run, settling.updated(rounds=fact.round + 1, steps_since_round=inner))
     return _forget_rounds(_settle_decoupled(run, fact) if run.exchange.decoupled else run)
 
 
 def _settle_decoupled(run: RunState, fact: d.Settle) -> RunState:
     """Record when members received the round's weights, and what the others of the round will settle with."""
-    weights = freeze(next(iter(fact.counted.values()), {}))
+    weights = next(iter(fact.counted.values()), {})
     for number in fact.members:
         replica = run.replicas[number]
         recent = {round: step for round, step in replica.settled_at.items() if round > fact.round - run.exchange.cycle}
-        run = with_replica(run, updated(replica, settled_at=freeze({**recent, fact.round: replica.step})))
+        run = with_replica(run, replica.updated(settled_at={**recent, fact.round: replica.step}))
     for replica in run.live.values():
         if replica.open_round is not None and replica.open_round.round == fact.round:
             open_round = replace(replica.open_round, contributors=weights)
-            run = with_replica(run, updated(replica, open_round=open_round))
+            run = with_replica(run, replica.updated(open_round=open_round))
     return run
 
 
 def _forget_rounds(run: RunState) -> RunState:
-    """Forget rounds that all replicas have completed."""
     behind = min(replica.rounds for replica in run.live.values())
     open_round = [replica.open_round.round for replica in run.live.values() if replica.open_round]
     first = min([behind, *open_round])
     groups = {number: groups for number, groups in run.groups.items() if number >= first}
     introduced = {number: links for number, links in run.edges_with_open_prefetch.items() if number >= first}
     late = frozenset(key for key in run.expired_round_waits if key[1] >= first)
-    return replace(run, groups=freeze(groups), edges_with_open_prefetch=freeze(introduced), expired_round_waits=late)
+    return replace(run, groups=groups, edges_with_open_prefetch=introduced, expired_round_waits=late)
 
 
 @handles
 def on_draw_groups(fact: d.DrawGroups, run: RunState) -> RunState:
-    return reconsider_all(replace(run, groups=freeze({**run.groups, fact.round: tuple(map(tuple, fact.groups))})))
+    return run.changed(groups={**run.groups, fact.round: tuple(map(tuple, fact.groups))})
 
 
 @handles
 def on_open_prefetch_links(fact: d.OpenPrefetchLinks, run: RunState) -> RunState:
     opened = run.edges_with_open_prefetch.get(fact.round, frozenset()) | {link.id for link in fact.links}
-    return replace(run, edges_with_open_prefetch=freeze({**run.edges_with_open_prefetch, fact.round: opened}))
+    return replace(run, edges_with_open_prefetch={**run.edges_with_open_prefetch, fact.round: opened})
 
 
 @handles
 def on_adopt(fact: d.Adopt, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     behind = {node: replica.holders[node] for node in replica.stateful.stage} if run.exchange.decoupled else {}
-    return with_replica(run, replace(invalidate_states(replica), behind=freeze(behind)))
+    return with_replica(run, replace(invalidate_states(replica), behind=behind))
 
 
 @handles
 def on_save(fact: d.Save, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     stateful = replica.stateful
-    all_keep = fact.whole or fact.compared or run.settings.lockstep_replicas
+    all_keep = fact.whole or fact.compared or run.started.lockstep_replicas
     nodes = stateful.stage if all_keep else stateful.firsts
     keepers = {replica.holders[node] for node in nodes}
     if run.saving < 0:  # an earlier checkpoint may have had the same name
         for other in run.replicas.values():
-            run = with_replica(run, updated(other, saved=-1))
+            run = with_replica(run, other.updated(saved=-1))
     position = without_round(replica).position  # saved states do not know the current round
-    positions = freeze({**run.positions, fact.replica: position})
-    run = reconsider_all(
-        replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), positions=positions)
-    )
-    saved = updated(
-        replica, phase="save", waiting=WorkerSet(keepers), saved=fact.step, saved_generation=fact.generation
-    )
-    return with_replica(run, updated(saved, digests=freeze({}), weight_digests=freeze({})))
+    positions = {**run.positions, fact.replica: position}
+    run = run.changed(saving=fact.step, allotment=run.allotment.save(fact.replica), positions=positions)
+    saved = replica.updated(phase="save", waiting=WorkerSet(keepers), saved=fact.step, saved_generation=fact.generation)
+    return with_replica(run, saved.updated(digests={}, weight_digests={}))
 
 
 @handles
@@ -201,26 +192,22 @@ def on_seal(fact: d.Seal, run: RunState) -> RunState:
     before = replace(run, unsealed=None)
     if fact.partial:
         allotment = run.allotment.give_up_save()
-        return reconsider_all(
-            replace(run, saving=-1, saved=fact.step, allotment=allotment, unsaved=None, unsealed=before)
-        )
-    stages = range(run.settings.stages + 1)
-    sealed = replace(
-        run,
+        return run.changed(saving=-1, saved=fact.step, allotment=allotment, unsaved=None, unsealed=before)
+    stages = range(run.started.stages + 1)
+    return run.changed(
         saving=-1,
         saved=fact.step,
         unsaved=None,
         unsealed=before,
         durable=RollbackPoint(dict.fromkeys(stages, d.Load(folder=fact.folder)), run.positions, fact.step),
-        positions=freeze({}),
+        positions={},
         allotment=run.allotment.seal(),
     )
-    return reconsider_all(sealed)
 
 
 @handles
 def on_discard(fact: d.Discard, run: RunState) -> RunState:
-    return reconsider_all(replace(run, unsaved=run.unsaved and replace(run.unsaved, discarded=True)))
+    return run.changed(unsaved=run.unsaved and replace(run.unsaved, discarded=True))
 
 
 @handles
@@ -241,19 +228,17 @@ def on_disband(fact: d.Disband, run: RunState) -> RunState:
         replica,
         phase="left",
         step=replica.step + (replica.phase == "commit"),
-        holders=freeze({}),
+        holders={},
         waiting=NO_WORKERS,
         open_round=None,
-        links=freeze({}),
+        links={},
         lost=frozenset(replica.arrangement.stage),
-        handover_from=freeze({}),
-        origins=freeze({}),
+        handover_from={},
+        origins={},
     )
     positions = {number: position for number, position in run.positions.items() if number != fact.replica}
     run = with_replica(run, disbanded)
-    return reconsider_all(
-        replace(run, allotment=run.allotment.remove_replica(fact.replica), positions=freeze(positions))
-    )
+    return run.changed(allotment=run.allotment.remove_replica(fact.replica), positions=positions)
 
 
 @handles
@@ -272,14 +257,14 @@ def on_exclude_member(fact: d.ExcludeMember, run: RunState) -> RunState:
 @handles
 def on_replica_restarted(fact: d.ReplicaRestarted, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
-    return with_replica(reconsider_all(run), replace(replica, phase="idle", attempts=0, saved=-1, skipped=frozenset()))
+    return with_replica(run.changed(), replace(replica, phase="idle", attempts=0, saved=-1, skipped=frozenset()))
 
 
 @handles
 def on_finish(fact: d.Finish, run: RunState) -> RunState:
     run = replace(run, over=True)
     for replica in run.replicas.values():
-        run = with_replica(run, updated(replica, waiting=NO_WORKERS))
+        run = with_replica(run, replica.updated(waiting=NO_WORKERS))
     return run
 
 
@@ -288,20 +273,20 @@ def on_worker_measurements(fact: e.WorkerMeasurements, run: RunState) -> RunStat
     replica = run.replica_of(fact.worker)
     if replica is None or replica.generation != fact.generation or replica.holders.get(fact.node) != fact.worker:
         return run
-    run = fast_replace(run, gauges=run.gauges.with_measurements(fact))
+    run = run.updated(gauges=run.gauges.with_measurements(fact))
     # Whether to act on slow workers depends on a clock that all replicas share.
     return reconsider(run, run.live.values() if run.blamed else [replica])
 
 
 @handles
 def on_slow_part_found(fact: d.SlowPartFound, run: RunState) -> RunState:
-    return replace(run, blamed=freeze({**run.blamed, (fact.fault, tuple(fact.nodes)): fact}))
+    return replace(run, blamed={**run.blamed, (fact.fault, tuple(fact.nodes)): fact})
 
 
 @handles
 def on_cleared(fact: d.Cleared, run: RunState) -> RunState:
     still_blamed = {key: blamed for key, blamed in run.blamed.items() if key != (fact.fault, tuple(fact.nodes))}
-    return replace(run, blamed=freeze(still_blamed))
+    return replace(run, blamed=still_blamed)
 
 
 @handles

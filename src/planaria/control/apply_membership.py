@@ -8,12 +8,10 @@ from dataclasses import replace
 from planaria.control.apply_base import (
     after_report,
     end_background_write,
-    freeze,
     give_up_if_none_is_saved,
     give_up_save,
     handles,
     leave_open_round,
-    reconsider_all,
     set_workers,
     with_failed_starts,
     with_replica,
@@ -21,9 +19,8 @@ from planaria.control.apply_base import (
 )
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.state.fast_replace import fast_replace
 from planaria.control.state.memory_snapshots import MemorySnapshot
-from planaria.control.state.replica import NO_WORKERS, ReplicaState, WorkerSet, updated
+from planaria.control.state.replica import NO_WORKERS, ReplicaState, WorkerSet
 from planaria.control.state.roster import Status
 from planaria.control.state.run import RunState
 
@@ -56,7 +53,7 @@ def _without_sender(replica: ReplicaState, worker: str) -> ReplicaState:
     remaining = {node: leaver for node, leaver in replica.handover_from.items() if leaver != worker}
     cancelled = replica.handover_from.keys() - remaining.keys()
     if cancelled:
-        replica = replace(replica, handover_from=freeze(remaining))
+        replica = replace(replica, handover_from=remaining)
     waited_for = cancelled & replica.lost or worker in replica.donor_workers.values()
     if replica.phase == "link" and waited_for and replica.broken:
         return replace(replica, phase="idle", waiting=NO_WORKERS)
@@ -65,7 +62,7 @@ def _without_sender(replica: ReplicaState, worker: str) -> ReplicaState:
 
 def _lose(run: RunState, replica: ReplicaState, worker: str, lost: frozenset[int]) -> RunState:
     """Record the death of a member that held the nodes ``lost``."""
-    run = reconsider_all(replace(run, failed_starts=0))  # a lost spare may free a slot; retry the stage
+    run = run.changed(failed_starts=0)  # a lost spare may free a slot; retry the stage
     return give_up_if_none_is_saved(
         leave_open_round(with_replica(run, _without_holder(replica, worker, lost)), replica.open_round)
     )
@@ -75,7 +72,7 @@ def _drop_unfinished_file(run: RunState, worker: str) -> RunState:
     """Drop the unfinished file of a dead worker and its replica's part of the checkpoint."""
     part = run.writing[worker]
     if run.is_current_write(part):
-        run = with_replica(run, updated(run.replicas[part.replica], saved=-1))
+        run = with_replica(run, run.replicas[part.replica].updated(saved=-1))
     return give_up_if_none_is_saved(end_background_write(run, worker))
 
 
@@ -88,11 +85,11 @@ def _without_holder(replica: ReplicaState, worker: str, missing: frozenset[int])
     behind = {node: holder for node, holder in replica.behind.items() if node not in missing}
     replica = replace(
         without_round(replica),
-        holders=freeze({n: w for n, w in replica.holders.items() if w != worker}),
-        origins=freeze(origins),
+        holders={n: w for n, w in replica.holders.items() if w != worker},
+        origins=origins,
         lost=frozenset(lost),
-        behind=freeze(behind),
-        links=freeze({p: i for p, i in replica.links.items() if not set(p) & set(missing)}),
+        behind=behind,
+        links={p: i for p, i in replica.links.items() if not set(p) & set(missing)},
         memory=replica.memory and replica.memory.without(missing),
     )
     if replica.phase in ("commit", "settle"):  # the others finish what cannot be undone
@@ -110,7 +107,7 @@ def on_edge_broken(fact: e.EdgeBroken, run: RunState) -> RunState:
     if replica is None or fact.generation != replica.generation:
         return run
     pair = (min(fact.node, fact.peer), max(fact.node, fact.peer))
-    run = fast_replace(run, gauges=run.gauges.with_break(*pair, fact.generation))
+    run = run.updated(gauges=run.gauges.with_break(*pair, fact.generation))
     if fact.relay and fact.relay not in run.unreachable_relays:
         run = _without_relay(run, fact.relay, fact.cause)
         replica = run.replicas[replica.number]
@@ -129,9 +126,9 @@ def on_grace_expired(fact: e.GraceExpired, run: RunState) -> RunState:
     open_round = replica.open_round
     links = {pair: link for pair, link in replica.links.items() if pair not in replica.broken_edges}
     if links.keys() != replica.links.keys():  # workers drop received updates when they form
-        replica = replace(without_round(replica), links=freeze(links), avoided_relays=_relays_to_avoid(replica))
+        replica = replace(without_round(replica), links=links, avoided_relays=_relays_to_avoid(replica))
     possible = {n: w for n, w in replica.handover_from.items() if (d.PREDECESSOR, n) not in replica.broken_edges}
-    replica = replace(replica, handover_from=freeze(possible))
+    replica = replace(replica, handover_from=possible)
     # An edge that transferred a state may be blamed after the transfer is complete: nothing is lost. A commit uses no
     # edges and must not be interrupted; it ends first.
     if replica.broken and replica.phase not in ("commit", "settle", "save"):
@@ -147,12 +144,12 @@ def on_relay_silent(fact: e.RelaySilent, run: RunState) -> RunState:
 
 def _without_relay(run: RunState, relay: str, error: str) -> RunState:
     """Return the run after a relay stopped answering. Its edges move to another relay, if there is one."""
-    run = reconsider_all(replace(run, unreachable_relays=freeze({**run.unreachable_relays, relay: error})))
+    run = run.changed(unreachable_relays={**run.unreachable_relays, relay: error})
     for replica in run.live.values():
         links = {pair: link for pair, link in replica.links.items() if replica.relay_of_edge.get(pair) != relay}
         if links.keys() == replica.links.keys() or run.cut_off:
             continue
-        open_round, replica = replica.open_round, replace(without_round(replica), links=freeze(links))
+        open_round, replica = replica.open_round, replace(without_round(replica), links=links)
         if replica.phase not in ("commit", "settle", "save"):  # these use no edges, and end first
             replica = replace(replica, phase="idle", waiting=NO_WORKERS)
         run = with_replica(run, replica)
@@ -163,24 +160,24 @@ def _without_relay(run: RunState, relay: str, error: str) -> RunState:
 @handles
 def on_relay_answers(fact: e.RelayAnswers, run: RunState) -> RunState:
     unreachable = {relay: error for relay, error in run.unreachable_relays.items() if relay != fact.relay}
-    return reconsider_all(replace(run, unreachable_relays=freeze(unreachable), relays_given_up=False))
+    return run.changed(unreachable_relays=unreachable, relays_given_up=False)
 
 
 @handles
 def on_relays_given_up(fact: e.RelaysGivenUp, run: RunState) -> RunState:
-    return reconsider_all(replace(run, relays_given_up=True))
+    return run.changed(relays_given_up=True)
 
 
 def _relays_to_avoid(replica: ReplicaState) -> frozenset[str]:
     """Return the relays to avoid: all relays of broken edges, or only the newest ones if that would leave none."""
     blamed = frozenset(replica.relay_of_edge[pair] for pair in replica.broken_edges if pair in replica.relay_of_edge)
-    relays = replica.settings.relays.keys()
+    relays = replica.started.relays.keys()
     return next((few for few in (replica.avoided_relays | blamed, blamed) if few != relays), frozenset())
 
 
 def _initial_sources(replica: ReplicaState) -> Mapping[int, d.Source]:
     """Return exact sources of the nodes' current state: the run's start, as long as no step is committed."""
-    start = ReplicaState.start(replica.settings, replica.number)
+    start = ReplicaState.start(replica.started, replica.number)
     moved = replica.phase in ("commit", "settle") or replica.position != start.position
     return {} if moved else start.origins
 
@@ -220,9 +217,7 @@ def _roll_back_dependents(run: RunState, leader: ReplicaState) -> RunState:
 def invalidate_states(replica: ReplicaState) -> ReplicaState:
     """Mark all states of the replica as to be copied from another one."""
     nodes = frozenset(replica.arrangement.stage)
-    return replace(
-        replica, lost=nodes, handover_from=freeze({}), origins=freeze({}), open_round=None, behind=freeze({})
-    )
+    return replace(replica, lost=nodes, handover_from={}, origins={}, open_round=None, behind={})
 
 
 def _form_replica(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
@@ -246,17 +241,15 @@ def _form_replica(run: RunState, replica: ReplicaState, form: d.Form) -> Replica
         step=form.step,
         formed_at_step=form.step,
         attempts=replica.attempts + (form.outcome != "handed over"),  # a planned handover is not a failed attempt
-        holders=freeze(holders),
+        holders=holders,
         skipped=frozenset(replica.arrangement.stage) - nodes,
-        origins=freeze(origins),
-        staleness=freeze(staleness),
+        origins=origins,
+        staleness=staleness,
         lost=frozenset(rebuilt) if form.is_rollback else (replica.lost - kept) | form.handover_from.keys(),
-        donor_workers=freeze(
-            {donor: run.holders[donor] for donor in sorted(donors - replica.arrangement.stage.keys())}
-        ),
-        handover_from=freeze(pending),
-        links=freeze({(link.low, link.high): link.id for link in form.links}),
-        relay_of_edge=freeze({(link.low, link.high): link.relay for link in form.links if link.relay}),
+        donor_workers={donor: run.holders[donor] for donor in sorted(donors - replica.arrangement.stage.keys())},
+        handover_from=pending,
+        links={(link.low, link.high): link.id for link in form.links},
+        relay_of_edge={(link.low, link.high): link.relay for link in form.links if link.relay},
         broken_edges=frozenset(),
         stalled=(),
         routes=form.routes,
@@ -264,7 +257,7 @@ def _form_replica(run: RunState, replica: ReplicaState, form: d.Form) -> Replica
         evaluated=min(replica.evaluated, form.step),
         rounds=form.rounds,
         steps_since_round=form.inner,
-        behind=freeze({}),
+        behind={},
         settled_at=_nodes_settled(run, replica, form),
         memory=replica.memory and _nodes_with_snapshot(replica.memory, form),
     )
@@ -275,7 +268,7 @@ def _nodes_settled(run: RunState, replica: ReplicaState, form: d.Form) -> Mappin
     if not run.exchange.decoupled:
         return replica.settled_at
     received = range(max(replica.rounds, form.rounds - run.exchange.cycle), form.rounds)
-    return freeze({**replica.settled_at, **dict.fromkeys(received, form.step)})
+    return {**replica.settled_at, **dict.fromkeys(received, form.step)}
 
 
 def _nodes_with_snapshot(memory: MemorySnapshot, form: d.Form) -> MemorySnapshot:

@@ -39,7 +39,7 @@ def _busy(run: RunState, replica: ReplicaState) -> bool:
 
 
 def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
-    config, stateful = run.settings.exchange, replica.stateful
+    config, stateful = run.started.exchange, replica.stateful
     own = any(sharing != "shared" for sharing in make_exchange(config).parts.values())
     several = stateful.shared and config.replicas > 1
     copies = sorted(stateful.stage.keys() - set(stateful.firsts))
@@ -47,15 +47,15 @@ def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
         replica=replica.number,
         generation=replica.generation,
         step=name,
-        whole=list(stateful.firsts) if own and several and not run.settings.lockstep_replicas else [],
+        whole=list(stateful.firsts) if own and several and not run.started.lockstep_replicas else [],
         compared=copies if run.exchange.bit_identical and several else [],
-        background=run.settings.save_in_background and not is_ending(run) and not replica.unrecoverable_reason,
+        background=run.started.save_in_background and not is_ending(run) and not replica.unrecoverable_reason,
     )
 
 
 def _to_save(run: RunState, replica: ReplicaState) -> int | None:
     """Return the checkpoint to save this replica for: the one in progress, or a new one."""
-    if not run.settings.saves:
+    if not run.started.saves:
         return None
     if run.saving >= 0:
         return run.saving if replica.saved != run.saving else None
@@ -67,8 +67,7 @@ def _to_save(run: RunState, replica: ReplicaState) -> int | None:
 
 
 def _checkpoint_reached(run: RunState) -> bool:
-    """Return whether the run has reached its next checkpoint."""
-    before = max(run.saved, run.settings.first_step, run.unsaved.since if run.unsaved else -1)
+    before = max(run.saved, run.started.first_step, run.unsaved.since if run.unsaved else -1)
     return bool(run.save_every) and run.progress // run.save_every > before // run.save_every
 
 
@@ -129,7 +128,7 @@ def all_idle(run: RunState) -> bool:
 
 def all_saved(run: RunState) -> bool:
     """Return whether the newest checkpoint of this run holds the replicas' current states, or none is written."""
-    if not run.settings.saves:
+    if not run.started.saves:
         return True
     same = all(run.durable.positions.get(n) == replica.position for n, replica in run.live.items())
     return run.saved == run.progress and same
@@ -137,7 +136,7 @@ def all_saved(run: RunState) -> bool:
 
 def save_survivors(run: RunState, replica: ReplicaState) -> d.Save | None:
     """Save the remaining stages of an unrecoverable replica. The run ends once the checkpoint is sealed or failed."""
-    may_begin = run.settings.saves and run.saving < 0 and not _busy(run, replica) and _may_begin(run)
+    may_begin = run.started.saves and run.saving < 0 and not _busy(run, replica) and _may_begin(run)
     if run.saved != run.progress and replica.stateful.stages and may_begin:
         return _save(run, replica, run.progress)
     return None
@@ -168,10 +167,10 @@ def seal(run: RunState) -> d.Seal | None:
     stages = sorted(set.intersection(*(set(r.stateful.stages) for r in replicas)))
     cannot = any(replica.unrecoverable_reason for replica in replicas)
     if not cannot:
-        stages = list(range(run.settings.stages + 1))
+        stages = list(range(run.started.stages + 1))
     elif not stages:  # the last survivor died during its save
         return None
-    partial, used = len(stages) <= run.settings.stages, run.allotment.saved
+    partial, used = len(stages) <= run.started.stages, run.allotment.saved
     return d.Seal(
         step=run.saving,
         folder=folder_name(run.saving, partial),
@@ -186,12 +185,11 @@ def seal(run: RunState) -> d.Seal | None:
 
 
 def _positions(run: RunState) -> dict[int, ReplicaPosition]:
-    """Return the positions of several replicas."""
-    if run.settings.lockstep_replicas:
+    if run.started.lockstep_replicas:
         every, step = run.exchange.interval, run.positions[0].step
         position = ReplicaPosition(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
-        return dict.fromkeys(range(run.settings.lockstep_replicas), position)
-    return dict(run.positions) if run.settings.max_replicas > 1 else {}
+        return dict.fromkeys(range(run.started.lockstep_replicas), position)
+    return dict(run.positions) if run.started.max_replicas > 1 else {}
 
 
 def _weights(run: RunState) -> dict[int, dict[int, str]]:

@@ -9,7 +9,7 @@ decides a replica's next phase and the end of a run. Other modules decide:
 - ``exchange/coded/coded_decisions.py``: coded steps that continue without stragglers;
 - ``control/exclusion.py``: the removal of members whose updates are repeatedly invalid;
 - ``exchange/robust/exclusion_decisions.py``: steps that continue without Byzantine replicas;
-- ``control/worker_assignment.py``: workers to start and to release;
+- ``control/spares.py``: workers to start and to release;
 - ``control/slowness/``: slow workers and links, and reactions to them.
 """
 
@@ -40,23 +40,19 @@ from planaria.control.formation import (
 from planaria.control.rounds import decide_round, is_round_due, next_block, stale_replicas
 from planaria.control.slowness.decisions import diagnose, hand_over_slow_stage, reroute
 from planaria.control.slowness.edges import stuck_link
+from planaria.control.spares import count_suitable_spares, release_leaving, restart_replica, spawn_if_needed
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
-from planaria.control.worker_assignment import (
-    count_suitable_spares,
-    release_leaving,
-    restart_replica,
-    spawn_if_needed,
-)
 from planaria.exchange.coded.coded_decisions import close_round
 from planaria.exchange.robust.exclusion_decisions import disagreement, left_out
 
 MAX_ATTEMPTS = 20
+"""generations in a row that a replica may form without committing its step, before it ends"""
 
 
 def decide(run: RunState) -> d.Decision | None:
     """Return the next decision in ``run``, or None if it has to wait for events."""
-    if run.over or (run.undecided is not None and not run.undecided):
+    if run.over or not run.undecided:
         return None
     if run.failed:
         return d.Finish(outcome="failed", reason=run.failed)
@@ -80,7 +76,7 @@ def decide(run: RunState) -> d.Decision | None:
 def _replicas_to_decide(run: RunState) -> list[ReplicaState]:
     """Return the replicas that may need a decision, in order: those that changed since ``decide`` last returned None,
     and those that other replicas' changes affect."""
-    if run.undecided is None or is_ending(run) or saving_affects_all(run) or _before_joint_first_step(run):
+    if is_ending(run) or saving_affects_all(run) or _before_joint_first_step(run):
         return list(run.live.values())
     numbers = run.undecided | run.replicas.troubled | stale_replicas(run)
     if run.roster.leaving:
@@ -123,7 +119,6 @@ def _decide_for(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 
 def _end_after_attempts(run: RunState, replica: ReplicaState) -> d.Decision:
-    """Return the end of a replica that repeatedly fails to commit its step."""
     reason = f"{replica.attempts} generations in a row did not get step {replica.step} committed"
     last = f"; the last error: {replica.last_edge_failure}" if replica.last_edge_failure else ""
     return end_replica(run, replica, reason + last, [])
@@ -134,7 +129,7 @@ def _decide_running(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if not replica.waiting:
         if (exclusion := disagreement(run, replica)) is not None:
             return exclusion
-        progress = run.settings.progress(run.allotment.in_progress[replica.number])
+        progress = run.started.progress(run.allotment.in_progress[replica.number])
         return d.Commit(replica=replica.number, generation=replica.generation, step=replica.step, progress=progress)
     return None if replica.coded is None else close_round(run, replica)
 
@@ -142,7 +137,7 @@ def _decide_running(run: RunState, replica: ReplicaState) -> d.Decision | None:
 def _decide_idle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Return the next decision of an idle replica: validate, save or train, in this order, or None if a round is due.
     Skipped steps are not saved."""
-    settings, step, number = run.settings, replica.step, replica.number
+    settings, step, number = run.started, replica.step, replica.number
     done, block = run.allotment.done, next_block(run, replica)
     if replica.open_round and step >= replica.open_round.settle_at:
         return None
@@ -171,7 +166,7 @@ def _waits_for_first_copies(run: RunState) -> bool:
 
 def _before_joint_first_step(run: RunState) -> bool:
     """Return whether the run has not committed its first step, which waits for all replicas."""
-    return run.settings.start_from_first_worker and len(run.allotment.used) == 0
+    return run.started.start_from_first_worker and len(run.allotment.used) == 0
 
 
 def _finish(run: RunState) -> d.Finish | None:

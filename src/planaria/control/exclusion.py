@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from planaria.control.facts import decisions as d
+from planaria.control.spares import count_leaving_nodes, count_suitable_spares, workers_sending_state
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
-from planaria.control.worker_assignment import (
-    count_leaving_nodes,
-    count_suitable_spares,
-    workers_sending_state,
-)
 
 
 def exclude_member(run: RunState, replica: ReplicaState) -> d.ExcludeMember | None:
     """Dismiss the workers of a replica, or of a Byzantine one among replicas that make each step together."""
-    enough = run.settings.exchange.strikes
+    enough = run.started.exchange.strikes
     if not enough or not run.suspicion.rejections or replica.open_round or run.stopping or run.allotment.done:
         return None
     for member, nodes in _members(run, replica):
@@ -42,11 +38,10 @@ def _members(run: RunState, replica: ReplicaState) -> Iterator[tuple[int, Collec
 
 
 def _replaceable(run: RunState, workers: Collection[str]) -> bool:
-    """Return whether others can replace these workers: spares, or new ones."""
     if count_suitable_spares(run) - run.vacancies - count_leaving_nodes(run) >= len(workers):
         return True
     at_home = not any(run.workers[worker].host for worker in workers)
-    return run.settings.replace and at_home and run.failed_starts < MAX_FAILED_STARTS
+    return run.started.replace and at_home and run.failed_starts < MAX_FAILED_STARTS
 
 
 def _dispensable(run: RunState) -> bool:

@@ -8,23 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planaria.control.checkpoint_decisions import is_being_written
+from planaria.control.donors import find_donor_replicas, lost_stages, state_sources
 from planaria.control.facts import decisions as d
 from planaria.control.facts.events import ReplicaPosition
 from planaria.control.facts.members import link
 from planaria.control.relays import assign_relays
+from planaria.control.spares import assign_spares, fill_vacancies, has_room, more_to_come, no_more_workers
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.rollback import RollbackPoint
 from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
-from planaria.control.worker_assignment import (
-    assign_spares,
-    can_be_copied,
-    fill_vacancies,
-    find_donor_replicas,
-    has_room,
-    more_to_come,
-    no_more_workers,
-)
 from planaria.recovery.chain import ChainPlan, staleness_by_stage
 
 
@@ -35,13 +28,13 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """
     if run.cut_off:
         return _without_relays(run, replica)
-    lost = _lost_stages(replica)
+    lost = lost_stages(replica)
     donor_replicas = find_donor_replicas(run, replica, lost)
     if donor_replicas is None:
         return None
     rebuilt_here = lost - donor_replicas.keys()
     staleness = staleness_by_stage(replica.arrangement, replica.stateful, replica.staleness)
-    plan = run.settings.chain.plan(rebuilt_here, staleness, _stages_with_snapshot(replica))
+    plan = run.started.chain.plan(rebuilt_here, staleness, _stages_with_snapshot(replica))
     if run.exchange.synchronised and (adoption := _adoption(run, replica, donor_replicas, plan)) is not None:
         return adoption
     if (plan.rollback == "disk" or plan.reason) and is_being_written(run):
@@ -57,19 +50,6 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
     return _continue_from(run, replica, holders, donor_replicas, plan)
 
 
-def _lost_stages(replica: ReplicaState) -> frozenset[int]:
-    """Return the stages whose state no worker of the replica has, and none can start again from seed or disk.
-
-    A stage is lost with the last node that had its state; until then, its nodes copy each other. A worker that should
-    hand it over may still have it.
-    """
-    stage_of = replica.arrangement.stage
-    # Nodes of one stage hold the same state: if one starts from seed or disk, so does another one that was lost.
-    stages_with_origin = {stage_of[node] for node in replica.origins if node in replica.holders}
-    missing = frozenset(stage_of[node] for node in replica.lost - replica.handover_from.keys())
-    return missing - set(replica.stateful.stages) - stages_with_origin
-
-
 def _adoption(
     run: RunState, replica: ReplicaState, donor_replicas: Mapping[int, ReplicaState], plan: ChainPlan
 ) -> d.Adopt | None:
@@ -78,14 +58,15 @@ def _adoption(
         return None
     if any(donor.rounds > replica.rounds for donor in donor_replicas.values()):
         return d.Adopt(replica=replica.number, reason="those that have what it lost have settled rounds without it")
-    if (plan.rollback or plan.reason) and _any_copyable(run, replica):
+    others = [other for number, other in run.live.items() if number != replica.number]
+    if (plan.rollback or plan.reason) and any(other.can_be_copied for other in others):
         return d.Adopt(replica=replica.number, reason="no replica that settled as many rounds has the lost state")
     return None
 
 
 def _why_impossible(run: RunState, plan: ChainPlan) -> str:
     """Return why the replica cannot continue from ``plan``, or an empty string if it can."""
-    if plan.rollback and not plan.reason and run.settings.start_from_first_worker:
+    if plan.rollback and not plan.reason and run.started.start_from_first_worker:
         return "all members with the group's weights are lost"  # other first weights would be another model
     return plan.reason
 
@@ -111,7 +92,7 @@ def _continue_from(
 ) -> d.Decision:
     """Rebuild or copy the lost stages, and continue at the same step."""
     stages = replica.arrangement.stage
-    sources = _sources(replica, holders, donor_replicas, plan.rebuilt)
+    sources = state_sources(replica, holders, donor_replicas, plan.rebuilt)
     outcome: d.Outcome = "skipping" if len(holders) < len(stages) else _outcome(replica)
     position = replica.position
     if donor_replicas.keys() == set(stages.values()):  # it continues as the other's copy
@@ -154,48 +135,7 @@ def hand_over_stages(run: RunState, replica: ReplicaState) -> d.Decision | None:
     return end_replica(run, replica, "the machine of its workers leaves, and there are no others", [])
 
 
-def _sources(
-    replica: ReplicaState,
-    holders: Mapping[int, str],
-    donor_replicas: Mapping[int, ReplicaState],
-    rebuilt: Mapping[int, tuple[str, tuple[int, ...]]],
-) -> dict[int, d.Source]:
-    """Return the source of each node's state; a donor may itself be new, with a state from seed or disk."""
-    stage_of = replica.arrangement.stage
-    alive, present = replica.stateful, replica.arrangement.of(holders)
-    origin_of_stage = {
-        stage_of[node]: (node, source) for node, source in replica.origins.items() if node in replica.holders
-    }
-    sources: dict[int, d.Source] = {node: replica.origins.get(node, d.Keep()) for node in holders}
-    for node, source in sources.items() if replica.settings.start_from_first_worker else ():
-        first = present.nodes(stage_of[node])[0]
-        if isinstance(source, d.Fresh) and node != first:
-            sources[node] = d.Rebuild(by=d.PEER, donors=[first])
-    for node in replica.lost & holders.keys():
-        stage = stage_of[node]
-        leaver = replica.handover_from.get(node)
-        if leaver is not None:
-            sources[node] = d.Keep() if holders[node] == leaver else d.Handover(worker=leaver)
-        elif not alive.nodes(stage) and stage in origin_of_stage:
-            first, source = origin_of_stage[stage]
-            # Other nodes of a stage copy the state that its first node has in memory.
-            copies = isinstance(source, d.Recall) or replica.settings.start_from_first_worker
-            sources[node] = d.Rebuild(by=d.PEER, donors=[first]) if copies else source
-        elif stage in donor_replicas:
-            kind = d.CatchUp if replica.behind.get(node) == holders[node] else d.Rebuild
-            sources[node] = kind(by=d.PEER, donors=[donor_replicas[stage].stateful.nodes(stage)[0]])
-        else:
-            by, donors = rebuilt.get(stage, (d.PEER, (stage,)))
-            sources[node] = d.Rebuild(by=by, donors=[(alive.nodes(s) or present.nodes(s))[0] for s in donors])
-    return sources
-
-
-def _any_copyable(run: RunState, replica: ReplicaState) -> bool:
-    return any(can_be_copied(other) for number, other in run.live.items() if number != replica.number)
-
-
 def _position_after_orders(replica: ReplicaState) -> ReplicaPosition:
-    """Return the replica's position after its workers carried out their current orders."""
     step, inner = replica.step, replica.steps_since_round
     if replica.phase == "commit":
         step, inner = step + 1, inner + 1
@@ -210,7 +150,6 @@ def _stages_with_snapshot(replica: ReplicaState) -> frozenset[int]:
 
 
 def _is_snapshot_newer(replica: ReplicaState, point: RollbackPoint) -> bool:
-    """Return whether the snapshot in memory is at least as new as a checkpoint."""
     assert replica.memory is not None
     saved = point.positions.get(replica.number)
     return saved is None or replica.memory.step >= saved.step
@@ -242,7 +181,6 @@ def _return_to_snapshot(run: RunState, replica: ReplicaState, holders: dict[int,
 def _return_to_checkpoint(
     run: RunState, replica: ReplicaState, holders: dict[int, str], point: RollbackPoint
 ) -> d.Decision | None:
-    """Roll back to the checkpoint at ``point``."""
     position, origins = point.positions.get(replica.number), point.origins(replica.arrangement)
     if position is None:
         return end_replica(run, replica, "it was not there when the last checkpoint was made", [])
@@ -255,7 +193,7 @@ def _may_skip(run: RunState, replica: ReplicaState) -> bool:
     Training waits while a vacant node's exact state is available, because a skipped stage is lost and never donates; on
     a schedule, it waits only while workers may arrive. A schedule can leave out nodes but no stage.
     """
-    settings = run.settings
+    settings = run.started
     if settings.recovery.meanwhile != "skip" or replica.formed_at_step < 0:
         return False
     if not replica.lost >= set(replica.vacant) and not (no_more_workers(run) and settings.arrangement):
@@ -303,7 +241,7 @@ def _form_or_replan(
             link(kept.get((a, b), f"g{generation}:{a}-{b}"), a, at[a], b, at[b], relay_of_pair.get((a, b), ""))
             for a, b in sorted(pairs)
         ],
-        routes=routes if replica.settings.arrangement else [],
+        routes=routes if replica.started.arrangement else [],
         rounds=position.rounds,
         inner=position.inner,
     )
@@ -319,7 +257,7 @@ def end_if_unstaffed(run: RunState, replica: ReplicaState) -> d.Decision | None:
     elif run.failed_starts >= MAX_FAILED_STARTS:
         reason = f"{run.failed_starts} workers in a row died before they were ready"
     else:
-        where = "node" if run.settings.arrangement or run.settings.max_replicas > 1 else "stage"
+        where = "node" if run.started.arrangement or run.started.max_replicas > 1 else "stage"
         of, spares = replica.arrangement.stage, run.spares
         nodes = [node for node in replica.vacant if not any(has_room(run, worker, of[node]) for worker in spares)]
         named = ", ".join(map(str, nodes or replica.vacant))
@@ -331,11 +269,10 @@ def end_if_unstaffed(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 def end_overdue_wait(run: RunState, replica: ReplicaState) -> d.Decision:
     """End the wait of a stopped run for a replica's missing stages: save the others, if any."""
-    lost = sorted(set(replica.arrangement.stages) - set(replica.stateful.stages))
     reason = f"stopped by {run.stopping} before its lost stages were replaced: {run.overdue}"
     if len(run.live) == 1 and replica.formed_at_step < 0:
         return d.Finish(outcome="cannot", reason=reason)
-    return end_replica(run, replica, reason, lost)
+    return end_replica(run, replica, reason, replica.missing_stages)
 
 
 def _unheld(replica: ReplicaState) -> list[int]:

@@ -26,7 +26,7 @@ def assign_relays(
 
     A ``silent`` or avoided relay is left out while there is another.
     """
-    relays = replica.settings.relays
+    relays = replica.started.relays
     if not relays:
         return {}
     avoided = next(

@@ -14,7 +14,6 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts.members import link
 from planaria.control.state.replica import ReplicaGroup, ReplicaState
 from planaria.control.state.run import RunState
-from planaria.control.worker_assignment import can_be_copied, settled_rounds
 from planaria.exchange.robust.exclusion_decisions import equivocating_replicas, excluded_replicas, settle_weights
 
 HELP_LAG_STEPS = 50
@@ -29,9 +28,9 @@ def is_round_due(run: RunState, replica: ReplicaState) -> bool:
     A decoupled replica that need not wait for all makes up to ``overlap`` more until all others can take part; one that
     has missed a round catches up immediately.
     """
-    if replica.open_round or run.settings.max_replicas == 1:
+    if replica.open_round or run.started.max_replicas == 1:
         return False
-    exchange, config = run.exchange, run.settings.exchange
+    exchange, config = run.exchange, run.started.exchange
     if exchange.decoupled and _ahead_of(run, replica.rounds):
         return True
     own = config.steps_between_rounds[replica.number : replica.number + 1]  # replicas that join later have none
@@ -54,7 +53,7 @@ def _help_lag_steps(run: RunState, replica: ReplicaState) -> int:
 
     The lag is large until a replica is formed again, so that small speed differences do not change a run's results.
     """
-    settings = run.settings
+    settings = run.started
     if replica.number >= settings.replicas:  # it joined later and has no samples
         return 0
     if run.replicas.generation > settings.first_generation + settings.replicas:
@@ -65,7 +64,7 @@ def _help_lag_steps(run: RunState, replica: ReplicaState) -> int:
 def decide_round(run: RunState, candidates: Collection[ReplicaState]) -> d.Decision | None:
     """Return the next decision about rounds for these replicas, or for all if samples run out, because a missing
     replica may then block others."""
-    if run.settings.max_replicas == 1:
+    if run.started.max_replicas == 1:
         return None
     if not run.allotment.has_block_for_every_replica:
         candidates = run.live.values()
@@ -92,16 +91,16 @@ def _with_groups(run: RunState, replicas: Collection[ReplicaState]) -> list[Repl
 
 def stale_replicas(run: RunState) -> frozenset[int]:
     """Return the replicas that missed a settled round and must copy a replica that settled it."""
-    if run.settings.max_replicas == 1 or not run.exchange.synchronised:
+    if run.started.max_replicas == 1 or not run.exchange.synchronised:
         return frozenset()
-    rounds = {number: settled_rounds(replica) for number, replica in run.live.items()}
+    rounds = {number: replica.settled_rounds for number, replica in run.live.items()}
     latest = max(rounds.values())
     return frozenset(number for number, own in rounds.items() if own < latest)
 
 
 def round_wait_key(run: RunState, replica: ReplicaState) -> tuple[int, int, bool] | None:
     """Return (replica, round, whether its round has begun) of a replica that waits within its patience."""
-    if run.settings.max_replicas == 1 or replica.phase == "left":
+    if run.started.max_replicas == 1 or replica.phase == "left":
         return None
     key = None
     if replica.open_round and _is_ready_to_settle(run, replica):
@@ -134,7 +133,6 @@ def _is_ready_to_settle(run: RunState, replica: ReplicaState) -> bool:
 
 
 def _has_reached_next_round(run: RunState, replica: ReplicaState) -> bool:
-    """Return whether the replica has reached its next round."""
     return _is_idle(run, replica) and is_round_due(run, replica)
 
 
@@ -199,13 +197,13 @@ def _open_prefetch_links(run: RunState, replica: ReplicaState) -> d.Decision | N
 
 
 def _draw(run: RunState, round: int) -> d.DrawGroups:
-    groups = run.exchange.groups(round, list(run.live), run.settings.seed)
+    groups = run.exchange.groups(round, list(run.live), run.started.seed)
     return d.DrawGroups(round=round, groups=[list(group) for group in groups])
 
 
 def _catch_up(replica: ReplicaState, round: int, ahead: list[ReplicaState]) -> d.Adopt | None:
     """Let a replica copy one of those ``ahead``, which settle a round without it; return None if none can be copied."""
-    if any(can_be_copied(other) for other in ahead):
+    if any(other.can_be_copied for other in ahead):
         return d.Adopt(replica=replica.number, reason=f"others settled round {round} without it")
     return None
 
@@ -216,7 +214,6 @@ def _group(groups: tuple[ReplicaGroup, ...], replica: int) -> ReplicaGroup:
 
 
 def _can_reach_round(run: RunState, replica: ReplicaState) -> bool:
-    """Return whether the replica has samples left to reach its next round."""
     idle = _is_idle(run, replica) and not is_round_due(run, replica)
     return not (idle and next_block(run, replica) is None)
 
@@ -303,8 +300,7 @@ def _settle_decoupled(run: RunState, replica: ReplicaState, members: list[int]) 
 
 
 def _ahead_of(run: RunState, round: int) -> list[ReplicaState]:
-    """Return the replicas with a state that have settled ``round``."""
-    return [other for other in run.live.values() if settled_rounds(other) > round and not other.is_stateless]
+    return [other for other in run.live.values() if other.settled_rounds > round and not other.is_stateless]
 
 
 def _contributors(run: RunState, replica: ReplicaState, members: list[int], late: bool) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""Deadlines of a run: rounds, stragglers, joining machines, full disks, slow starts.
+"""Deadlines of a run: broken edges, rounds, stragglers, joining machines, full disks, slow starts.
 
 Each class records when a wait began. It reads no clock: callers pass monotonic seconds.
 """
@@ -13,10 +13,10 @@ from planaria.config.schema import RunConfig
 from planaria.control.checkpoint_decisions import save_awaiting_retry
 from planaria.control.facts import events as e
 from planaria.control.rounds import has_quorum, round_wait_key
+from planaria.control.spares import workers_to_join
 from planaria.control.state.roster import identity_order
 from planaria.control.state.run import RunState
 from planaria.control.stop_reasons import stop_blockers
-from planaria.control.worker_assignment import workers_to_join
 from planaria.exchange.coded.coded_decisions import Stragglers
 
 _FIRST_REPORT_S = 10.0
@@ -27,6 +27,47 @@ SAVE_RETRY_S = 2.0
 """seconds between a failed last save of a run and the retry"""
 MIN_STRAGGLER_WAIT_S = 0.05
 """minimum wait for further updates after enough have arrived; longer if these took longer"""
+
+GRACE_S = 0.5
+"""seconds after a broken edge for a death notice about one of its ends, before the edge itself is blamed"""
+
+
+class BrokenEdges:
+    """Broken edges that are not blamed yet.
+
+    A broken edge is handled in this order:
+
+    1. Both ends notice it on their sockets (``runtime/transport/edge.py``) and report ``EdgeBroken``.
+    2. Usually one of them is dead. The fleet has :data:`GRACE_S` to report ``WorkerLost``.
+    3. If it does not, the edge itself failed: ``GraceExpired``.
+    4. Either event changes the run's state (``control/apply_membership.py``).
+    5. A new generation is decided (``control/formation.py``): ``Form``.
+    6. The workers connect again (``runtime/worker/worker_edges.py``), and the step is repeated.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[int, tuple[float, int]] = {}
+        """replica → when an edge will be blamed, and its generation"""
+
+    def record(self, t: float, broken: e.EdgeBroken, run: RunState) -> None:
+        """Record that an edge broke at ``t``; ``run`` already includes it."""
+        replica = run.replica_of(broken.worker)
+        if replica is not None and replica.broken_edges:
+            _, generation = self._until.get(replica.number, (0.0, -1))
+            if generation != replica.generation:
+                self._until[replica.number] = (t + GRACE_S, replica.generation)
+
+    @property
+    def due(self) -> list[float]:
+        """Times at which to call :meth:`blamed`."""
+        return [until for until, _ in self._until.values()]
+
+    def blamed(self, now: float, run: RunState) -> list[e.GraceExpired]:
+        """Return the replicas whose grace expired, each once; not if they have a new generation."""
+        over = [(number, generation) for number, (until, generation) in self._until.items() if now >= until]
+        for number, _ in over:
+            del self._until[number]
+        return [e.GraceExpired(replica=n, generation=g) for n, g in over if g == run.replicas[n].generation]
 
 
 class StartDeadlines:
@@ -133,8 +174,7 @@ class RunDeadlines:
         self._starts.update(now, run)
         stops = run.stops_before_repair and not (run.overdue or run.over)
         self._stop = min(self._stop, now + self._stop_s) if stops else math.inf
-        changed = run.undecided
-        for number in run.replicas if changed is None else changed:
+        for number in sorted(run.undecided):
             key = round_wait_key(run, run.replicas[number])
             if key is None:
                 self.round_waits.pop(number, None)

@@ -18,7 +18,7 @@ def stop_blockers(run: RunState) -> str:
 
 
 def _blocker(run: RunState, replica: ReplicaState) -> str:
-    whose = f" of replica {replica.number}" if run.settings.max_replicas > 1 else ""
+    whose = f" of replica {replica.number}" if run.started.max_replicas > 1 else ""
     stage_of = replica.arrangement.stage
     late = ", ".join(
         str(stage_of[node]) for node, worker in sorted(replica.holders.items()) if worker in replica.waiting
@@ -29,12 +29,8 @@ def _blocker(run: RunState, replica: ReplicaState) -> str:
         case "link":
             return f"the edges{whose} were not open: no report from stages {late}"
         case "idle" | "replan" if not replica.whole and not replica.unrecoverable_reason:
-            return f"no worker had the state of stages {', '.join(map(str, _missing_stages(replica)))}{whose}"
+            return f"no worker had the state of stages {', '.join(map(str, replica.missing_stages))}{whose}"
     return f"round {replica.open_round.round}{whose} was not settled" if replica.open_round else ""
-
-
-def _missing_stages(replica: ReplicaState) -> list[int]:
-    return sorted(set(replica.arrangement.stages) - set(replica.stateful.stages))
 
 
 def underlying_error(run: RunState, reported: Mapping[str, str], probe: Callable[[str], str]) -> str:

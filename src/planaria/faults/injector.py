@@ -52,7 +52,7 @@ class TraceInjector:
         match decision:
             case d.RunStep(mode="train"):
                 self._requeue_simultaneous()
-                settings = state.settings.exchange
+                settings = state.started.exchange
                 agreed = settings.replicas > 1 and state.exchange.interval == 0 and not settings.coded
                 workers = _executing_workers(state, decision.replica)
                 return self._arm(decision.step, state, workers, *moments_before_commit(agreed))

@@ -13,13 +13,11 @@ from planaria.recovery.snapshot_schedule import SnapshotSchedule
 
 _CANNOT = " cannot rebuild it: "
 """text between a strategy and its reason in :attr:`ChainPlan.reason`"""
-_FORMER_CANNOT = " cannot, "
-"""the same text in logs of older versions"""
 
 
 def is_refusal(reason: str) -> bool:
     """Return whether a run ended for this ``reason`` because its strategies could not recover lost stages."""
-    return _CANNOT in reason or _FORMER_CANNOT in reason
+    return _CANNOT in reason
 
 
 class CopySlot(NamedTuple):

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.config.schema import RunConfig
-from planaria.control.apply_base import reconsider_all
 from planaria.control.checkpoint_decisions import LAST_TRIES
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
@@ -374,12 +373,12 @@ def test_a_replica_with_enough_updates_waits_for_the_rest_as_long_again(scene: S
         while simulation.pending():
             simulation.work(simulation.pending()[0])
         silent = simulation.run.replicas[3].number
-        waits.update(100.0, reconsider_all(simulation.run))
+        waits.update(100.0, simulation.run.changed())
         while loud := [n for n, (_, source, _) in enumerate(simulation.mail) if source != silent]:
             simulation.deliver(loud[0])
-        waits.update(101.5, reconsider_all(simulation.run))
+        waits.update(101.5, simulation.run.changed())
         assert waits.round_waits[0].until == (103.0 if hurries else 100.0 + CONFIG.exchange.patience_s)
-        waits.update(102.0, reconsider_all(simulation.run))
+        waits.update(102.0, simulation.run.changed())
         assert waits.round_waits[0].until == (103.0 if hurries else 100.0 + CONFIG.exchange.patience_s), (
             "it never grows"
         )

@@ -77,31 +77,6 @@ def test_the_controllers_rule_is_optimal_with_enough_room(stages: int, more: int
     assert placed(sizes, ends, machines) == pytest.approx(slowest(tuple(sizes), ends, machines))
 
 
-def test_layers_follow_speed_and_memory() -> None:
-    assert divide([LayerCost()] * 30, 4, 2.0, [WorkerCapacity(1.0, 30)] * 5) == [8, 8, 7, 7]
-    assert divide([LayerCost()] * 28, 4, 2.0, [WorkerCapacity(s, 28) for s in (1.0, 1.01, 1.02, 0.99, 1.03)]) == [
-        7,
-        7,
-        7,
-        7,
-    ]
-    assert divide(
-        [LayerCost()] * 21,
-        3,
-        1.0,
-        [WorkerCapacity(1.0, 21), WorkerCapacity(1.0, 21), WorkerCapacity(2.0, 21), WorkerCapacity(9.0, 21)],
-    ) == [
-        9,
-        8,
-        4,
-    ]
-    fast_and_small = WorkerCapacity(0.1, 3, ends=False)
-    assert divide([LayerCost()] * 12, 2, 1.0, [fast_and_small, WorkerCapacity(1.0, 12), WorkerCapacity(1.0, 12)]) == [
-        9,
-        3,
-    ]
-
-
 load = st.builds(LayerCost, st.sampled_from([0.5, 1.0, 2.0, 5.0]), st.sampled_from([0.5, 1.0, 3.0]))
 
 

@@ -15,12 +15,7 @@ from planaria.runtime.prediction.memory import USABLE, fit_to_memory, fit_to_thi
 
 GB = 10**9
 H100 = 85 * GB
-FIXED = {
-    "network.forward_s": "[]",
-    "network.backward_s": "[]",
-    "train.compile": "true",
-    "train.recompute": "false",
-}
+FIXED = {"network.forward_s": "[]", "network.backward_s": "[]", "train.compile": "true", "train.recompute": "false"}
 """without the costs of the recipes' own cuts"""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, ModelConfig, PipelineConfig, RunConfig
@@ -71,10 +70,3 @@ def test_a_report_has_the_assignment_fields_of_its_event(assignment: Assignment,
             cause="closed",
         ),
     ]  # fmt: skip
-
-
-def test_a_report_takes_the_fields_of_its_event_alone(assignment: Assignment) -> None:
-    with pytest.raises(ValidationError, match="colour"):
-        assignment.report(e.StageCommitted, colour="red")
-    with pytest.raises(ValidationError, match="detail"):
-        assignment.report(e.WorkerFailed)

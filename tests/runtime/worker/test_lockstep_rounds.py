@@ -13,7 +13,6 @@ import torch
 from planaria.config.schema import RunConfig
 from planaria.control.facts import events as e
 from planaria.exchange.base import Update
-from planaria.exchange.registry import make_exchange
 from planaria.faults.trace import Fault, Trace
 from planaria.lab.reference.engine import ReferenceEngine
 from planaria.runtime.checkpoint.stage_file import read_stage
@@ -21,7 +20,6 @@ from planaria.runtime.checkpoint.store import CheckpointStore, replica_folder
 from planaria.runtime.preparation.prepare import prepare
 from planaria.runtime.preparation.run_start import START, Origin
 from planaria.runtime.worker.exchange_round import RoundMember
-from planaria.runtime.worker.lockstep_rounds import rounds_by
 from planaria.runtime.worker.runner import StageRunner
 from support.observer import Log, train_inline
 from support.tiny_engine import Recipe, engine_of
@@ -127,9 +125,3 @@ def test_an_update_with_nan_ends_the_run(config: Recipe, tmp_path: Path, monkeyp
     monkeypatch.setattr(RoundMember, "update", update)
     ending = train_inline(prepare(recipe(config, KINDS[0])), tmp_path / "run", Log())
     assert ending.outcome == "failed" and "the update of" in ending.reason and "lower optim.lr" in ending.reason
-
-
-@pytest.mark.parametrize("every", [1, 3, 7])
-def test_rounds_are_counted_when_settled(every: int, config: Recipe) -> None:
-    rule = make_exchange(recipe(config, {"kind": "noloco", "options": {"every": every}}).exchange)
-    assert [rounds_by(rule, n) for n in range(2 * every + 1)] == [n // every for n in range(2 * every + 1)]

@@ -65,13 +65,6 @@ def test_a_frame_waits_until_it_is_taken_and_is_delivered_once(frames_in: Receiv
     assert frame not in frames_in
 
 
-def test_all_frames_of_a_step_are_kept_apart(frames_in: ReceivedFrames) -> None:
-    frames = [FrameId(sender, label) for sender in (1, 3) for label in LABELS]
-    for number, frame in enumerate(frames):
-        frames_in.put(frame.sender, header(frame.label), torch.full(SHAPE, float(number)))
-    assert [frames_in.take(frame)[0, 0].item() for frame in frames] == list(range(len(frames)))
-
-
 @pytest.mark.parametrize(
     "label", [FORWARD, GradientShare(5, 9), CopyMessage(5, 9, 4, FrameContent.COPY_AFTER)], ids=str
 )

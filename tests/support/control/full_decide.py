@@ -12,7 +12,7 @@ from planaria.control.state.run import Replicas, RunState
 def without_derived_state(run: RunState) -> RunState:
     """Return the same state without anything derived: every replica has to be considered again."""
     replicas = Replicas({number: replace(replica) for number, replica in run.replicas.items()})
-    return replace(run, replicas=replicas, roster=replace(run.roster), undecided=None)
+    return replace(run, replicas=replicas, roster=replace(run.roster), undecided=replicas.numbers)
 
 
 def decide_checked(run: RunState) -> Decision | None:

@@ -168,8 +168,7 @@ class SimulatedReplicas(Simulation):
     def _update_waits(self) -> None:
         """Update the waits; they may differ only in replicas that have changed."""
         now = {number: round_wait_key(self.run, replica) for number, replica in self.run.replicas.items()}
-        changed = now if self.run.undecided is None else self.run.undecided
-        assert all(now[number] == self.waits.get(number) for number in now if number not in changed)
+        assert all(now[number] == self.waits.get(number) for number in now if number not in self.run.undecided)
         self.waits = now
 
     def validate(self, decision: d.Decision, before: RunState) -> None:

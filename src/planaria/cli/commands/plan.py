@@ -47,7 +47,7 @@ def _relays(resolved: ResolvedRun) -> str:
     nodes = replica.arrangement.stage
     pairs, walked = replica.pairs_of(nodes), replica.routes_over(nodes) or []
     over = assign_relays(replica, pairs, (), walked)
-    routes = relay_paths(replica.settings.relays)
+    routes = relay_paths(replica.started.relays)
     paths = {path.id: path for alternatives in routes.paths.values() for path in alternatives}
     own_routes = [route for route in resolved.routes(0) if route[0] in nodes]
     flows = edge_flows(pairs, own_routes, sum(message_bytes(config.model, config.pipeline)))  # activation and gradient

@@ -116,10 +116,10 @@ class DrawGroups(Fact):
     groups: list[list[int]]
 
 
-class OpenPrefetchLinks(Fact):
-    """The members of a group will meet in this round: prefetched parts are sent from now on."""
+class RoundOrder(Fact):
+    """Base of orders to the members of a round."""
 
-    kind: Literal["open_prefetch_links"] = "open_prefetch_links"
+    kind: str
     round: int
     members: list[int]
     """replicas"""
@@ -129,15 +129,16 @@ class OpenPrefetchLinks(Fact):
     """connections between nodes of different members"""
 
 
-class BeginRound(Fact):
+class OpenPrefetchLinks(RoundOrder):
+    """The members of a group will meet in this round: prefetched parts are sent from now on."""
+
+    kind: Literal["open_prefetch_links"] = "open_prefetch_links"
+
+
+class BeginRound(RoundOrder):
     """A round of the exchange: members exchange updates, stage by stage."""
 
     kind: Literal["begin_round"] = "begin_round"
-    round: int
-    members: list[int]
-    generations: list[int]
-    links: list[MemberLink]
-    """connections between nodes of different members"""
 
 
 class Settle(Fact):

@@ -136,14 +136,20 @@ class EdgeBroken(Fact):
     """name of the relay that did not answer, if that is the cause"""
 
 
-class StageReady(Fact):
-    """A stage has finished its part of a step and holds the complete gradient, not yet applied."""
+class StageReport(Fact):
+    """Base of reports on a worker's stage in a step."""
 
-    kind: Literal["stage_ready"] = "stage_ready"
+    kind: str
     worker: str
     stage: int
     generation: int
     step: int
+
+
+class StageReady(StageReport):
+    """A stage has finished its part of a step and holds the complete gradient, not yet applied."""
+
+    kind: Literal["stage_ready"] = "stage_ready"
     mode: Mode = "train"
     """kind of the step; missing in logs of older versions"""
     loss: float | None = None
@@ -154,36 +160,24 @@ class StageReady(Fact):
     """replica → digest of its received gradient, if members report them; its own as sent"""
 
 
-class StageCommitted(Fact):
+class StageCommitted(StageReport):
     """A stage has applied the step's update."""
 
     kind: Literal["stage_committed"] = "stage_committed"
-    worker: str
-    stage: int
-    generation: int
-    step: int
 
 
-class StageCopied(Fact):
+class StageCopied(StageReport):
     """A worker holds a copy of its stage for a checkpoint, and writes it in the background."""
 
     kind: Literal["stage_copied"] = "stage_copied"
-    worker: str
-    stage: int
-    generation: int
-    step: int
     seconds: float = 0.0
     """seconds that training paused for it"""
 
 
-class StageSaved(Fact):
+class StageSaved(StageReport):
     """A stage's state is in the checkpoint's unfinished folder."""
 
     kind: Literal["stage_saved"] = "stage_saved"
-    worker: str
-    stage: int
-    generation: int
-    step: int
     bytes: int
     file: Annotated[str, Field(pattern=f"^({STAGE_FILE})?$")] = ""
     """its name; the stage's number in logs of older versions"""
@@ -196,15 +190,10 @@ class StageSaved(Fact):
     """digest of the weights alone; empty in logs of older versions, and without weights"""
 
 
-class SaveFailed(Fact):
-    """A part of the checkpoint ``step`` could not be written, or the whole not sealed: it is cancelled."""
+class SaveFailed(StageReport):
+    """A part of the checkpoint ``step`` could not be written, or the controller could not seal it: it is cancelled."""
 
     kind: Literal["save_failed"] = "save_failed"
-    worker: str
-    """or the controller, which seals"""
-    stage: int
-    generation: int
-    step: int
     detail: str
     """names the file"""
 

@@ -48,37 +48,38 @@ class UpdateRejected(Fact):
     reason: str
 
 
-class UpdatesWeighted(Fact):
-    """The weight of each replica's update in a stage's result of this round.
+class RoundReport(Fact):
+    """Base of reports on a round at a node."""
 
-    One node reports for all nodes of its stage, which received the same unless a member equivocated.
-    """
-
-    kind: Literal["updates_weighted"] = "updates_weighted"
+    kind: str
     worker: str
     node: int
     stage: int
-    """0 if updates are weighted over all stages: the same at the others"""
     generation: int
     round: int
+
+
+class UpdatesWeighted(RoundReport):
+    """The weight of each replica's update in a stage's result of this round.
+
+    One node reports for all nodes of its stage, which received the same unless a member equivocated. Stage 0 reports if
+    updates are weighted over all stages.
+    """
+
+    kind: Literal["updates_weighted"] = "updates_weighted"
     counted: dict[int, float]
     """replica → its coefficient, with three digits (:func:`rounded`); without rejected updates"""
     rivals: dict[str, dict[int, float]] = Field(default_factory=dict)
     """another rule → its coefficients for updates with small weights, at most as many as may be Byzantine"""
 
 
-class MessageCompressed(Fact):
+class MessageCompressed(RoundReport):
     """Effect of compression on a node's message to the others of its stage in this round.
 
     One node reports for all nodes of its stage when the step commits or the round is settled. Norms have three digits.
     """
 
     kind: Literal["message_compressed"] = "message_compressed"
-    worker: str
-    node: int
-    stage: int
-    generation: int
-    round: int
     sent_bytes: int
     """bytes sent to each other node"""
     dense_bytes: int
@@ -95,15 +96,10 @@ class MessageCompressed(Fact):
     """why the message was sent uncompressed, or None if it was compressed"""
 
 
-class RoundApplied(Fact):
+class RoundApplied(RoundReport):
     """A worker has settled a round: its stage continues with the result."""
 
     kind: Literal["round_applied"] = "round_applied"
-    worker: str
-    node: int
-    stage: int
-    generation: int
-    round: int
     blocking_bytes: int
     """sent by this worker on the critical path"""
     prefetched_bytes: int

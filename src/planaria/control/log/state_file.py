@@ -60,7 +60,7 @@ StartTicks = Mapping[WorkerId, int | None]
 
 def describe(state: RunState, ticks: StartTicks = MappingProxyType({})) -> StateFile:
     """Return the file's content for ``state``, written by this process; looks up start times not in ``ticks``."""
-    nodes, stage_of = {worker: node for node, worker in state.holders.items()}, state.settings.stage_of
+    nodes, stage_of = {worker: node for node, worker in state.holders.items()}, state.started.stage_of
     workers = [
         LiveWorker(
             worker=name,

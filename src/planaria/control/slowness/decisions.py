@@ -12,10 +12,10 @@ from planaria.control.facts import decisions as d
 from planaria.control.slowness.edges import flaky_edges, slow_edges, slow_sides, travel_times
 from planaria.control.slowness.slow_part import Blamed, SlowPart
 from planaria.control.slowness.workers import SLOW_FACTOR, slow_data, slow_workers
+from planaria.control.spares import assign_spares, is_slow
 from planaria.control.state.gauges import Gauges, NodeGauge
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
-from planaria.control.worker_assignment import assign_spares, is_slow
 
 MIN_GAIN_PER_COST = 2.0
 """minimum ratio of the time saved by a handover to its cost"""
@@ -25,14 +25,14 @@ MIN_S_BETWEEN_HANDOVERS = 30.0
 
 def diagnose(run: RunState, replica: ReplicaState) -> d.SlowPartFound | d.Cleared | None:
     """Return the next finding about a replica: something is slow, or no longer slow."""
-    if run.settings.diagnose == "off":
+    if run.started.diagnose == "off":
         return None
     gauges = run.gauges.of(replica.holders)
     if not gauges:
         return None
     blamed = frozenset(key for key in run.blamed if set(key[1]) <= replica.arrangement.stage.keys())
     hosts = tuple((node, run.workers[gauge.worker].host) for node, gauge in sorted(gauges.items()))
-    slow_parts = run.gauges.cached(find_slow_parts, hosts, tuple(run.settings.stage_work), blamed)
+    slow_parts = run.gauges.cached(find_slow_parts, hosts, tuple(run.started.stage_work), blamed)
     step = max(gauge.last.step for gauge in gauges.values())
     for key in sorted(blamed - {(verdict.fault, verdict.nodes) for verdict in slow_parts}):
         return d.Cleared(replica=replica.number, step=step, fault=run.blamed[key].fault, nodes=list(key[1]))
@@ -69,7 +69,7 @@ def find_slow_parts(
 
 def hand_over_slow_stage(run: RunState, replica: ReplicaState) -> d.HandOverSlowStage | None:
     """Return the decision that the next slow worker hands its stage to a spare, or None if no handover pays off."""
-    if run.settings.diagnose != "act" or run.stopping or run.allotment.done or replica.open_round:
+    if run.started.diagnose != "act" or run.stopping or run.allotment.done or replica.open_round:
         return None
     gauges = run.gauges.of(replica.holders)
     if not gauges or _too_soon(run):
@@ -79,7 +79,7 @@ def hand_over_slow_stage(run: RunState, replica: ReplicaState) -> d.HandOverSlow
         return None
     step_s, cost = max(gauge.step_s for gauge in gauges.values()), run.gauges.linking_s
     predicted = step_s * remaining_share(gauges, nodes)
-    if (step_s - predicted) * (run.settings.steps - replica.step) <= MIN_GAIN_PER_COST * cost * len(nodes):
+    if (step_s - predicted) * (run.started.steps - replica.step) <= MIN_GAIN_PER_COST * cost * len(nodes):
         return None
     return d.HandOverSlowStage(
         replica=replica.number,
@@ -94,7 +94,7 @@ def hand_over_slow_stage(run: RunState, replica: ReplicaState) -> d.HandOverSlow
 
 def reroute(run: RunState, replica: ReplicaState) -> d.Replan | d.Reroute | None:
     """Search for a schedule with routes around new slow links, and use it if that pays."""
-    if run.settings.diagnose != "act" or not run.settings.arrangement or run.stopping or run.allotment.done:
+    if run.started.diagnose != "act" or not run.started.arrangement or run.stopping or run.allotment.done:
         return None
     if replica.vacant or replica.open_round:
         return None
@@ -109,7 +109,7 @@ def reroute(run: RunState, replica: ReplicaState) -> d.Replan | d.Reroute | None
 def _reroute_if_it_pays(run: RunState, replica: ReplicaState) -> d.Reroute | None:
     """Return the change to the last plan found if it saves more than it costs in the remaining steps."""
     candidate, cost = replica.candidate_plan, run.gauges.linking_s
-    steps_left = run.settings.steps - replica.step
+    steps_left = run.started.steps - replica.step
     if candidate is None or (candidate.before_s - candidate.step_s) * steps_left <= MIN_GAIN_PER_COST * cost:
         return None
     return d.Reroute(

@@ -42,7 +42,7 @@ def stuck_link(run: RunState, replica: ReplicaState) -> d.SlowPartFound | None:
     first waiter is blamed, since the others still had work then. Nothing is blamed if a chain ends at a worker that has
     not reported a wait.
     """
-    if run.settings.diagnose == "off" or not replica.stalled:
+    if run.started.diagnose == "off" or not replica.stalled:
         return None
     awaited = {stall.node: stall for stall in replica.stalled}
     index, seen = replica.stalled[0].node, list[int]()

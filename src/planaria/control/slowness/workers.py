@@ -61,7 +61,6 @@ def _work(gauge: NodeGauge, work: Sequence[float]) -> float:
 
 
 def _peers(node: int, blocks: Collection[int], hosts: Mapping[int, str]) -> list[int]:
-    """Return the block stages that a node is compared with."""
     candidates = [other for other in blocks if other != node]
     return [other for other in candidates if hosts[other] != hosts[node]] or candidates
 

@@ -7,12 +7,11 @@ replicas take over the lane of a lost one, lowest block first. A replica that fi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TypeVar
 
-from planaria.control.state.fast_replace import fast_replace
+from planaria.control.state.base import State
 
 V = TypeVar("V")
 BlockRange = tuple[int, int]
@@ -63,27 +62,21 @@ class BlockSet:
 
 
 @dataclass(frozen=True)
-class BlockAllocation:
+class BlockAllocation(State):
     """The blocks of samples that are committed or in progress, and each replica's commits since its last save."""
 
     lanes: int
     total: int
     """count of blocks, including earlier parts of the run"""
     used: BlockSet = BlockSet()
-    in_progress: MappingProxyType[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    in_progress: Mapping[int, int] = field(default_factory=dict)
     """replica → its block in progress"""
-    since_rollback_point: MappingProxyType[int, tuple[BlockRange, ...]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    since_rollback_point: Mapping[int, tuple[BlockRange, ...]] = field(default_factory=dict)
     """replica → its commits since the state to which a rollback would return"""
-    since_unsealed_save: MappingProxyType[int, tuple[BlockRange, ...]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    since_unsealed_save: Mapping[int, tuple[BlockRange, ...]] = field(default_factory=dict)
     """replica → the latest part of ``since_rollback_point``: after its save for a checkpoint that is not sealed yet"""
 
-    since_memory_snapshot: MappingProxyType[int, tuple[BlockRange, ...]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    since_memory_snapshot: Mapping[int, tuple[BlockRange, ...]] = field(default_factory=dict)
     """replica → its commits since the step in its workers' memory"""
     max_taken_block: int = 0
     """upper bound of all blocks ever taken"""
@@ -106,7 +99,6 @@ class BlockAllocation:
         return min(slow, default=None)
 
     def _free(self, lane: int) -> Iterator[int]:
-        """Yield a lane's free blocks, lowest first."""
         taken = self.in_progress.values()
         first = self.used.floor + (lane - self.used.floor) % self.lanes
         return (b for b in range(first, self.total, self.lanes) if b not in self.used and b not in taken)
@@ -128,9 +120,8 @@ class BlockAllocation:
 
     def take(self, replica: int, block: int) -> BlockAllocation:
         """Start a step of ``replica`` with ``block``."""
-        return fast_replace(
-            self,
-            in_progress=MappingProxyType(self.in_progress | {replica: block}),
+        return self.updated(
+            in_progress={**self.in_progress, replica: block},
             max_taken_block=max(self.max_taken_block, block + 1),
         )
 
@@ -140,19 +131,16 @@ class BlockAllocation:
         :param remembered: steps that its workers can undo from memory, or None without one.
         """
         block, after = self.in_progress[replica], self.since_unsealed_save
-        since = MappingProxyType(
-            self.since_rollback_point
-            | {replica: _with_block(self.since_rollback_point.get(replica, ()), block, self.lanes)}
-        )
+        since = self.since_rollback_point
+        since = {**since, replica: _with_block(since.get(replica, ()), block, self.lanes)}
         if replica in after:
-            after = MappingProxyType(after | {replica: _with_block(after[replica], block, self.lanes)})
+            after = {**after, replica: _with_block(after[replica], block, self.lanes)}
         recent = self.since_memory_snapshot
         if remembered is not None:
             kept = _last(_with_block(recent.get(replica, ()), block, self.lanes), remembered, self.lanes)
-            recent = MappingProxyType(recent | {replica: kept})
+            recent = {**recent, replica: kept}
         used, out = self.used.adding(block), _without(self.in_progress, replica)
-        return fast_replace(
-            self,
+        return self.updated(
             used=used,
             in_progress=out,
             since_rollback_point=since,
@@ -162,7 +150,7 @@ class BlockAllocation:
 
     def started_past_checkpoint(self, steps: int) -> BlockAllocation:
         """Start a single replica ``steps`` after the checkpoint to which a rollback would return."""
-        return replace(self, since_rollback_point=MappingProxyType({0: ((self.used.floor - steps, steps),)}))
+        return replace(self, since_rollback_point={0: ((self.used.floor - steps, steps),)})
 
     def remove_replica(self, replica: int) -> BlockAllocation:
         """Remove ``replica`` and its saves; its block in progress becomes free, its commits remain."""
@@ -174,7 +162,7 @@ class BlockAllocation:
 
     def save(self, replica: int) -> BlockAllocation:
         """Save ``replica`` as it is now for the next sealed checkpoint."""
-        return replace(self, since_unsealed_save=MappingProxyType(self.since_unsealed_save | {replica: ()}))
+        return replace(self, since_unsealed_save={**self.since_unsealed_save, replica: ()})
 
     @property
     def saved(self) -> BlockSet:
@@ -187,39 +175,33 @@ class BlockAllocation:
         """Let rollbacks return to the replicas' last saves."""
         return replace(
             self,
-            since_rollback_point=MappingProxyType(self.since_rollback_point | self.since_unsealed_save),
-            since_unsealed_save=MappingProxyType({}),
+            since_rollback_point={**self.since_rollback_point, **self.since_unsealed_save},
+            since_unsealed_save={},
         )
 
     def give_up_save(self) -> BlockAllocation:
         """Cancel the checkpoint for which replicas were being saved."""
-        return replace(self, since_unsealed_save=MappingProxyType({}))
+        return replace(self, since_unsealed_save={})
 
     def roll_back(self, replica: int) -> BlockAllocation:
         """Undo the commits of ``replica`` since its rollback point; their blocks become free."""
-        undone = self._blocks(self.since_rollback_point.get(replica, ()))
-        return replace(
-            self,
-            used=self.used.without(undone),
-            in_progress=_without(self.in_progress, replica),
-            since_rollback_point=_without(self.since_rollback_point, replica),
-            since_unsealed_save=_without(self.since_unsealed_save, replica),
-            since_memory_snapshot=_without(self.since_memory_snapshot, replica),
-        )
+        return self._undo(replica, self.since_rollback_point.get(replica, ()), ())
 
     def undo_since_snapshot(self, replica: int) -> BlockAllocation:
         """Undo the commits of ``replica`` since the step in its workers' memory; their blocks become free.
 
         Its save for the last sealed checkpoint is not newer than that.
         """
-        undone = self._blocks(self.since_memory_snapshot.get(replica, ()))
-        since = self.since_rollback_point.get(replica, ())
-        remaining = sum(length for _, length in since) - len(undone)
+        undone, since = self.since_memory_snapshot.get(replica, ()), self.since_rollback_point.get(replica, ())
+        return self._undo(replica, undone, _first(since, _count(since) - _count(undone)))
+
+    def _undo(self, replica: int, undone: tuple[BlockRange, ...], kept: tuple[BlockRange, ...]) -> BlockAllocation:
+        """``kept``: commits since the rollback point that remain."""
         return replace(
             self,
-            used=self.used.without(undone),
+            used=self.used.without(self._blocks(undone)),
             in_progress=_without(self.in_progress, replica),
-            since_rollback_point=MappingProxyType(self.since_rollback_point | {replica: _first(since, remaining)}),
+            since_rollback_point={**self.since_rollback_point, replica: kept},
             since_unsealed_save=_without(self.since_unsealed_save, replica),
             since_memory_snapshot=_without(self.since_memory_snapshot, replica),
         )
@@ -229,14 +211,16 @@ class BlockAllocation:
 
 
 def _with_block(stretches: tuple[BlockRange, ...], block: int, lanes: int) -> tuple[BlockRange, ...]:
-    """Return ``stretches`` with one more block."""
     if stretches and block == stretches[-1][0] + lanes * stretches[-1][1]:
         return (*stretches[:-1], (stretches[-1][0], stretches[-1][1] + 1))
     return (*stretches, (block, 1))
 
 
+def _count(stretches: tuple[BlockRange, ...]) -> int:
+    return sum(length for _, length in stretches)
+
+
 def _first(stretches: tuple[BlockRange, ...], count: int) -> tuple[BlockRange, ...]:
-    """Return the first ``count`` blocks."""
     kept: list[BlockRange] = []
     for first, length in stretches:
         if count > 0:
@@ -246,8 +230,7 @@ def _first(stretches: tuple[BlockRange, ...], count: int) -> tuple[BlockRange, .
 
 
 def _last(stretches: tuple[BlockRange, ...], count: int, lanes: int) -> tuple[BlockRange, ...]:
-    """Return the last ``count`` blocks."""
-    over = sum(length for _, length in stretches) - count
+    over = _count(stretches) - count
     kept: list[BlockRange] = []
     for first, length in stretches:
         cut = min(max(over, 0), length)
@@ -257,5 +240,5 @@ def _last(stretches: tuple[BlockRange, ...], count: int, lanes: int) -> tuple[Bl
     return tuple(kept)
 
 
-def _without(mapping: MappingProxyType[int, V], key: int) -> MappingProxyType[int, V]:
-    return MappingProxyType({other: value for other, value in mapping.items() if other != key})
+def _without(mapping: Mapping[int, V], key: int) -> Mapping[int, V]:
+    return {other: value for other, value in mapping.items() if other != key}

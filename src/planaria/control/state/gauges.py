@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
-from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from planaria.control.facts.measurements import WorkerMeasurements
@@ -73,10 +72,10 @@ class NodeGauge:
 class Gauges:
     """The gauges of all nodes."""
 
-    nodes: Mapping[int, NodeGauge] = field(default_factory=lambda: MappingProxyType({}))
+    nodes: Mapping[int, NodeGauge] = field(default_factory=dict)
     clock: float = 0.0
     """seconds of training, as measured by the workers of the ends stage"""
-    breaks: Mapping[DirectedPair, Mapping[int, float]] = field(default_factory=lambda: MappingProxyType({}))
+    breaks: Mapping[DirectedPair, Mapping[int, float]] = field(default_factory=dict)
     """(lower node, higher node) → generation in which their edge broke → time by ``clock``"""
     linking_s: float = 1.0
     """the longest time a worker has taken to link in a generation"""
@@ -98,7 +97,7 @@ class Gauges:
             else NodeGauge(fact.worker, (fact,), (fact,))
         )
         clock = self.clock + (fact.seconds if fact.stage == 0 and fact.node == min(self._ends(fact)) else 0.0)
-        return replace(self, nodes=MappingProxyType({**self.nodes, fact.node: new}), clock=clock)
+        return replace(self, nodes={**self.nodes, fact.node: new}, clock=clock)
 
     def _ends(self, fact: WorkerMeasurements) -> Iterable[int]:
         return [fact.node, *(node for node, gauge in self.nodes.items() if gauge.last.stage == 0)]
@@ -108,7 +107,7 @@ class Gauges:
         pair = min(first, second), max(first, second)
         times = {g: t for g, t in self.breaks.get(pair, {}).items() if t > self.clock - FORGET_BROKEN_EDGE_S}
         times.setdefault(generation, self.clock)
-        return replace(self, breaks=MappingProxyType({**self.breaks, pair: MappingProxyType(times)}))
+        return replace(self, breaks={**self.breaks, pair: times})
 
     def with_linking(self, seconds: float) -> Gauges:
         """Record that a worker has linked."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from planaria.control.facts.decisions import Recall, Source
 from planaria.control.facts.events import EdgeBroken, Replanned, ReplicaPosition, RunStarted
 from planaria.control.facts.measurements import SlowLink
-from planaria.control.state.fast_replace import fast_replace
+from planaria.control.state.base import State
 from planaria.control.state.memory_snapshots import MemorySnapshot
 from planaria.control.state.rollback import first_origin
 from planaria.exchange.coded.coded_facts import CodedStep
@@ -87,7 +86,7 @@ ReplicaGroup = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class OpenRound:
+class OpenRound(State):
     """A round of the exchange in progress at one replica."""
 
     round: int
@@ -95,15 +94,15 @@ class OpenRound:
     """replicas, itself included"""
     settle_at: int
     """the replica's own step at which it waits for the others"""
-    received: Mapping[tuple[int, int], str] = field(default_factory=lambda: MappingProxyType({}))
+    received: Mapping[tuple[int, int], str] = field(default_factory=dict)
     """(own node, replica) of updates received or made there → digest, empty if not compared"""
     rejected: frozenset[tuple[int, int]] = frozenset()
     """those of them that were invalid"""
     inner: int = 0
     """steps of a decoupled replica since it received the weights of this round"""
-    contributors: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    contributors: Mapping[int, float] = field(default_factory=dict)
     """replica → weight of its update, once others have settled a decoupled round"""
-    products: Mapping[tuple[int, int], Mapping[int, float]] = field(default_factory=lambda: MappingProxyType({}))
+    products: Mapping[tuple[int, int], Mapping[int, float]] = field(default_factory=dict)
     """the same keys → inner products, if updates are weighted over all stages"""
 
     def products_at(self, node: int) -> dict[int, Mapping[int, float]]:
@@ -112,40 +111,38 @@ class OpenRound:
 
     def having_received(self, node: int, replica: int, digest: str, products: Mapping[int, float]) -> OpenRound:
         """Return the round after ``node`` reported a received update, with its products."""
-        received = MappingProxyType({**self.received, (node, replica): digest})
+        received = {**self.received, (node, replica): digest}
         if not products:
-            return fast_replace(self, received=received)
-        return fast_replace(
-            self, received=received, products=MappingProxyType({**self.products, (node, replica): products})
-        )
+            return self.updated(received=received)
+        return self.updated(received=received, products={**self.products, (node, replica): products})
 
 
 @dataclass(frozen=True)
-class ReplicaState:
+class ReplicaState(State):
     """One complete set of stages. ``step`` counts its committed steps, so it is also the next step.
 
     Assignments go by node; with one worker per stage, node n is stage n.
     """
 
-    settings: RunStarted
-    """settings of the run's start"""
+    started: RunStarted
+    """the first event of the run, with its settings"""
     number: int = 0
     phase: Phase = "idle"
     step: int = 0
     generation: int = 0
     formed_at_step: int = -1
     """``step`` when the current generation was formed"""
-    holders: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    holders: Mapping[int, str] = field(default_factory=dict)
     """node → its living worker, present or assigned"""
-    origins: Mapping[int, Source] = field(default_factory=lambda: MappingProxyType({}))
+    origins: Mapping[int, Source] = field(default_factory=dict)
     """nodes whose state no worker has yet: it comes from the seed or from disk"""
     lost: frozenset[int] = frozenset()
     """nodes whose state died with their worker and is not rebuilt yet"""
-    donor_workers: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    donor_workers: Mapping[int, str] = field(default_factory=dict)
     """nodes of other replicas that send lost states to the current generation → workers"""
-    handover_from: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    handover_from: Mapping[int, str] = field(default_factory=dict)
     """node → the living worker from which its new holder takes the state; kept until the generation is linked"""
-    staleness: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    staleness: Mapping[int, int] = field(default_factory=dict)
     """node → commits during which its current or last holder kept its copies of others up to date"""
     missed_steps: frozenset[int] = frozenset()
     """nodes skipped since the last commit of the whole replica: their copies have missed steps"""
@@ -159,8 +156,8 @@ class ReplicaState:
     """slow links considered by plans, as measured"""
     routes: Routes = field(default_factory=list)
     """routes of the current generation, if the recipe has a schedule"""
-    links: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
-    relay_of_edge: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
+    links: Mapping[Pair, str] = field(default_factory=dict)
+    relay_of_edge: Mapping[Pair, str] = field(default_factory=dict)
     """edges that use a relay → its name"""
     avoided_relays: frozenset[str] = frozenset()
     """relays over which an edge broke without a dead worker; avoided while there are others"""
@@ -179,63 +176,79 @@ class ReplicaState:
     """step of the last checkpoint that contains this replica; −1: none"""
     saved_generation: int = -1
     """generation of that save"""
-    digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    digests: Mapping[str, str] = field(default_factory=dict)
     """file of that save → SHA-256"""
-    weight_digests: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    weight_digests: Mapping[int, str] = field(default_factory=dict)
     """node → digest of its weights then, if nodes of a stage must be equal"""
     rounds: int = 0
     """rounds of the exchange, settled or cancelled"""
     steps_since_round: int = 0
     """steps since the last round"""
     open_round: OpenRound | None = None
-    behind: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    behind: Mapping[int, str] = field(default_factory=dict)
     """nodes that lack only missed rounds of a decoupled exchange → their workers"""
-    settled_at: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    settled_at: Mapping[int, int] = field(default_factory=dict)
     """round → ``step`` when it was settled, for the last rounds of a decoupled exchange"""
     coded: CodedStep | None = None
     """rounds of the current step, if replicas' gradients are coded"""
-    received: Mapping[str, Mapping[int, str]] = field(default_factory=lambda: MappingProxyType({}))
+    received: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """worker → digests of updates it received in the current step, by replica, if all-reduced replicas compare them"""
-    rejected: Mapping[int, frozenset[int]] = field(default_factory=lambda: MappingProxyType({}))
+    rejected: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """replica → replicas whose updates it rejected in the current step"""
     memory: MemorySnapshot | None = None
     """snapshots in its workers' memory, or None if no strategy keeps them"""
     unrecoverable_reason: str = ""
     """why the strategy cannot continue"""
 
+    cache_inputs = frozenset(
+        {
+            "started",
+            "number",
+            "holders",
+            "origins",
+            "lost",
+            "skipped",
+            "handover_from",
+            "links",
+            "plan_override",
+            "routes",
+            "unrecoverable_reason",
+        }
+    )
+
     @classmethod
-    def start(cls, settings: RunStarted, number: int = 0) -> ReplicaState:
+    def start(cls, started: RunStarted, number: int = 0) -> ReplicaState:
         """Return a replica of a run that is being started or resumed."""
-        position, memory = settings.position_of(number), MemorySnapshot.start(settings.chain)
-        if number >= settings.replicas:  # starts when machines join
-            state = cls(settings=settings, number=number, phase="left", step=position.step, memory=memory)
+        position, memory = started.position_of(number), MemorySnapshot.start(started.chain)
+        if number >= started.replicas:  # starts when machines join
+            state = cls(started=started, number=number, phase="left", step=position.step, memory=memory)
             return replace(state, lost=frozenset(state.arrangement.stage))
         state = cls(
-            settings=settings,
+            started=started,
             number=number,
             step=position.step,
-            generation=settings.first_generation,
+            generation=started.first_generation,
             evaluated=position.step or -1,
             rounds=position.rounds,
             steps_since_round=position.inner,
             memory=memory,
         )
         nodes = state.arrangement.stage
-        if settings.snapshot_step >= 0 and memory is not None:
-            recall = Recall(by=memory.strategy, step=settings.snapshot_step, file=settings.recalled_from)
-            recalled = settings.snapshot_nodes
-            memory = memory.resume(settings.snapshot_step, recalled)
+        if started.snapshot_step >= 0 and memory is not None:
+            recall = Recall(by=memory.strategy, step=started.snapshot_step, file=started.recalled_from)
+            recalled = started.snapshot_nodes
+            memory = memory.resume(started.snapshot_step, recalled)
             lost = frozenset(nodes.keys() - set(recalled))
-            return replace(state, origins=MappingProxyType(dict.fromkeys(recalled, recall)), lost=lost, memory=memory)
-        if settings.start_from_first_worker and number:
+            return replace(state, origins=dict.fromkeys(recalled, recall), lost=lost, memory=memory)
+        if started.start_from_first_worker and number:
             return replace(state, lost=frozenset(nodes))
-        origins = {node: first_origin(settings, stage) for node, stage in nodes.items()}
-        return replace(state, origins=MappingProxyType(origins))
+        origins = {node: first_origin(started, stage) for node, stage in nodes.items()}
+        return replace(state, origins=origins)
 
     @cached_property
     def arrangement(self) -> Arrangement:
         """All nodes of the replica, with or without worker."""
-        return Arrangement(dict(enumerate(self.settings.nodes(self.number))))
+        return Arrangement(dict(enumerate(self.started.nodes(self.number))))
 
     @cached_property
     def held(self) -> Arrangement:
@@ -252,23 +265,21 @@ class ReplicaState:
         missing = self.arrangement.stage.keys() - set(present)
         if self.plan_override and set(self.plan_override.nodes) == set(present):
             return self.plan_override.routes
-        if missing and not self.settings.stages:
-            return [route for route in self.settings.routes if not missing & set(route)]
-        if not missing or not self.settings.arrangement:
-            return [[node for node in route if node not in missing] for route in self.settings.routes_of(self.number)]
+        if missing and not self.started.stages:
+            return [route for route in self.started.routes if not missing & set(route)]
+        if not missing or not self.started.arrangement:
+            return [[node for node in route if node not in missing] for route in self.started.routes_of(self.number)]
         return None
 
     def pairs_of(self, present: Collection[int]) -> set[Pair]:
         """Return the edges of a replica with only these nodes."""
-        copies = {pair for pair in self.settings.pairs_of(self.number) if set(pair) <= set(present)}
+        copies = {pair for pair in self.started.pairs_of(self.number) if set(pair) <= set(present)}
         arrangement = self.arrangement.of(present)
         return copies | arrangement.pairs(self.routes_over(present) or ()) if arrangement.stages else copies
 
     @property
     def vacant(self) -> tuple[int, ...]:
-        """Nodes without a living worker."""
-        if self.phase == "left":
-            return ()
+        """Nodes without a living worker; all of a replica that has left."""
         return tuple(node for node in self.arrangement.stage if node not in self.holders)
 
     @cached_property
@@ -291,12 +302,27 @@ class ReplicaState:
     @property
     def whole(self) -> bool:
         """Whether living workers hold the state of every stage; then the replica can be saved even without edges."""
-        return len(self.stateful.stages) > self.settings.stages
+        return len(self.stateful.stages) > self.started.stages
+
+    @property
+    def missing_stages(self) -> list[int]:
+        """Stages whose state no living worker holds."""
+        return sorted(set(self.arrangement.stages) - set(self.stateful.stages))
 
     @property
     def is_stateless(self) -> bool:
         """Whether it has no state and none to start from."""
         return self.lost - self.handover_from.keys() >= self.arrangement.stage.keys()
+
+    @property
+    def settled_rounds(self) -> int:
+        """The rounds of the exchange that its state includes."""
+        return self.open_round.round if self.open_round else self.rounds
+
+    @property
+    def can_be_copied(self) -> bool:
+        """Whether it is complete and in no round."""
+        return not (self.broken or self.open_round or self.origins or self.phase == "link")
 
     def steps_since(self, round: int, cycle: int, interval: int) -> int:
         """Return the steps since the replica received the weights of a decoupled ``round``, if known, or else the usual
@@ -312,33 +338,3 @@ class ReplicaState:
     @property
     def position(self) -> ReplicaPosition:
         return ReplicaPosition(step=self.step, rounds=self.rounds, inner=self.steps_since_round)
-
-
-CACHED_PROPERTY_INPUTS = frozenset(
-    {
-        "holders",
-        "origins",
-        "lost",
-        "skipped",
-        "handover_from",
-        "links",
-        "plan_override",
-        "routes",
-        "unrecoverable_reason",
-    }
-)
-"""fields from which the cached properties above are derived"""
-_FIELDS_WITHOUT_CACHED_PROPERTIES = frozenset(ReplicaState.__dataclass_fields__) - CACHED_PROPERTY_INPUTS
-
-
-def updated(replica: ReplicaState, **changes: Any) -> ReplicaState:
-    """Return ``dataclasses.replace(replica, **changes)`` in a tenth of its time, keeping cached properties.
-
-    :raises TypeError: for an unknown field, or one from which cached properties are derived, such as the phase of a
-        replica that leaves or has left.
-    """
-    leaves = "phase" in changes and "left" in (changes["phase"], replica.phase)
-    if leaves or not changes.keys() <= _FIELDS_WITHOUT_CACHED_PROPERTIES:
-        named = ["phase"] if leaves else sorted(changes.keys() - _FIELDS_WITHOUT_CACHED_PROPERTIES)
-        raise TypeError(f"{named}: use dataclasses.replace")
-    return fast_replace(replica, **changes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from planaria.control.facts.decisions import Fresh, Load, Recall
 from planaria.control.facts.events import ReplicaPosition
@@ -15,45 +14,34 @@ Origin = Fresh | Load | Recall
 """states that a worker can start from on its own"""
 
 
-def first_origin(settings: RunStarted, stage: int) -> Origin:
+def first_origin(started: RunStarted, stage: int) -> Origin:
     """Return the state that the nodes of a stage start from when their run starts or resumes."""
-    return Load(folder=settings.checkpoint_of_stage[stage]) if stage in settings.checkpoint_of_stage else Fresh()
-
-
-def _durable_step(settings: RunStarted) -> int:
-    """Return the step of the checkpoint that a run starts from, or of its newest one if it starts from memory."""
-    return settings.first_step if settings.durable_step is None else settings.durable_step
-
-
-def _durable_position(settings: RunStarted, replica: int) -> ReplicaPosition:
-    if settings.durable_step is None:
-        return settings.position_of(replica)
-    return ReplicaPosition(step=settings.durable_step)
+    return Load(folder=started.checkpoint_of_stage[stage]) if stage in started.checkpoint_of_stage else Fresh()
 
 
 @dataclass(frozen=True)
 class RollbackPoint:
     """An earlier state of all stages; a newer one of the same kind replaces it."""
 
-    sources: Mapping[int, Origin] = field(default_factory=lambda: MappingProxyType({}))
+    sources: Mapping[int, Origin] = field(default_factory=dict)
     """stage → source of its nodes' state"""
-    positions: Mapping[int, ReplicaPosition] = field(default_factory=lambda: MappingProxyType({}))
+    positions: Mapping[int, ReplicaPosition] = field(default_factory=dict)
     """positions of its replicas; others cannot return to it"""
     step: int = -1
     """the checkpoint's step; -1 if it is not a complete checkpoint"""
 
     @classmethod
-    def begin(cls, settings: RunStarted) -> RollbackPoint:
+    def begin(cls, started: RunStarted) -> RollbackPoint:
         """Return the rollback target at the start of a run: initial weights, or the loaded ones."""
-        stages = range(settings.stages + 1)
-        whole = (
-            settings.checkpoint_of_stage.keys() == set(stages) and len(set(settings.checkpoint_of_stage.values())) == 1
-        )
-        return cls(
-            {stage: first_origin(settings, stage) for stage in stages},
-            {number: _durable_position(settings, number) for number in range(settings.replicas)},
-            _durable_step(settings) if whole else -1,
-        )
+        stages, folders = range(started.stages + 1), started.checkpoint_of_stage
+        is_checkpoint = folders.keys() == set(stages) and len(set(folders.values())) == 1
+        step, positions = started.durable_step, {n: started.position_of(n) for n in range(started.replicas)}
+        if step is None:
+            step = started.first_step
+        else:  # it starts from memory, and its newest checkpoint is older
+            positions = dict.fromkeys(positions, ReplicaPosition(step=step))
+        sources = {stage: first_origin(started, stage) for stage in stages}
+        return cls(sources, positions, step if is_checkpoint else -1)
 
     @property
     def folder(self) -> str:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Literal
 
 Status = Literal["starting", "spare", "member", "released", "dead"]
@@ -62,15 +61,15 @@ class MachineState:
 class Roster:
     """All workers and machines. Immutable; derived facts are cached."""
 
-    workers: Mapping[str, WorkerState] = field(default_factory=lambda: MappingProxyType({}))
-    machines: Mapping[str, MachineState] = field(default_factory=lambda: MappingProxyType({}))
+    workers: Mapping[str, WorkerState] = field(default_factory=dict)
+    machines: Mapping[str, MachineState] = field(default_factory=dict)
     """machines that have joined"""
 
     def with_workers(self, changed: Mapping[str, WorkerState]) -> Roster:
-        return replace(self, workers=MappingProxyType({**self.workers, **changed}))
+        return replace(self, workers={**self.workers, **changed})
 
     def with_machine(self, name: str, machine: MachineState) -> Roster:
-        return replace(self, machines=MappingProxyType({**self.machines, name: machine}))
+        return replace(self, machines={**self.machines, name: machine})
 
     def with_status(self, status: Status) -> tuple[str, ...]:
         """Return the workers in this status, in order of identity."""

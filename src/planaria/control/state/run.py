@@ -6,14 +6,14 @@ from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from planaria.control.facts.events import ReplicaPosition, RunStarted
 from planaria.control.facts.slowness_events import SlowPartFound
+from planaria.control.state.base import State
 from planaria.control.state.data_position import BlockAllocation, BlockSet
 from planaria.control.state.gauges import Gauges
-from planaria.control.state.replica import CACHED_PROPERTY_INPUTS, ReplicaGroup, ReplicaState
+from planaria.control.state.replica import ReplicaGroup, ReplicaState
 from planaria.control.state.rollback import RollbackPoint
 from planaria.control.state.roster import MachineState, Roster, Status, WorkerState
 from planaria.exchange.base import Exchange
@@ -30,6 +30,7 @@ class Replicas(Mapping[int, ReplicaState]):
 
     def __init__(self, replicas: Mapping[int, ReplicaState]) -> None:
         self._all = dict(replicas)
+        self.numbers = frozenset(self._all)
         self.troubled = frozenset[int]()
         self.left = frozenset[int]()
         self.generation = max(replica.generation for replica in self._all.values())
@@ -43,17 +44,12 @@ class Replicas(Mapping[int, ReplicaState]):
 
     def with_replica(self, replica: ReplicaState) -> Replicas:
         """Return the replicas with this one's new state."""
-        before, after = self._all[replica.number], self.with_unindexed(replica)
+        before, after = self._all[replica.number], object.__new__(Replicas)
+        after.__dict__ = self.__dict__ | {"_all": self._all | {replica.number: replica}}
         after.generation = max(self.generation, replica.generation)
-        if "left" in (before.phase, replica.phase) or _built(before) != _built(replica):
+        if "left" in (before.phase, replica.phase) or _index_inputs(before) != _index_inputs(replica):
             after.__dict__.pop("replica_of_worker", None)
             after._index(replica)
-        return after
-
-    def with_unindexed(self, replica: ReplicaState) -> Replicas:
-        """Return the replicas with this one's new state, in which no indexed property changed."""
-        after = object.__new__(Replicas)
-        after.__dict__ = self.__dict__ | {"_all": self._all | {replica.number: replica}}
         return after
 
     @property
@@ -87,7 +83,7 @@ class Replicas(Mapping[int, ReplicaState]):
         return self._all.items()
 
 
-_built = attrgetter(*sorted(CACHED_PROPERTY_INPUTS))
+_index_inputs = attrgetter(*sorted(ReplicaState.cache_inputs))
 
 
 @dataclass(frozen=True)
@@ -118,10 +114,10 @@ class BackgroundWrite(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RunState:
+class RunState(State):
     """The state on which decisions depend: replicas, their shared workers, and global facts."""
 
-    settings: RunStarted
+    started: RunStarted
     replicas: Replicas
     allotment: BlockAllocation
     roster: Roster = field(default_factory=Roster)
@@ -132,9 +128,9 @@ class RunState:
     """name (a step) of the checkpoint in progress; -1: none"""
     saved: int = -1
     """name of the last sealed checkpoint"""
-    positions: Mapping[int, ReplicaPosition] = field(default_factory=lambda: MappingProxyType({}))
+    positions: Mapping[int, ReplicaPosition] = field(default_factory=dict)
     """positions of replicas saved for the checkpoint in progress"""
-    writing: Mapping[str, BackgroundWrite] = field(default_factory=lambda: MappingProxyType({}))
+    writing: Mapping[str, BackgroundWrite] = field(default_factory=dict)
     """worker → its background write, also of a cancelled checkpoint"""
     unsaved: UnsavedCheckpoint | None = None
     """checkpoint that failed to save, until the next seal"""
@@ -142,15 +138,15 @@ class RunState:
     """state before the last seal, restored if the seal fails"""
     durable: RollbackPoint = field(default_factory=RollbackPoint)
     """the newest complete checkpoint of this run"""
-    groups: Mapping[int, tuple[ReplicaGroup, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    groups: Mapping[int, tuple[ReplicaGroup, ...]] = field(default_factory=dict)
     """round → its groups, drawn when the first replica reached it"""
-    edges_with_open_prefetch: Mapping[int, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
+    edges_with_open_prefetch: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """round → ids of the links over which prefetched parts may be sent"""
     suspicion: Suspicion = field(default_factory=Suspicion)
     """evidence against replicas from earlier steps and rounds"""
     expired_round_waits: frozenset[tuple[int, int, bool]] = frozenset()
     """(replica, round, whether its round has begun) of expired waits"""
-    unreachable_relays: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    unreachable_relays: Mapping[str, str] = field(default_factory=dict)
     """relay that does not answer → the error"""
     relays_given_up: bool = False
     """whether no relay answered for ``fleet.join_s``, so that the run stops waiting"""
@@ -158,7 +154,7 @@ class RunState:
     """whether no machine joined for ``fleet.join_s``, so that the run stops waiting for workers"""
     gauges: Gauges = field(default_factory=Gauges)
     """measurements of workers"""
-    blamed: Mapping[tuple[str, tuple[int, ...]], SlowPartFound] = field(default_factory=lambda: MappingProxyType({}))
+    blamed: Mapping[tuple[str, tuple[int, ...]], SlowPartFound] = field(default_factory=dict)
     """(fault, nodes) → the part that is currently slow"""
     last_handover_at: float | None = None
     """time, by the gauges' clock, at which a worker last had to hand over its stage because it was slow"""
@@ -173,29 +169,37 @@ class RunState:
     over: bool = False
     term: int = 1
     """number of the controller that leads this part of the run"""
-    undecided: frozenset[int] | None = None
-    """replicas that may need a decision, or None for all of them and the run"""
+    undecided: frozenset[int] = frozenset()
+    """replicas that may need a decision; if there are none, the run needs none either"""
+
+    cache_inputs = frozenset({"started"})
 
     @classmethod
-    def start(cls, settings: RunStarted) -> RunState:
+    def start(cls, started: RunStarted) -> RunState:
         """Return the state of a run that is being started or resumed."""
-        used, durable = BlockSet.of(*settings.used), RollbackPoint.begin(settings)
-        allotment = BlockAllocation(settings.replicas, settings.last_block, used)
-        if settings.durable_step is not None:
-            allotment = allotment.started_past_checkpoint(settings.first_step - settings.durable_step)
+        used, durable = BlockSet.of(*started.used), RollbackPoint.begin(started)
+        allotment = BlockAllocation(started.replicas, started.last_block, used)
+        if started.durable_step is not None:
+            allotment = allotment.started_past_checkpoint(started.first_step - started.durable_step)
+        replicas = Replicas({n: ReplicaState.start(started, n) for n in range(started.max_replicas)})
         return cls(
-            settings=settings,
-            replicas=Replicas({n: ReplicaState.start(settings, n) for n in range(settings.max_replicas)}),
+            started=started,
+            replicas=replicas,
             allotment=allotment,
-            save_every=settings.save_every,
+            save_every=started.save_every,
             saved=durable.step,
             durable=durable,
+            undecided=replicas.numbers,
         )
+
+    def changed(self, **changes: Any) -> RunState:
+        """Return :meth:`updated` after a change that may affect any replica."""
+        return self.updated(**changes, undecided=self.replicas.numbers)
 
     @cached_property
     def exchange(self) -> Exchange:
         """The exchange between replicas."""
-        return make_exchange(self.settings.exchange)
+        return make_exchange(self.started.exchange)
 
     def is_current_write(self, part: BackgroundWrite) -> bool:
         """Return whether this write still belongs to the checkpoint in progress. A replica is not saved again before it
@@ -205,7 +209,7 @@ class RunState:
     @property
     def cut_off(self) -> bool:
         """Whether no relay answers, so that no edge can be opened."""
-        return bool(self.settings.relays) and self.unreachable_relays.keys() >= self.settings.relays.keys()
+        return bool(self.started.relays) and self.unreachable_relays.keys() >= self.started.relays.keys()
 
     def can_save(self, replica: ReplicaState) -> bool:
         """Return whether the replica can be saved now. A prompt stop needs every stage's state but no edges."""
@@ -224,7 +228,7 @@ class RunState:
     @property
     def progress(self) -> int:
         """Steps of all replicas together, which determine learning rates and checkpoints."""
-        return self.settings.progress(len(self.allotment.used))
+        return self.started.progress(len(self.allotment.used))
 
     @property
     def vacancies(self) -> int:

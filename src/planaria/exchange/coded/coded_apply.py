@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planaria.control.apply_base import handles, replica_answered_by, with_replica
-from planaria.control.state.replica import ReplicaState, updated
+from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
 from planaria.exchange.coded.coded_facts import CloseRound, CodedStep, ResultsSent, RoundLate
 
 
 def first_round(run: RunState) -> CodedStep | None:
     """Return the progress of a new training step, or None without coding."""
-    return CodedStep() if run.settings.coded else None
+    return CodedStep() if run.started.coded else None
 
 
 @handles
@@ -21,7 +21,7 @@ def on_results_sent(fact: ResultsSent, run: RunState) -> RunState:
     coded = None if replica is None else _in_round(replica, fact)
     if replica is None or coded is None:
         return run
-    return with_replica(run, updated(replica, coded=replace(coded, sent=coded.sent | {fact.node})))
+    return with_replica(run, replica.updated(coded=replace(coded, sent=coded.sent | {fact.node})))
 
 
 @handles
@@ -30,7 +30,7 @@ def on_round_late(fact: RoundLate, run: RunState) -> RunState:
     coded = _in_round(replica, fact)
     if replica.phase != "run" or replica.generation != fact.generation or coded is None:
         return run
-    return with_replica(run, updated(replica, coded=replace(coded, late=True)))
+    return with_replica(run, replica.updated(coded=replace(coded, late=True)))
 
 
 def _in_round(replica: ReplicaState, fact: ResultsSent | RoundLate) -> CodedStep | None:
@@ -44,4 +44,4 @@ def on_close_round(fact: CloseRound, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     coded = replica.coded
     assert coded is not None, "a round is closed in a coded step"
-    return with_replica(run, updated(replica, coded=coded.next_round(frozenset(fact.counted))))
+    return with_replica(run, replica.updated(coded=coded.next_round(frozenset(fact.counted))))

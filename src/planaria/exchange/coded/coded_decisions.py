@@ -23,7 +23,7 @@ MIN_S = 0.005
 
 def close_round(run: RunState, replica: ReplicaState) -> CloseRound | None:
     """End the current round of the replica's nodes if it is complete."""
-    coding, coded = make_coding(run.settings.exchange), replica.coded
+    coding, coded = make_coding(run.started.exchange), replica.coded
     if coding is None or coded is None or replica.broken or len(coded.counted) == coding.rounds:
         return None
     done = coded.done(replica.arrangement)
@@ -60,7 +60,7 @@ class Stragglers:
 
     def update(self, now: float, run: RunState) -> None:
         """Record the rounds in progress."""
-        if (coding := make_coding(run.settings.exchange)) is None:
+        if (coding := make_coding(run.started.exchange)) is None:
             return
         for number, replica in run.live.items():
             current = _in_progress(run, replica)
@@ -90,7 +90,7 @@ class Stragglers:
 
 
 def _in_progress(run: RunState, replica: ReplicaState) -> _Round | None:
-    coded, coding = replica.coded, make_coding(run.settings.exchange)
+    coded, coding = replica.coded, make_coding(run.started.exchange)
     if replica.phase != "run" or coded is None or coding is None or len(coded.counted) == coding.rounds:
         return None
     return _Round(replica.generation, replica.step, len(coded.counted))

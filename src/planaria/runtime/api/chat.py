@@ -49,11 +49,11 @@ class Chat:
         self._turns, ids = self._fit_to_context([*self._turns, ("user", message)])
         most = min(self._draws.max_new, self._model.context - len(ids))
         drawn = self._draws._replace(max_new=most, seed=self._draws.seed + len(self._turns))
-        new, pieces = _Counted(self._model.generate(ids, drawn, self._stops)), list[str]()
-        for piece in texts(new, self._model.tokenizer.decode):
+        new, pieces = list[int](), list[str]()
+        for piece in texts(_recorded(self._model.generate(ids, drawn, self._stops), new), self._model.tokenizer.decode):
             pieces.append(piece)
             yield piece
-        if new.count == most:
+        if len(new) == most:
             self._note(f"the answer was cut after {most} tokens (--tokens {self._draws.max_new}, context "
                        f"{self._model.context})")  # fmt: skip
         self._turns.append(("assistant", "".join(pieces)))
@@ -78,16 +78,10 @@ class Chat:
         return turns, ids
 
 
-class _Counted:
-    """Tokens, counted as they pass."""
-
-    def __init__(self, tokens: Iterator[int]) -> None:
-        self._tokens, self.count = tokens, 0
-
-    def __iter__(self) -> Iterator[int]:
-        for token in self._tokens:
-            self.count += 1
-            yield token
+def _recorded(tokens: Iterator[int], seen: list[int]) -> Iterator[int]:
+    for token in tokens:
+        seen.append(token)
+        yield token
 
 
 def converse(source: Path, draws: Sampling, note: Note) -> int:
@@ -127,7 +121,6 @@ def _terminal_lines() -> Iterator[str]:
 
 
 def _pipe_lines() -> Iterator[str]:
-    """Yield the lines of a pipe that are not blank."""
     try:
         for line in sys.stdin:
             if line.strip():

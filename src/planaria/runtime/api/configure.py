@@ -23,15 +23,6 @@ Settings = Mapping[str, object]
 """dotted name of a setting → value; text is parsed as on the command line, and a class can replace its name"""
 
 
-FORMER_ARGUMENTS = {
-    "beside": "context",
-    "lost": "failure_domain",
-    "say": "notify",
-    "together": "adjacent_probability",
-}
-"""argument of a function in older versions → its present name"""
-
-
 def configure(recipe: Recipe, *, settings: Settings | None = None, **short: object) -> RunConfig:
     """Return the configuration that :func:`planaria.train` would train: a recipe with settings applied.
 
@@ -80,15 +71,13 @@ def merge_settings(settings: Settings | None, short: Settings) -> dict[str, obje
 
 
 def _refuse_former(word: str) -> None:
-    """:raises UserError: if older versions had an argument or a setting ``word``; names its present spelling."""
+    """:raises UserError: if older versions had a setting ``word``; names its present spelling."""
     head, _, key = word.rpartition(".")
     section = section_of(RunConfig.model_fields[head].annotation) if head in RunConfig.model_fields else None
-    name = FORMER_ARGUMENTS.get(word) or (section and present_name(section, key)) or key
-    if name != key:
-        raise UserError(f"{word} is now {head and f'{head}.'}{name}")
+    if section is not None and (name := present_name(section, key)) != key:
+        raise UserError(f"{word} is now {head}.{name}")
 
 
 def _nearest(word: str, names: list[str]) -> str:
-    """Return a suggestion by a setting's last part, or by its whole name."""
     hint = suggestion(word, names if "." in word else {*names, *(name.rpartition(".")[2] for name in names)})
     return hint if hint.startswith("did") else "`planaria train --help` lists them all"

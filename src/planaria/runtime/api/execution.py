@@ -235,7 +235,6 @@ def _report_end(
 
 
 def _failure(prepared: PreparedRun, folder: Path, ending: Finish, watch: RunObserver) -> UserError | RunStopped:
-    """Return the error of a run that ended early."""
     error: UserError | RunStopped
     if ending.outcome == "failed" or watch.trouble:
         error = UserError(ending.reason)

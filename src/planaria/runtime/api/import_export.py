@@ -44,10 +44,8 @@ def export_run(
     index.
     """
     bare = run_folders.config_of(folder, run_folders.TOKENIZER).data.tokenization == "legacy"
-    tokenizer, saved = (
-        Tokenizer.open(folder / run_folders.TOKENIZER, bare=bare),
-        saved or run_folders.newest_whole(folder),
-    )
+    tokenizer = Tokenizer.open(folder / run_folders.TOKENIZER, bare=bare)
+    saved = saved or run_folders.newest_whole(folder)
     atoms, dtype = weights_of(saved), str(huggingface.DTYPES[precision]).removeprefix("torch.")
 
     def write(made: Path) -> None:

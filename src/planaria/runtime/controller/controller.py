@@ -20,7 +20,6 @@ from planaria.config.names import WorkerId
 from planaria.config.schema import RunConfig
 from planaria.control.apply import apply
 from planaria.control.apply_base import mark_undecided
-from planaria.control.broken_edges import BrokenEdges
 from planaria.control.checkpoint_decisions import CheckpointCadence
 from planaria.control.decide import decide
 from planaria.control.facts import decisions as d
@@ -28,12 +27,12 @@ from planaria.control.facts import events as e
 from planaria.control.facts.decisions import state_link
 from planaria.control.failover import FailoverState
 from planaria.control.log.state_file import STATE, StateWriter
+from planaria.control.machine_loss import machine_loss_costs
 from planaria.control.protocols import FaultSource, Observer, RoutePlanner
-from planaria.control.run_deadlines import RunDeadlines
+from planaria.control.run_deadlines import BrokenEdges, RunDeadlines
 from planaria.control.state.run import RunState
 from planaria.control.stop_reasons import underlying_error
 from planaria.control.stuck_workers import ActionDeadlines
-from planaria.control.worker_assignment import machine_loss_costs
 from planaria.exchange.coded.coded_facts import CloseRound
 from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
 from planaria.runtime.controller.fact_logging import log_fact
@@ -103,7 +102,7 @@ class Controller:
         :param stop_requested: returns a reason once a stop is requested.
         """
         if self._failover is None:
-            self._process_event(self.state.settings)
+            self._process_event(self.state.started)
         else:
             self._continue(self._failover)
         while not self.state.over:
@@ -386,12 +385,12 @@ class Controller:
 
     def _collect(self, save: d.Save) -> None:
         """Create the folder for the files of a checkpoint."""
-        settings = self.state.settings
+        settings = self.state.started
         for column in range(settings.lockstep_replicas) if settings.lockstep_replicas else [save.replica]:
             self._store.create_replica_folder(save.step, settings.saved_replicas, column, save.generation)
 
     def _seal(self, seal: d.Seal) -> None:
-        manifest = manifest_of(seal, self.state.settings, self._config)
+        manifest = manifest_of(seal, self.state.started, self._config)
         try:
             self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, saved_generations(self.state))
         except OSError as error:

@@ -34,6 +34,6 @@ def manifest_of(seal: d.Seal, settings: RunStarted, config: RunConfig) -> Checkp
 def saved_generations(run: RunState) -> dict[int, int]:
     """Return replica → generation of its last save."""
     generations = {number: replica.saved_generation for number, replica in run.replicas.items()}
-    if run.settings.lockstep_replicas:
-        return dict.fromkeys(range(run.settings.lockstep_replicas), generations[0])
+    if run.started.lockstep_replicas:
+        return dict.fromkeys(range(run.started.lockstep_replicas), generations[0])
     return generations

@@ -57,7 +57,7 @@ def train_prepared(
     if failover is None:
         started = run_started(resolved, origin).model_copy(update={"predicted_bytes": predicted_bytes(config)})
     else:
-        started = failover.state.settings
+        started = failover.state.started
     planner = None if resolved.schedule is None else Replanner(resolved.schedule, config.seed)
     memory = prepare_memory(resolved, folder, started) if failover is None else memory_of(resolved, folder)
     with ExitStack() as ending:

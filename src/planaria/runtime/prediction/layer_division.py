@@ -64,7 +64,6 @@ def _lowest(limits: Sequence[float], feasible: Callable[[float], T | None]) -> T
 
 
 def _equal(layers: int, stages: int, ends: float, machines: Sequence[WorkerCapacity]) -> list[int] | None:
-    """Return the division of equal layers, largest stage first."""
     limits = sorted({m.layer_s * n for m in machines for n in (ends, *range(1, min(layers, m.most) + 1))})
     chosen = _lowest(limits, lambda limit: _within(limit, layers, stages, ends, machines))
     return None if chosen is None else _spread_layers(layers, chosen)
@@ -73,7 +72,6 @@ def _equal(layers: int, stages: int, ends: float, machines: Sequence[WorkerCapac
 def _unequal(
     layers: Sequence[LayerCost], stages: int, ends: float, machines: Sequence[WorkerCapacity]
 ) -> list[int] | None:
-    """Return the division of layers that differ, in the order of the model."""
     if len(machines) > MAX_EXACT:  # the fastest ones; those without room for the ends must not be all
         machines = sorted(machines, key=lambda m: (not m.ends, m.layer_s))[: max(MAX_EXACT, stages + 1)]
     sums = [0.0, *accumulate(load.work for load in layers)]
@@ -135,7 +133,6 @@ def _within(
 
 
 def _room(machine: WorkerCapacity, limit_s: float) -> int:
-    """Return the layers that a machine can hold and pass within the limit."""
     return min(machine.most, math.floor(limit_s / machine.layer_s * (1 + 1e-9)))
 
 

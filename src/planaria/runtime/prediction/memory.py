@@ -224,10 +224,8 @@ def fit_to_memory(config: RunConfig, devices: Inventory, workers: int) -> tuple[
     if not devices.devices:
         return _resolve_recompute(config, False), ""
     room = min(device.memory for device in devices.devices)
-    crowd, replicas = (
-        max(homes_of(devices, workers).values(), default=0),
-        config.exchange.max_replicas or config.exchange.replicas,
-    )
+    crowd = max(homes_of(devices, workers).values(), default=0)
+    replicas = config.exchange.max_replicas or config.exchange.replicas
     for choice in _choices(config, len(devices.devices)):
         memory = stage_memory(choice, room)
         if not memory or _together(memory, crowd, replicas) <= USABLE * room:

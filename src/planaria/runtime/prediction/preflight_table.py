@@ -66,7 +66,6 @@ def stage_rows(run: ResolvedRun, devices: Inventory = NO_INVENTORY) -> list[Stag
 
 
 def _bytes_sent(config: RunConfig) -> Counter[int]:
-    """Return the mean bytes that a worker of each stage sends in a step."""
     arrangement, sent_bytes = ResolvedRun(one_replica(config)).arrangement, Counter[int]()
     for (source, _), nbytes in link_bytes(config).items():
         sent_bytes[arrangement.stage[source]] += nbytes
@@ -163,7 +162,6 @@ def _pluralise(count: int, noun: str = "worker") -> str:
 
 
 def _traffic(run: ResolvedRun, rows: Sequence[StageRow]) -> str:
-    """Return the bytes that a step and a round send."""
     config, every = run.config, run.exchange.interval
     line = f"sent          {size(config.exchange.replicas * sum(row.sent for row in rows))} between stages in a step"
     if any(row.exchanged for row in rows):
@@ -173,7 +171,6 @@ def _traffic(run: ResolvedRun, rows: Sequence[StageRow]) -> str:
 
 
 def _time(run: ResolvedRun, steps: int, measured_s: float | None) -> str:
-    """Return how long ``steps`` take."""
     seconds, source = measured_s, "at the speed of the steps before"
     if seconds is None:
         seconds, source = stated_step_s(run), "by the costs in [network], not measured here"

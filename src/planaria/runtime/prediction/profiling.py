@@ -112,7 +112,6 @@ def worker_capacities(config: RunConfig, timed: Sequence[Timed]) -> list[WorkerC
 
 
 def _time_passes(config: RunConfig, data: Data, notify: Notify, requested: Callable[[], str]) -> dict[str, Timed]:
-    """Start the fleet, and collect its workers' reports."""
     started = run_started(ResolvedRun(config), START)
     out = Path(config.out)
     try:

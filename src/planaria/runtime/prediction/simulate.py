@@ -32,7 +32,6 @@ def simulate(plan: StepPlan, costs: Costs, message_bytes: MessageBytes) -> Simul
 
 
 def _messages_sent(clock: PlanSimulation, message_bytes: MessageBytes) -> Counter[tuple[int, int]]:
-    """Return the bytes from each sender to each receiver."""
     sent = Counter[tuple[int, int]]()
     for (source, target, kind), count in clock.messages.items():
         sent[source, target] += count * message_bytes.of(kind)

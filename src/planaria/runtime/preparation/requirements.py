@@ -59,7 +59,6 @@ def layer_loads(config: RunConfig) -> list[LayerCost]:
 
 
 def _loads(config: RunConfig) -> list[LayerCost]:
-    """Return the loads of all decoder layers."""
     model, chosen = config.model, make_family(config.model)
     loads, sizes = chosen.layer_work(model), chosen.layer_sizes(model)
     if loads is None or sizes is None:
@@ -76,7 +75,6 @@ def smallest_layout(config: RunConfig) -> RunConfig:
 
 
 def _parameters(config: RunConfig) -> list[int]:
-    """Return the parameter counts of stages 0..S."""
     stages = config.pipeline.stages
     return [stage_parameters(config.model, stages, stage) for stage in range(stages + 1)]
 

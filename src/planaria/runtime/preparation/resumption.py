@@ -345,7 +345,6 @@ def _notes(was: RunCut, now: RunCut, rule: recut.ReplicaStarts, optim: OptimConf
 
 
 def _has_outer(cut: RunCut) -> bool:
-    """Return whether its replicas may have an outer state."""
     return cut.replicas > 1 and (cut.exchange is None or bool(make_exchange(cut.exchange).parts))
 
 

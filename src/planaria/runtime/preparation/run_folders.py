@@ -71,7 +71,6 @@ def create_filled(config: RootSection, fill: Callable[[Path], None]) -> Path:
 
 
 def _claim_folder(config: RootSection) -> Path:
-    """Create an empty folder with an unused name."""
     for number in count(1):
         folder = Path(config.out) / (config.name if number == 1 else f"{config.name}-{number}")
         try:
@@ -224,7 +223,6 @@ def waiting_standbys(folder: Path) -> list[int]:
 
 
 def _has_open(pid: int, file: os.stat_result) -> bool:
-    """Return whether a process of this user has the file open."""
     with suppress(OSError):
         for handle in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):  # closed meanwhile

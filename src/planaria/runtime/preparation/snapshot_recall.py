@@ -8,7 +8,7 @@ from pathlib import Path
 from planaria.common.errors import UserError
 from planaria.common.stdio import Notify
 from planaria.config.schema import RunConfig
-from planaria.control.facts.run_started import RunStarted, SnapshotLabel
+from planaria.control.facts.run_started import RunStarted
 from planaria.control.log.reader import SurvivingSteps, step_boundaries
 from planaria.recovery.base import DamagedReplica
 from planaria.runtime.checkpoint.memory_folder import MemoryFolder, Owner, remove_orphaned, require_room
@@ -51,7 +51,7 @@ def recall_point(
     if why := _obstacle(owner, memory, saved, origin, run.config):
         notify(f"{memory.folder}: not used, {why}")
         return origin
-    nodes, strategy = run.arrangement, run.recovery.snapshot_strategy
+    strategy = run.recovery.snapshot_strategy
     stages = range(run.config.pipeline.stages + 1)
     newer = [label for label in memory.newest_first() if label.step > origin.step]
     try:
@@ -75,21 +75,16 @@ def recall_point(
         notify(
             f"{folder}: continues from step {label.step}, which is in memory ({of}); the newest checkpoint is {newest}"
         )
-        return _from_snapshot(origin, label, owner, [nodes.nodes(stage)[0] for stage in sorted(holding)])
+        return replace(
+            origin,
+            step=label.step,
+            samples=owner.started.samples_before(label.step),
+            faults_injected=False,
+            recalled=label,
+            snapshot_nodes=[run.arrangement.nodes(stage)[0] for stage in sorted(holding)],
+            durable_step=origin.step,
+        )
     return origin
-
-
-def _from_snapshot(origin: Origin, label: SnapshotLabel, owner: Owner, nodes: list[int]) -> Origin:
-    """Return the origin of a run that continues from the snapshot that these ``nodes`` hold."""
-    return replace(
-        origin,
-        step=label.step,
-        samples=owner.started.samples_before(label.step),
-        faults_injected=False,
-        recalled=label,
-        snapshot_nodes=nodes,
-        durable_step=origin.step,
-    )
 
 
 def _obstacle(

@@ -10,20 +10,21 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import Empty
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 
 from planaria.common.documents import first_error
 from planaria.control.facts.decisions import ORDER, InjectFault, Order
 from planaria.control.facts.events import Fact, Heartbeat
-from planaria.data.stream import BatchReader
-from planaria.pipeline.plan.actions import Action
 from planaria.runtime.fleet.base import MAX_ORDER_BYTES, WorkerConnection
 from planaria.runtime.transport.inbox import Inbox, InboxQueue
 from planaria.runtime.worker.step_samples import ReadTimer
+
+if TYPE_CHECKING:
+    from planaria.faults.worker_faults import WorkerFaults
 
 log = logging.getLogger(__name__)
 
@@ -47,22 +48,6 @@ class Superseded(Exception):
         self.order = order
 
 
-class InjectedFaults(Protocol):
-    """Faults injected into a worker (``faults/worker_faults.py``)."""
-
-    def add(self, injection: InjectFault) -> None: ...
-
-    def start_step(self, actions: Sequence[Action]) -> None: ...
-
-    def wrap_batches(self, batch: BatchReader, step: int | None) -> BatchReader: ...
-
-    def delay_if_slow(self, busy_s: float) -> bool: ...
-
-    def set_activity(self, doing: str, microbatch: int, hop: int) -> None: ...
-
-    def inject_matching(self, doing: str) -> None: ...
-
-
 class ControlLink:
     """Inbox and reports of one worker."""
 
@@ -83,9 +68,9 @@ class ControlLink:
         self._orders = orders
         self._send_lock = threading.Lock()
         self._current_action = CurrentAction("orders", -1, -1, False, time.monotonic(), time.thread_time())
-        self.faults: InjectedFaults | None = None
+        self.faults: WorkerFaults | None = None
         """faults injected into this worker, or None until the first is announced"""
-        self.injector: Callable[[], InjectedFaults] | None = None
+        self.injector: Callable[[], WorkerFaults] | None = None
         """makes :attr:`faults`, or None where no fault can strike"""
         self.on_fault: Callable[[str, InjectFault], None] = lambda signal, injection: None
         """called with a fault's name in the log, and the fault, before its injection"""

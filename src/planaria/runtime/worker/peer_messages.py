@@ -258,7 +258,6 @@ class PeerMessages:
             self._reject(edge, f"its {label.content.name.lower()} part: sent twice")
 
     def _reject(self, edge: EdgeEnd, why: str) -> None:
-        """Reject a peer's update, and close the edge."""
         self.round_member.reject(edge.spec.peer, why)
         edge.reset()
         self._report_received()

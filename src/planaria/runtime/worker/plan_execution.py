@@ -39,10 +39,8 @@ def execute_plan(
 
     :raises Superseded: if the controller sends another order.
     """
-    todo, done = (
-        [ReadyAction(a, messages.input_of(a)) for a in plan.actions.get(messages.assignment.node, ())],
-        set[Key](),
-    )
+    todo = [ReadyAction(a, messages.input_of(a)) for a in plan.actions.get(messages.assignment.node, ())]
+    done = set[Key]()
     while todo:
         task = _first_ready(todo, done, messages)
         _act(task, messages, runner, spans, on_output)
@@ -120,16 +118,13 @@ def exchange_gradients(messages: PeerMessages, runner: StageRunner) -> None:
     at = assignment.step, outer.settled.rounds
     updates = outer.publisher.updates(update, outer.exchange.codec(outer.settled), at, me, others)
     for replica, node in others.items():
-        messages.send_share(node, _wait_for_tensor(updates[replica]))
+        gradient = updates[replica].blocking
+        assert gradient is not None
+        messages.send_share(node, gradient)
     received = [*zip(others, messages.take_shares([*others.values()], None), strict=True)]
     messages.control_link.set_activity("settle", assignment.step)
     report = outer.settle({me: updates[me], **{replica: Update(flat) for replica, flat in received}}, me, runner)
     messages.report(report, assignment.step, first=me == 0)
-
-
-def _wait_for_tensor(update: Update) -> Tensor:
-    assert update.blocking is not None
-    return update.blocking
 
 
 def nodes_sharing_parameters(present: Arrangement, model: ModelConfig, node: int) -> tuple[int, ...]:

@@ -352,7 +352,6 @@ class StageRunner:
 
     @property
     def _generators(self) -> dict[str, Any]:
-        """The process's random generators, by device type."""
         return {"cpu": torch.random} | ({"cuda": torch.cuda} if self.config.train.device == "cuda" else {})
 
     def _precision(self) -> AbstractContextManager[object]:

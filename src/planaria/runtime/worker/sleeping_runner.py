@@ -155,6 +155,5 @@ def _pass(config: RunConfig, runner: StageRunner) -> None:
 
 
 def _zeros(codec: WireCodec, shape: Shape, leg: Leg) -> Tensor:
-    """Return the message with a tensor of zeros."""
     ids = torch.zeros(*shape[:2], dtype=torch.int64) if leg == "forward" else None
     return codec.encode(torch.zeros(tuple(shape)), leg, Visit(0, 0, 0), ids)

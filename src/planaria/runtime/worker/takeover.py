@@ -150,7 +150,6 @@ class StageTakeover:
         return copies
 
     def _start_fresh(self) -> TakenState:
-        """Make a runner with initial weights."""
         start = time.monotonic()
         self.runner.release()
         self.runner = self.make_runner(self.setup.config, self.messages.assignment.stage, True)
@@ -158,7 +157,6 @@ class StageTakeover:
         return TakenState(self.runner, TakeoverTimes(rebuild_s=time.monotonic() - start))
 
     def _load_checkpoint(self, source: d.Load) -> TakenState:
-        """Load the stage from a checkpoint."""
         start, assignment = time.monotonic(), self.messages.assignment
         self.messages.control_link.set_activity("read", assignment.step)
         self._fit_runner()
@@ -220,7 +218,6 @@ class StageTakeover:
         return TakenState(self.runner, TakeoverTimes(arrived - start, flat.nbytes, time.monotonic() - arrived))
 
     def _collect_states(self, donors: Sequence[int]) -> list[Tensor]:
-        """Wait for the packed states of these nodes."""
         messages, assignment = self.messages, self.messages.assignment
         messages.control_link.set_activity("receive state", assignment.step)
         frames = [FrameId(node, State(assignment.stage_of(node))) for node in donors]

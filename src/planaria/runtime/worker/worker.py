@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport, Transport
 from planaria.runtime.worker.assignment import Assignment, RepeatedOrders
 from planaria.runtime.worker.checkpoint_writer import CheckpointPart, Saver, StageFiles, keeps_for, selected_part
-from planaria.runtime.worker.control_link import ControlLink, InjectedFaults, Superseded
+from planaria.runtime.worker.control_link import ControlLink, Superseded
 from planaria.runtime.worker.exchange_round import SettledRound
 from planaria.runtime.worker.lockstep_rounds import LockstepRounds, rounds_by
 from planaria.runtime.worker.measurements import WorkerGauge, peaks
@@ -41,6 +41,9 @@ from planaria.runtime.worker.snapshots import snapshot_writer
 from planaria.runtime.worker.step_samples import RunSamples, StepData, StepInputs
 from planaria.runtime.worker.step_work import OwnLoop, StepWork
 from planaria.runtime.worker.takeover import MemoryDamaged, StageTakeover, describe_source, donate, transfer
+
+if TYPE_CHECKING:
+    from planaria.faults.worker_faults import WorkerFaults
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +202,6 @@ class Worker:
         log.info("formed generation %d (%s), state: %s; %s, edges %.3f s", *formed)
 
     def _rounds_at(self, form: d.Form) -> int:
-        """Return the number of settled exchange rounds at the start of a generation."""
         if self.resolved.replicas_per_plan == 1:
             return form.rounds
         return rounds_by(self.resolved.exchange, form.step) if self._lockstep else form.step
@@ -247,7 +249,6 @@ class Worker:
             self._measure(time.monotonic() - began, spans)
 
     def _measure(self, seconds: float, spans: Iterable[e.Span]) -> None:
-        """Measure a step, and report when a report is due."""
         arrived = self.messages.edges.newly_arrived()
         waited, read = self.messages.waited, self.control_link.reading.step_s
         if measured := self.gauge.add_step(self.assignment.step, seconds, spans, waited, arrived, read):
@@ -281,7 +282,6 @@ class Worker:
         return norm
 
     def _send_copies(self, messages: Iterable[tuple[int, CopyMessageId, Tensor]], spans: list[e.Span]) -> None:
-        """Send copies of this stage to the nodes that keep them."""
         start, any_sent = time.monotonic(), False
         for message in messages:
             self.messages.send_copy(*message)
@@ -294,7 +294,6 @@ class Worker:
         return self.runner.finish()
 
     def _drop_step(self) -> None:
-        """Discard the current step."""
         self.runner.drop()
         self.messages.round_member.outer.drop()
         if self.copies is not None:
@@ -350,10 +349,11 @@ class Worker:
 
     def _save(self, order: d.Save) -> None:
         self._drop_step()
-        store, replicas = CheckpointStore(self.setup.checkpoints), self.resolved.replicas
-        assignment = self.assignment
-        column = (assignment.number, self.config.exchange.replicas) if self._lockstep else (order.replica, replicas)
-        folder = store.unsealed_replica_folder(order.step, column[1], column[0], order.generation)
+        assignment, store = self.assignment, CheckpointStore(self.setup.checkpoints)
+        replica, replicas = order.replica, self.resolved.replicas
+        if self._lockstep:
+            replica, replicas = assignment.number, self.config.exchange.replicas
+        folder = store.unsealed_replica_folder(order.step, replicas, replica, order.generation)
         state, keeps = self.runner.state(), keeps_for(order, assignment.node)
         if self.config.exchange.has_several_replicas:
             state.outer = self.messages.round_member.outer.settled.state()
@@ -366,7 +366,7 @@ class Worker:
         span = (self._saver.save_in_background if order.background else self._saver.save)(part, state)
         self._report_work([span])
 
-    def _injector(self) -> InjectedFaults:
+    def _injector(self) -> WorkerFaults:
         """Return the fault injector; ``faults/`` is imported only if this worker has faults."""
         from planaria.faults.worker_faults import WorkerFaults
 

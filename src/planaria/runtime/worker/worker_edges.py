@@ -185,7 +185,6 @@ class WorkerEdges:
 
 
 def _links_of(node: int, links: Sequence[MemberLink]) -> dict[int, MemberLink]:
-    """Return peer → link of the ``links`` that end at ``node``."""
     return {link.high if link.low == node else link.low: link for link in links if node in (link.low, link.high)}
 
 
