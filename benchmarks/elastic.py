@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.fleet_run import Once, finished, first_step_t, require_finished, run_fleet, thaw_later
 from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, run_config, start
-from planaria.cli.commands.chaos import send_signal
+from planaria.cli.fault_injection import send_signal
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d

@@ -23,7 +23,7 @@ import torch
 import planaria
 from benchmarks.elastic import Guest
 from benchmarks.harness import ROOT, RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
-from planaria.cli.commands.chaos import send_signal
+from planaria.cli.fault_injection import send_signal
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d

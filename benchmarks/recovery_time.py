@@ -25,7 +25,7 @@ from benchmarks.fleet_run import (
     thaw_later,
 )
 from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
-from planaria.cli.commands.chaos import send_signal
+from planaria.cli.fault_injection import send_signal
 from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.facts import decisions as d

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from planaria.cli.serving import read_token
+from planaria.cli.http_flags import read_token
 from planaria.common import documents
 from planaria.common.documents import read_body
 from planaria.common.errors import UserError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planaria.cli.commands.schedule import parse_budget
+from planaria.cli.plan_search import parse_budget
 from planaria.common.errors import UserError
 from planaria.config.durations import seconds
 from planaria.config.durations import text as duration

@@ -10,7 +10,7 @@ def main() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # ignored in the background of a script
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from planaria.cli import main as run
+    from planaria.cli.entry import main as run
 
     run()
 

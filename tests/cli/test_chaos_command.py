@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.cli.commands import chaos
+from planaria.cli import fault_injection
 from planaria.common.errors import UserError
 from planaria.runtime.fleet.process import activity
 from support.waiting import until
@@ -16,12 +16,12 @@ from support.waiting import until
 
 def test_a_stopped_standby_is_resumed_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
-        monkeypatch.setattr(chaos, "_require_live", lambda folder, target: None)
-        monkeypatch.setattr(chaos, "_process", lambda folder, target: process.pid)
+        monkeypatch.setattr(fault_injection, "_require_live", lambda folder, target: None)
+        monkeypatch.setattr(fault_injection, "_process", lambda folder, target: process.pid)
         try:
-            assert chaos.send_signal(tmp_path, "stop", "standby").startswith("SIGSTOP to the standby")
+            assert fault_injection.send_signal(tmp_path, "stop", "standby").startswith("SIGSTOP to the standby")
             until(lambda: activity(process.pid) == "stopped", 10.0)
-            chaos.send_signal(tmp_path, "stop", "standby", 0.05)
+            fault_injection.send_signal(tmp_path, "stop", "standby", 0.05)
             until(lambda: activity(process.pid) == "asleep", 10.0)
         finally:
             process.kill()
@@ -29,4 +29,4 @@ def test_a_stopped_standby_is_resumed_after_a_while(tmp_path: Path, monkeypatch:
 
 def test_a_controller_can_only_be_killed_or_stopped(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--slow-host controller: the controller can only be killed or stopped"):
-        chaos.request_fault(tmp_path, "controller", {"signal": "slow_host"})
+        fault_injection.request_fault(tmp_path, "controller", {"signal": "slow_host"})

@@ -17,7 +17,7 @@ SHELLS = ("bash", "zsh", "fish")
 OFFERED = {
     "planaria tr": ["train"],
     "planaria ru": ["run"],
-    "planaria run ": ["check", "chaos"],
+    "planaria run ": ["chaos", "check"],
     "planaria swarm j": ["join"],
     "planaria swarm train ": ["arithmetic_swarm", "code_swarm"],
     "planaria swarm  join a": ["arithmetic_swarm"],

@@ -95,12 +95,6 @@ def test_a_change_by_hand_is_named_and_can_be_accepted(run: Path) -> None:
     assert carry_out(generate).code == 0
 
 
-def test_flags_of_a_resumption_are_not_a_change_by_hand(run: Path) -> None:
-    assert carry_out(["train", "--resume", str(run), "--train.steps", "5", "--quiet"]).code == 0
-    result = carry_out(["generate", str(run), "--prompt", "a", "--tokens", "1"])
-    assert result.code == 0, result.err
-
-
 def test_a_run_of_an_older_planaria_resumes_with_a_notice(run: Path) -> None:
     """Its folder and checkpoints have no digests."""
     (run / digests.FILE).unlink()

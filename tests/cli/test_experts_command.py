@@ -226,19 +226,6 @@ def test_an_expert_that_always_dies_does_not_change_the_others(
 
 
 @pytest.mark.slow
-def test_a_lost_generalist_does_not_change_the_experts(
-    copied: Path, made: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = results(copied).runs[0]
-    shutil.rmtree(copied / "seed-1" / "experts" / "generalist-M-18")
-    with killing(f"{copied}/seed-1/experts/generalist"):
-        assert cli.run(["experts", "train", str(made / "tiny.toml"), "--out", str(copied.parent)]) == 0
-    after = results(copied).runs[0]
-    assert after.lost == ["generalist-M-18"] and "generalist-M" not in after.arms
-    assert all(after.arms[arm] == before.arms[arm] for arm in after.arms)
-
-
-@pytest.mark.slow
 def test_the_report_handles_an_expert_lost_from_one_arm(made: Path, tmp_path: Path) -> None:
     found = results(made / "runs" / "tiny")
     (run,) = found.runs
@@ -275,17 +262,6 @@ def test_a_killed_run_leaves_no_process_and_resumes_to_equal_results(tmp_path: P
         done = subprocess.run([*words, str(tmp_path / out)], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     assert results(tmp_path / "killed" / "tiny") == results(tmp_path / "whole" / "tiny")
-
-
-@pytest.mark.slow
-def test_the_ensemble_generates_reproducible_text(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(made / "runs" / "tiny")
-    words = ["generate", "--experts", run, "--prompt", "def ", "--tokens", "20", "--seed", "3"]
-    assert cli.run(words) == 0
-    first = capsys.readouterr().out
-    assert first.startswith("def ") and len(first) > len("def \n")
-    assert cli.run(words) == 0
-    assert capsys.readouterr().out == first
 
 
 def _rows(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
@@ -369,15 +345,6 @@ def test_generation_by_the_prior_alone_loads_only_the_selected_experts(copied: P
 
 
 @pytest.mark.slow
-def test_experts_not_selected_after_the_prompt_are_unloaded(copied: Path) -> None:
-    edit_manifest(copied, top_k=1)
-    light, heavy = Ensemble(copied), Ensemble(copied, max_models=3)
-    tokens = light.tokenizer.encode("import os")
-    assert list(light.generate(tokens, 10)) == list(heavy.generate(tokens, 10))
-    assert len(light._models) == 1 and len(heavy._models) == 3
-
-
-@pytest.mark.slow
 def test_weights_for_the_worst_domain_equal_those_of_the_report(
     made: Path, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -424,14 +391,6 @@ def test_weigh_needs_texts_and_several_experts(copied: Path) -> None:
         assert cli.run(["experts", "edit", str(copied), "--remove", member.name]) == 0
     with pytest.raises(UserError, match="has only one expert"):
         cli.run(["eval", "--experts", str(copied), "--worst"])
-
-
-@pytest.mark.slow
-def test_the_number_of_loaded_experts_is_limited(made: Path) -> None:
-    ensemble = Ensemble(made / "runs" / "tiny", max_models=2)
-    for number in (0, 1, 2, 1):
-        ensemble.model(number)
-    assert list(ensemble._models) == [ensemble.manifest.members[n].name for n in (2, 1)]
 
 
 @pytest.mark.slow

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -162,33 +160,6 @@ def test_an_export_that_fails_leaves_nothing(home: Path, tmp_path: Path, monkeyp
         result = call("export", home / "runs" / "run", "--format", kind, "--to", tmp_path / "deep" / kind)
         assert result.kind and "cannot write" in result.err and "No space left on device" in result.err, result.err
         assert list((tmp_path / "deep").iterdir()) == []
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A disk too small for the run's state."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "planaria-test", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("only root may mount a small disk")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_full_disk_is_reported(home: Path, small: Path) -> None:
-    for kind in ("dcp", "universal"):
-        result = call("export", home / "runs" / "run", "--format", kind, "--to", small / kind)
-        assert result.kind and "No space left on device" in result.err, result.err
-        assert list(small.iterdir()) == []
-
-
-def test_moments_of_another_optimizer_are_not_imported(home: Path, tmp_path: Path) -> None:
-    done("export", home / "runs" / "run", "--format", "dcp", "--to", tmp_path / "out")
-    place = ["--from", "dcp", "--out", tmp_path / "runs", "--optim.kind", "sgd"]
-    result = call(*CONVERT, tmp_path / "out", "--recipe", home / "run.toml", *place)
-    assert result.code == 2 and result.err.count("\n") == 1
-    assert "optim.kind = 'sgd' needs momentum_buffer" in result.err and list((tmp_path / "runs").iterdir()) == []
 
 
 @pytest.mark.slow

@@ -86,13 +86,6 @@ def test_no_log_contains_the_key(debug: Done) -> None:
         assert not [form for form in forms(debug.key) if form in text]
 
 
-def test_by_default_the_terminal_shows_warnings_and_workers_write_text(tmp_path: Path) -> None:
-    done = run(tmp_path)
-    assert done.printed.stderr == ""
-    assert " INFO worker w2: started as incarnation 1 (pid " in done.workers["w2"]
-    assert " DEBUG " not in "".join(done.workers.values())
-
-
 def test_a_flag_overrides_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANARIA_LOG", "debug")
     done = run(tmp_path, "--log-level", "error")

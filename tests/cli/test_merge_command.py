@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from planaria import cli
-from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.lab.experts import manifest
 from planaria.lab.experts.fused import Fused
@@ -63,14 +62,6 @@ def test_a_merged_model_is_evaluated_and_generates(made: Path, capsys: pytest.Ca
     assert cli.run(words) == 0
     first = capsys.readouterr().out
     assert first.startswith("123") and cli.run(words) == 0 and capsys.readouterr().out == first
-
-
-def test_merging_is_reproducible(made: Path, tmp_path: Path) -> None:
-    merge(made / "ensemble", tmp_path / "again")
-    for file in (file for file in (made / "merged").iterdir() if file.name not in (manifest.WEIGHTS, digests.FILE)):
-        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
-    before, after = (import_model(folder).global_state() for folder in (made / "merged", tmp_path / "again"))
-    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_averaging_takes_the_mean_of_the_weights(
@@ -137,15 +128,6 @@ def test_an_ensemble_is_edited_in_place(tmp_path: Path, capsys: pytest.CaptureFi
     assert "Worst of 3 domains on" in capsys.readouterr().out
 
 
-def test_top_k_zero_selects_every_expert_after_an_addition(made: Path, tmp_path: Path) -> None:
-    run = write_ensemble(tmp_path, names=THREE)
-    (tmp_path / "upper.txt").write_text(text("upper"))
-    merge(made / "ensemble", tmp_path / "all", "--top-k", 0)
-    edit(tmp_path / "all", tmp_path / "more", "--add", run / "upper" / "model", "--text", tmp_path / "upper.txt")
-    assert import_model(tmp_path / "all").routing == (2, 2, True)
-    assert import_model(tmp_path / "more").routing == (3, 3, True)
-
-
 def test_experts_that_cannot_be_merged_are_refused(made: Path, tmp_path: Path) -> None:
     def refused(complaint: str, *words: object) -> None:
         with pytest.raises(UserError, match=complaint) as caught:
@@ -210,15 +192,11 @@ def test_too_little_text_needs_a_lambda(tmp_path: Path) -> None:
     [
         ("dume", ["--top-k", "-1"], r"--top-k -1 must be 0 \(all\) or more"),
         ("dume", ["--temperature", "0"], "--temperature 0 must be 1e-06 or more"),
-        ("dume", ["--temperature", "nan"], "--temperature nan must be 1e-06 or more"),
         ("dume", ["--lambda", "-1"], "--lambda -1 must be 0 or more"),
-        ("dume", ["--lambda", "inf"], "--lambda inf must be 0 or more"),
         ("dume", ["--samples", "0"], "--samples 0 must be 1 or more"),
         ("average", ["--top-k", "1"], "--top-k 1 is about routers"),
-        ("sum", ["--samples", "1"], "--samples 1 is about routers"),
         ("average", ["--lambda", "1"], "--lambda 1.0 does not apply to an average"),
         ("dume", ["--seed", "1"], "--seed 1 is for --merge dare"),
-        ("average", ["--no-bias"], "--no-bias is about routers"),
     ],
 )
 def test_invalid_options_are_refused(how: str, words: list[str], complaint: str, made: Path, tmp_path: Path) -> None:

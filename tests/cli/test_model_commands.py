@@ -82,13 +82,6 @@ def test_numbers_out_of_range_are_refused_before_output(
     assert line in refused(capsys, "generate", exported, "--prompt", "a b", *words, silent=True)
 
 
-def test_a_denormal_temperature_is_greedy(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert generate(exported, "--temperature", "1e-300") == 0
-    cold = capsys.readouterr().out
-    assert generate(exported, "--temperature", "0") == 0
-    assert cold == capsys.readouterr().out
-
-
 @pytest.mark.parametrize("words", [("--omit", "0.5"), ("--subsets", "3"), ("--microbatches", "2")])
 def test_stages_of_an_exported_model_cannot_be_left_out(exported: Path, words: tuple[str, str]) -> None:
     with pytest.raises(UserError, match=" ".join((*words, "applies to runs"))):

@@ -100,13 +100,6 @@ def test_a_run_lost_before_its_first_checkpoint_begins_again(recipe: Path, capsy
     assert Mirror(store_of(recipe)[1], "mine").newest() == "step-00000004"
 
 
-def test_a_store_with_another_run_of_that_name_is_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(recipe, "one", *store_of(recipe), "--train.steps", "8")
-    train(recipe, "two")
-    words = ["train", str(recipe), "--resume", "auto", "--out", str(recipe.parent / "two"), *store_of(recipe)]
-    assert "holds another run" in refused(capsys, *words, "--train.steps", "6")
-
-
 def test_an_unreachable_store_is_refused(
     recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.netns import NotAllowedError, own_loopback
 
 from planaria import train as train_by_url
-from planaria.cli.commands import chaos
+from planaria.cli.fault_injection import request_fault
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
@@ -100,14 +100,12 @@ def test_a_live_run_can_be_struck_from_another_terminal(tmp_path: Path) -> None:
         record = run.wait_until(lambda record: steps(record) > steps(recovered) + 3)
         assert [m.stage for m in facts(record, d.Form)[1].members if isinstance(m.source, d.Rebuild)] == [2]
         assert [(f.node, f.moment) for f in facts(record, e.FaultInjected)] == [(2, "another terminal")]
-        assert chaos.request_fault(run.folder, "stage=3", {"signal": "slow", "resume_after_s": 0.5}).startswith(
-            "slow for w"
-        )
+        assert request_fault(run.folder, "stage=3", {"signal": "slow", "resume_after_s": 0.5}).startswith("slow for w")
         run.wait_until(lambda record: [f.signal for f in facts(record, e.FaultInjected)] == ["SIGKILL", "slow"])
         with pytest.raises(UserError, match="has no strength"):
-            chaos.request_fault(run.folder, "stage=3", {"signal": "reset", "strength": 2.0})
+            request_fault(run.folder, "stage=3", {"signal": "reset", "strength": 2.0})
         with pytest.raises(UserError, match="there is one replica, so no other replica receives the update"):
-            chaos.request_fault(run.folder, "stage=3", {"signal": "corrupt_update", "attack": "zero", "until": 9})
+            request_fault(run.folder, "stage=3", {"signal": "corrupt_update", "attack": "zero", "until": 9})
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planaria.cli.commands.diagnose import diagnose
+from planaria.cli.commands.report import diagnose
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from planaria.cli import main
-from planaria.cli.commands.schedule import plan_search
+from planaria.cli.plan_search import plan_search
 from planaria.config.schema import RoutingConfig
 from planaria.planner import flows
 from planaria.planner.anneal import Floats

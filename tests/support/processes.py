@@ -17,7 +17,7 @@ from planaria.config import consent
 from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet import spawner
 
-_PRELOAD = [*PRELOAD, "planaria.cli.commands.train", "planaria.swarm.swarm_processes"]
+_PRELOAD = [*PRELOAD, "planaria.runtime.api.training", "planaria.swarm.swarm_processes"]
 _START_S = 120.0
 _AT_ONCE = 1 << 16
 

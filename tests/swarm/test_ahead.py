@@ -26,7 +26,7 @@ from planaria.swarm.policy.base import likelihood_digest, weights_digest
 from planaria.swarm.records.lines import PEERS, SAMPLES, read_samples
 from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.report import swarm_report
-from planaria.swarm.report.staleness import idle_share
+from planaria.swarm.report.swarm_report import idle_share
 from planaria.swarm.swarm_processes import LiveSwarm, own_identity
 from support.swarm.swarms import (
     killed_and_restarted,

@@ -20,7 +20,7 @@ from planaria.swarm.assemble import make_policy
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import likelihood_digest, weights_fingerprint
-from planaria.swarm.policy.policies import LlamaPolicy, open_policy
+from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.prompts import EXAMPLES, worked_examples
 from planaria.swarm.tasks.base import Task, TaskProblem
 from planaria.swarm.tasks.sums import Sums
@@ -181,8 +181,3 @@ def test_impossible_settings_are_rejected(tmp_path: Path) -> None:
         opened(made, Riddles(), examples=3)
     chatting = folder(tmp_path / "chatting", chat_template=CHATML)
     assert list_text(opened(chatting, Riddles()).prompt(Sums().problem(1))).count("assistant") == 1, "no examples exist"
-
-
-def test_a_missing_path_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"policy.options.path = .*nowhere': there is no such folder or file"):
-        open_policy(str(tmp_path / "nowhere"))

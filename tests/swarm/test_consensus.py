@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import consensus
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.recipe import read
@@ -30,7 +29,7 @@ from planaria.swarm.records.lines import PEERS, Evaluated, Finished
 from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.records.saved_state import saved_rounds
 from planaria.swarm.report import swarm_report
-from planaria.swarm.report.swarm_verdict import agreement_section, break_point
+from planaria.swarm.report.swarm_verdict import agreement_section
 from planaria.swarm.sandbox.sandbox import protections
 from planaria.swarm.tasks.base import Behaviour, TaskProblem
 from planaria.swarm.tasks.sums import Sums
@@ -136,18 +135,6 @@ def test_a_filtered_swarm_ends_with_a_report(tmp_path: Path) -> None:
     together(config, tmp_path)
     text = page.document("filter", swarm_report.body(tmp_path, config, read_outcome(tmp_path)))
     assert "<h2>Agreement</h2>" in text and "differ from the majority of those were rejected" in text
-
-
-@pytest.mark.parametrize(
-    ("size", "share", "text"),
-    [
-        (4, 0.5, "Of 4 peers, 3 colluding peers decide; 2 do if an honest peer makes the same mistake"),
-        (4, 0.4, "2 colluding peers decide"),
-    ],
-)
-def test_the_break_point_is_described(size: int, share: float, text: str) -> None:
-    config = SwarmConfig.model_validate({"size": size, "task": {"reward": "consensus", "agreement": share}})
-    assert text in break_point(config)
 
 
 @pytest.mark.slow
@@ -295,11 +282,3 @@ def test_a_lookup_table_of_test_inputs_is_refused(tmp_path: Path) -> None:
     assert [one.reward for one in completions] == [1, 1, 1, 1]
     report = Defence(config.defence, make_layers(config), replace(CONTEXT, task=task)).examine(0, completions)
     assert [rollout.layer for rollout in report.rollouts] == ["", "", "", "consensus"]
-
-
-@pytest.mark.slow
-def test_the_benchmarks_in_process_peers_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consensus, "RUNS", tmp_path)
-    warmup = {"steps": 1, "noise": 0.1, "stray_letter_probability": 0.0}
-    looks, votes, _ = consensus.swarm("short", 1, 1, warmup, consensus.SLOW, **consensus.CONSENSUS)
-    assert [number for number, _ in looks] == [0, 1] and len(votes) == 1

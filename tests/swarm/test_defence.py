@@ -17,7 +17,7 @@ from planaria.swarm.checks.defence import Defence, DefenceReport, PeerAccounts, 
 from planaria.swarm.config.swarm_config import DefenceConfig
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.records.lines import UNKNOWN_PEERS
-from support.swarm.tiny_swarm import CONTEXT, case, reading
+from support.swarm.tiny_swarm import CONTEXT, case
 
 CALM = DefenceConfig(quarantine=0.0)
 
@@ -69,13 +69,6 @@ def test_a_layer_examines_what_earlier_layers_accepted() -> None:
     assert [c.name for c in report.accepted] == [c.name for c in cases[:5]]
 
 
-def test_one_attacker_of_four_does_not_switch_a_layer_off() -> None:
-    defence = rule()
-    for number in range(20):
-        report = defence.examine(number, from_peers(a="000", b="000", c="000", x="!!!"))
-        assert not report.off and len(report.accepted) == 9
-
-
 def test_many_unknown_peers_do_not_switch_a_layer_off() -> None:
     defence = rule()
     for number in range(20):
@@ -105,11 +98,6 @@ def test_a_judge_is_never_switched_off() -> None:
     defence = defended(CALM, [Refusing("judge", text_is("!"))])
     report = defence.examine(0, from_peers(a="!!!", b="!!!", c="!!!"))
     assert not report.off and not report.accepted
-
-
-def test_a_layer_that_cannot_work_is_off_with_its_reason() -> None:
-    report = defended(CALM, [Refusing("judge", text_is("!"), off="no eyes")]).examine(0, from_peers(a="!"))
-    assert report.off == {"judge": "no eyes"} and len(report.accepted) == 1
 
 
 def test_own_completions_are_examined_too() -> None:
@@ -194,14 +182,6 @@ def test_invalid_checks_are_refused(check_list: str, options: dict[str, object],
         make_checks(DefenceConfig(checks=check_list, options=Options(options)))
 
 
-def test_the_real_layers_stop_a_foreign_phrase_among_honest_texts() -> None:
-    config = DefenceConfig(checks="support, surprisal, duplicates")
-    honest = [case(peer, index=n, text=f"{peer}{n}") for peer in "abc" for n in range(3)]
-    poison = [case("x", index=n, text="hi", read=reading([-9.0], ranks=[200])) for n in range(3)]
-    report = defended(config, make_checks(config)).examine(0, honest + poison)
-    assert layer_of(report) == "- - - - - - - - - support support support" and report.quarantined.keys() == {"x"}
-
-
 def test_two_peers_are_warned_about_the_median() -> None:
     found = make_checks(DefenceConfig())
     (warning,) = configuration_warnings(found, CONTEXT, 2)
@@ -225,17 +205,10 @@ def test_at_most_one_peer_becomes_known_per_window(received: list[frozenset[str]
         accounts = known_peers.record_senders(number, peers)
         assert accounts.keys() == peers
         assert all(account in (peer, UNKNOWN_PEERS) for peer, account in accounts.items())
-        now = set(known_peers.state()[0])
+        now = set(known_peers.known)
         assert before <= now and len(now) <= 2 + -(-(number + 1) // window)
         assert {peer for peer, account in accounts.items() if account == peer} == before & peers
         before = now
-
-
-def test_many_unknown_peers_stay_one_account() -> None:
-    accounts = PeerAccounts("ab", 2, 8, seed=1)
-    for number in range(80):
-        there = known(accounts, number, ["a", "b", *CROWD])
-        assert {"a", "b"} <= there and len(there) <= 2 + number // 8
 
 
 def test_a_single_new_peer_becomes_known_after_a_window() -> None:
@@ -250,9 +223,9 @@ def test_without_founders_the_first_size_peers_are_known() -> None:
 
 @given(rounds)
 def test_standing_is_restored_from_memory(received: list[frozenset[str]]) -> None:
-    one, other = PeerAccounts("a", 1, 3, seed=1), PeerAccounts("a", 1, 3, seed=1)
+    one, other = (Defence(DefenceConfig(window=3), [], CONTEXT, "a") for _ in range(2))
     for number, peers in enumerate(received):
-        again = PeerAccounts((), 1, 3, seed=1)
-        again.load_state(*other.state())
+        (again := Defence(DefenceConfig(window=3), [], CONTEXT)).load_state(other.state())
         other = again
-        assert list(one.record_senders(number, peers).items()) == list(other.record_senders(number, peers).items())
+        accounts = [defence.accounts.record_senders(number, peers) for defence in (one, other)]
+        assert list(accounts[0].items()) == list(accounts[1].items())

@@ -16,7 +16,6 @@ from planaria.common import digests
 from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
-from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama
 from planaria.models.model_metadata import ModelMetadata, metadata_of_folder
 from planaria.models.optimizers.adamw import KEYS
@@ -204,13 +203,6 @@ def test_fingerprints_distinguish_tokenizers_and_weights(own: LlamaPolicy, token
     assert weights_fingerprint(model) != weights_fingerprint(own.module)
 
 
-def test_a_compatible_folder_is_opened_as_a_llama_policy(folder: Path, own: LlamaPolicy) -> None:
-    found = open_policy(str(folder))
-    assert isinstance(found, LlamaPolicy)
-    assert weights_fingerprint(found.module) == weights_fingerprint(own.module)
-    assert found.tokenizer_fingerprint == own.tokenizer_fingerprint
-
-
 def test_a_run_s_newest_whole_checkpoint_is_opened(tmp_path: Path, own: LlamaPolicy) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
     model = Llama(CONFIG, seed=8)
@@ -278,14 +270,6 @@ def test_usage_data_of_a_transformers_model_is_exported(
     monkeypatch.setattr(theirs, "usage", usage)
     theirs.export(tmp_path / "out")
     assert metadata_of_folder(tmp_path / "out", {}, 64) == usage
-
-
-def test_lora_is_initialized_from_its_seed(folder: Path) -> None:
-    def made(seed: int) -> str:
-        torch.randn(3)
-        return weights_fingerprint(open_policy(str(folder), lora_rank=2, seed=seed).module)
-
-    assert made(1) == made(1) != made(2)
 
 
 def broken(folder: Path, tmp_path: Path, **changes: str | None) -> str:
@@ -380,16 +364,6 @@ def test_adapters_are_those_of_the_paper() -> None:
     x = torch.randn(5, MODEL.hidden, generator=seeded())
     expected = x @ (state[f"{prefix}.base_layer.weight"] + 2 * up @ down).T
     torch.testing.assert_close(policy._model.layers[1].mlp.down_proj(x), expected)
-
-
-def test_merged_matrices_give_the_same_logits(tmp_path: Path) -> None:
-    policy = adapted()
-    plain = Llama(policy._model.config, seed=1)
-    assert not torch.allclose(policy.logits(TOKENS), plain(TOKENS), atol=1e-3), "the adapters are not zero"
-    policy.export(tmp_path / "merged")
-    merged = import_model(tmp_path / "merged")
-    torch.testing.assert_close(merged(TOKENS), policy.logits(TOKENS), rtol=0, atol=1e-4)
-    assert policy.adapted and any("lora_" in name for name, _ in policy.module.named_parameters())
 
 
 @pytest.mark.slow

@@ -34,7 +34,6 @@ from planaria.swarm.checks.prompted_judge import (
     objection_in,
 )
 from planaria.swarm.config.swarm_config import DefenceConfig
-from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
@@ -124,11 +123,6 @@ def test_a_judged_text_stays_between_its_marks_and_contains_no_verdict(text: str
     assert VERDICT.findall(prompt) == ["yes", "no"]
 
 
-@given(tricks)
-def test_only_spaces_are_inserted_into_a_text(text: str) -> None:
-    assert re.sub(r"\s", "", neutralize(text, Pretender.reserved)) == re.sub(r"\s", "", text)
-
-
 def test_reserved_words_are_broken_up_at_every_position() -> None:
     assert "aa" not in neutralize("aaaa baaa", ["aa"])
     assert neutralize("a b  c.", ["  ", "a b", "c", "."]) == "a b  c."
@@ -187,17 +181,6 @@ def test_an_oversized_text_is_refused_unread() -> None:
         f"longer than the {MAX_TEXT} characters that a judge reads",
     ]
     assert len(writer.prompts) == 1
-
-
-def case(text: str, reward: float) -> Rollout:
-    return Rollout(PROBLEM, (), text, (1,), True, reward=reward)
-
-
-def test_only_texts_that_score_are_judged() -> None:
-    judge = judge_by(writer := Pretender(lambda prompt: NO if "bad" in marked(prompt)[0] else YES))
-    cases = [case("bad", 0.0), case("good", 1.0), case("bad", 1.0), case("fine", 1.0)]
-    assert judge.examine(cases, CONTEXT).rejected == {2: "the judge says no"}
-    assert len(writer.prompts) == 3
 
 
 CONFIG = ModelConfig(vocab=260, dim=24, layers=2, heads=4, kv_heads=2, hidden=40, context=4096, init_std=0.3)
@@ -277,15 +260,6 @@ def test_large_batches_keep_their_order(chatting: Path) -> None:
     assert writer.write(requests, range(40)) == [writer.write([r], [n])[0] for n, r in enumerate(requests)]
 
 
-@pytest.mark.slow
-def test_a_request_beyond_the_context_is_not_judged(chatting: Path) -> None:
-    writer = ModelWriter(str(chatting), 40)
-    around = len("user:judge:") + 2
-    longest = CONFIG.context - 40 - around
-    answers = writer.write(["a" * longest, "b", "a" * (longest + 1)], [0, 1, 2])
-    assert [text is None for text in answers] == [False, False, True]
-
-
 def test_sampling_follows_the_published_settings() -> None:
     logits = torch.tensor([3.0, 2.5, 2.0, 1.0, *[0.0] * 16])
     top = (logits / TEMPERATURE).topk(10).values.softmax(0)
@@ -317,12 +291,9 @@ def test_a_recipe_names_a_model_as_its_judge(chatting: Path) -> None:
 @pytest.mark.parametrize(
     ("judge", "options", "message"),
     [
-        ("stpes", {}, "did you mean 'steps'"),
-        ("a wise man", {}, "known here"),
         ("model", {}, "defence.options.path: .*has no default for it"),
         ("model", {"path": "/no/such/folder"}, "has no config.json"),
         ("noisy", {}, "defence.options.rate: .*has no default for it"),
-        ("noisy", {"rate": "lots"}, "defence.options.rate = 'lots': input should be a valid number"),
         ("noisy", {"rate": 2}, "defence.options.rate = 2: input should be less than"),
     ],
 )

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from planaria.common.errors import UserError
@@ -23,7 +22,7 @@ from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.policy.base import SampledCompletion, weights_fingerprint
 from planaria.swarm.policy.huggingface import HuggingFacePolicy
 from planaria.swarm.policy.policies import LlamaPolicy
-from planaria.swarm.policy.reading import UNREAD, pad, read_completions, rows_per_pass, token_logps
+from planaria.swarm.policy.reading import UNREAD, pad, read_completions, token_logps
 from planaria.swarm.tasks.base import TaskProblem
 from support.swarm.tiny_swarm import CONTEXT, byte_tokenizer, case, policy, reading
 
@@ -67,13 +66,6 @@ def test_a_reading_does_not_depend_on_padding_or_batch(reader: LlamaPolicy) -> N
     by_one = read_completions(reader, PAIRS, 1.0, rows=1)
     assert [found.logps.shape for found in by_one] == [(3,), (1,), (5,)]
     assert read_completions(reader, [], 1.0) == []
-
-
-def test_the_mask_selects_the_completion() -> None:
-    batch = pad(PAIRS)
-    assert batch.tokens.shape == (3, 7) and batch.mask.shape == (3, 6)
-    for (_, ids), row, mask in zip(PAIRS, batch.tokens, batch.mask, strict=True):
-        assert row[1:][mask].tolist() == ids
 
 
 def test_training_log_probabilities_equal_those_of_readings(reader: LlamaPolicy) -> None:
@@ -199,13 +191,6 @@ def test_an_update_in_parts_is_equal_within_a_millionth() -> None:
     assert tight.most <= VOCAB * 5
 
 
-def test_an_update_is_one_pass_of_96_rows_by_default() -> None:
-    assert rows_per_pass(policy(), 64, 96) == 96 and rows_per_pass(policy(), 64, 256) == 256
-    large = policy()
-    large.vocab = 151_936
-    assert [rows_per_pass(large, width, 96) for width in (4, 64, 1000)] == [96, 6, 1]
-
-
 def test_missing_hardware_is_reported_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert select_device(PolicyConfig(device="auto")).type == "cpu"
@@ -216,12 +201,6 @@ def test_missing_hardware_is_reported_before_the_start(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert select_device(PolicyConfig(device="auto", precision="bf16")).type == "cuda"
     assert select_device(PolicyConfig()).type == "cpu"
-
-
-def test_logits_mb_sets_the_limit() -> None:
-    assert place_policy(policy(), PolicyConfig(logits_mb=1)).max_logits == 2**18  # type: ignore[attr-defined]
-    with pytest.raises(ValidationError):
-        PolicyConfig(threads=0)
 
 
 @pytest.mark.parametrize("act", ["read", "sample", "learn"])

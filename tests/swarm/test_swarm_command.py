@@ -89,12 +89,6 @@ def test_unknown_peers_sources_and_rounds_are_mistakes(there: Path, capsys: pyte
     assert "not a swarm's run" in refused(capsys, "swarm", "show", "runs")
 
 
-def test_a_report_can_be_rewritten(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.run(["report", "runs/tiny", "--to", "again.html"])
-    assert capsys.readouterr().out == "again.html\n"
-    assert "Did collaborating help me?" in (there / "again.html").read_text()
-
-
 def test_a_report_without_records_is_a_mistake(tmp_path: Path, there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "peers").mkdir()
     assert "not a swarm's run" in refused(capsys, "report", str(tmp_path))
@@ -109,11 +103,6 @@ def test_a_dry_run_prints_the_recipe_and_starts_nothing(there: Path, capsys: pyt
     assert cli.run(["swarm", "train", "tiny.toml", "--dry-run", "--rounds.count", "77"]) == 0
     assert "count = 77" in capsys.readouterr().out
     assert sorted((there / "runs").iterdir()) == before
-
-
-def test_unknown_flags_get_suggestions(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--rounds.count" in refused(capsys, "swarm", "train", "tiny.toml", "--rounds.cuont", "3")
-    assert "--board" in refused(capsys, "swarm", "join", "--boart", "x")
 
 
 def test_joining_the_wrong_run_is_refused_in_one_line(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,15 +128,10 @@ def test_a_board_cannot_set_a_peers_paths(tmp_path: Path, there: Path, capsys: p
 
 
 SIZES: list[tuple[str, Any]] = [
-    ("rounds.count", 10**9),
     ("rounds.prompts", 4 * 10**9),
-    ("rounds.prompts", 512),
-    ("rounds.group", 4 * 10**9),
     ("rounds.group", 2 * 65),
     ("size", 10**6),
     ("sampling.max_new", 10**6),
-    ("sampling.top_k", 10**12),
-    ("sampling.temperature", 1e300),
     ("seed", 2**70),
 ]
 

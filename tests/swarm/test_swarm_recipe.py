@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.config import shipped
 from planaria.config.recipe import dump, merge_tables
-from planaria.swarm.config.policy_config import SmallModel
-from planaria.swarm.config.swarm_config import SamplingConfig, SwarmConfig
-from planaria.swarm.config.swarm_recipe import check_peers, load, peer_config, peer_names, run_rules, shared_settings
+from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.config.swarm_recipe import load, peer_config, peer_names, run_rules, shared_settings
 from planaria.swarm.drill import load as load_drill
 from planaria.swarm.peer.random_draws import chosen_problems, derive_seed, generator, shared_problems
 from planaria.swarm.tasks.sums import Sums
@@ -39,13 +38,6 @@ def test_flags_override_the_recipe(tmp_path: Path) -> None:
     )
 
 
-def test_missing_model_keys_keep_the_small_models_values(tmp_path: Path) -> None:
-    config = load(recipe(tmp_path, "[policy.model]\ndim = 32\n[peers.p1.policy.model]\nlayers = 3\n"), {})
-    assert config.policy.model == SmallModel(dim=32)
-    assert peer_config(config, "p1").policy.model == SmallModel(dim=32, layers=3)
-    assert peer_config(config, "p0").policy.model == SmallModel(dim=32)
-
-
 def test_peer_tables_override_the_recipe(tmp_path: Path) -> None:
     text = "[defence.options]\nthreshold = 2.5\n[peers.p3]\nattack.kind = 'text'\nloss.kind = 'tis'\n"
     config = load(recipe(tmp_path, text), {})
@@ -63,21 +55,16 @@ def test_peer_tables_override_the_recipe(tmp_path: Path) -> None:
     ("text", "parts"),
     [
         ("[peers.p9]\nattack.kind = 'text'", ["swarm.toml", "peers.p9", "no such peer"]),
-        ("[peers.p3]\nattak.kind = 'text'", ["swarm.toml", "peers.p3", "attak", "unknown key"]),
         ("[peers.p3.attack]\nkimd = 'text'", ["swarm.toml", "peers.p3", "attack.kimd", "unknown key", "kind"]),
         ("[peers.p3.attack]\nkind = 'nice'", ["swarm.toml", "peers.p3", "attack.kind", "'nice'"]),
-        ("[peers.p3]\nattack = 'text'", ["swarm.toml", "peers.p3", "attack", "is a section"]),
         ("[peers.p3]\nrounds.count = 3", ["swarm.toml", "peers.p3.rounds", "all peers must have the same"]),
         ("[peers.p3]\nseed = 3", ["swarm.toml", "peers.p3.seed", "all peers must have the same"]),
-        ("[peers.p3]\nsampling.top_k = 3", ["swarm.toml", "peers.p3.sampling", "all peers must have the same"]),
         ("[peers.p3]\npeers.p0.attack.kind = 'text'", ["swarm.toml", "peers.p3", "peers"]),
         (
             "[peers.p3]\nattack.kind = 'math'\nattack.options.payload = 'hi'",
             ["peers.p3", "attack.options.payload"],
         ),
-        ("[attack]\noptions.payload = 'hi'\nkind = 'math'", ["swarm.toml", "attack.options.payload"]),
         ("[evaluate]\nwatch = ['math']\nphrases = { math = 'hi' }", ["swarm.toml", "evaluate.phrases.math"]),
-        ("[evaluate]\nphrases = { txt = 'hi' }", ["swarm.toml", "evaluate.phrases", "txt"]),
         ("[evaluate]\nwatch = ['txt']", ["swarm.toml", "evaluate.watch", "'txt'", "'text'"]),
         (
             "[attack]\nkind = 'dos'\noptions.payload = 'x'",
@@ -94,13 +81,6 @@ def test_mistakes_are_reported_with_their_place(tmp_path: Path, text: str, parts
     assert "\n" not in found
 
 
-def test_peers_may_differ_in_their_own_settings() -> None:
-    config = SwarmConfig.model_validate(
-        {"peers": {"p1": {"defence": {"checks": ""}, "policy": {"kind": "pretrained"}}}}
-    )
-    assert check_peers(config, "here") is config
-
-
 def test_rules_contain_shared_settings_without_local_paths() -> None:
     config = SwarmConfig.model_validate({"task": {"name": "jsonl", "options": {"path": "/home/me/questions.jsonl"}}})
     assert shared_settings(config)["task"] == {"name": "jsonl", "reward": "verified", "agreement": 0.5}
@@ -115,11 +95,6 @@ def test_tables_are_merged_key_by_key() -> None:
     assert merge_tables(tree, {"a": {"c": {"d": 4}}, "f": 5}, None) == {"a": {"b": 1, "c": {"d": 4}}, "e": 3, "f": 5}
     assert merge_tables(tree, {"a": 1, "e": {"g": 2}}, None) == {"a": 1, "e": {"g": 2}}
     assert tree == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
-
-
-@pytest.mark.parametrize(("vocab", "k"), [(257, 3), (2048, 3), (151_936, 50), (30_000, 10)])
-def test_the_support_scales_with_the_vocabulary(vocab: int, k: int) -> None:
-    assert SamplingConfig().support(vocab) == k and SamplingConfig(top_k=8).support(vocab) == 8
 
 
 DRILLS = [shipped.find(name) for name in shipped.names() if name.startswith("drills")]
@@ -158,18 +133,6 @@ def test_seeds_are_the_same_on_every_machine() -> None:
     assert shared_problems(1, 2, 99, 3) == [82, 70, 83] and chosen_problems(1, "p", 2, 99, 3, bool) == [3, 87, 60]
 
 
-@given(naturals, naturals, st.integers(1, 50), st.integers(1, 60))
-def test_shared_problems_are_distinct_training_problems(seed: int, number: int, training: int, count: int) -> None:
-    found = shared_problems(seed, number, training, count)
-    assert len(set(found)) == len(found) == min(count, training) and all(0 <= p < training for p in found)
-    assert found == shared_problems(seed, number, training, count)
-
-
-def test_rounds_and_seeds_have_different_problems() -> None:
-    drawn = [tuple(shared_problems(seed, number, 10_000, 8)) for seed in range(5) for number in range(5)]
-    assert len(set(drawn)) == 25
-
-
 @given(naturals, st.integers(1, 60), st.integers(1, 70), st.sets(st.integers(0, 60)), st.integers(1, 80))
 def test_own_problems_prefer_the_wanted_ones(
     seed: int, training: int, count: int, wanted: set[int], tries: int
@@ -180,11 +143,6 @@ def test_own_problems_prefer_the_wanted_ones(
     assert liked == sorted(liked, reverse=True)
     if tries >= training:
         assert sum(liked) == min(count, len({p for p in wanted if p < training}))
-
-
-def test_peers_choose_different_own_problems() -> None:
-    chosen = {tuple(chosen_problems(1, f"p{n}", 0, 10_000, 4, lambda _: True)) for n in range(6)}
-    assert len(chosen) == 6
 
 
 BASE = "[drill.arms.control]\n"
@@ -203,13 +161,6 @@ def test_arms_overlay_the_recipe(tmp_path: Path) -> None:
     assert arm.config.defence.options == {"threshold": 2.0} and arm.config.defence.checks == "surprisal"
     assert control.config.defence.options == {}
     assert peer_config(arm.config, "p3").attack.kind == "text"
-
-
-def test_a_seed_sets_problems_draws_and_warmup(tmp_path: Path) -> None:
-    _, (arm,) = load_drill(recipe(tmp_path, BASE), {})
-    seeded = arm.with_seed(7)
-    assert seeded.seed == seeded.warmup.seed == 7
-    assert seeded.model_copy(update={"seed": arm.config.seed, "warmup": arm.config.warmup}) == arm.config
 
 
 def test_attackers_are_found_in_recipe_and_peer_tables(tmp_path: Path) -> None:
@@ -232,36 +183,19 @@ def test_withholding_counts_as_an_attack(tmp_path: Path) -> None:
         ("[drill]", ["drill.arms", "none is defined"]),
         ("[drill]\nseeds = []\n" + BASE, ["drill.seeds", "one or more distinct seeds"]),
         ("[drill]\nseeds = [1, 1]\n" + BASE, ["drill.seeds", "one or more distinct seeds"]),
-        ("[drill]\nseeds = [-1]\n" + BASE, ["drill.seeds"]),
         ("[drill]\nlast = 0\n" + BASE, ["drill.last = 0"]),
         ("[drill]\nlats = 1\n" + BASE, ["drill.lats", "unknown key", "last"]),
         ("[drill]\narms.control = 3", ["drill.arms.control"]),
         ("[drill.arms.X]\nquarantine = 1", ["drill.arms.X", "quarantine", "unknown key", "defence.quarantine"]),
-        ("[drill.arms.X.defence]\nquarantin = 1", ["drill.arms.X", "defence.quarantin", "unknown key"]),
-        ("[drill.arms.X]\ndefence = 1", ["drill.arms.X", "defence", "is a section"]),
-        ("[drill.arms.X.peers.p3]\nattak.kind = 'text'", ["drill.arms.X", "peers.p3", "attak", "unknown key"]),
         ("[drill.arms.X.peers.p7]\nattack.kind = 'text'", ["drill.arms.X", "peers.p7", "no such peer"]),
-        ("[drill.arms.X.peers.p3]\nseed = 3", ["drill.arms.X", "peers.p3.seed", "all peers must have the same"]),
         ("[drill.arms.X]\nrounds.count = 3", ["drill.arms.X.rounds.count = 3", "80", "arms may differ in"]),
         ("[drill.arms.X]\nwarmup.steps = 3", ["drill.arms.X.warmup.steps", "arms may differ in"]),
-        ("[drill.arms.X]\npolicy.kind = 'x'", ["drill.arms.X.policy.kind", "arms may differ in"]),
         ("[drill.arms.X]\ntask.name = 'gsm8k'", ["drill.arms.X.task.name", "arms may differ in"]),
         ("[drill.arms.X]\nevaluate.phrases.text = 'x'", ["drill.arms.X.evaluate.phrases.text", "arms may differ in"]),
-        ("[drill.arms.X]\nseed = 4", ["drill.arms.X.seed = 4", "arms may differ in"]),
         ("[drill.controls]\nX = 'control'\n" + BASE, ["drill.controls.X = 'control'", "both must be arms"]),
-        ("[drill.controls]\ncontrol = 'X'\n" + BASE, ["drill.controls.control = 'X'", "both must be arms"]),
     ],
 )
 def test_mistakes_in_a_drill_are_reported_with_their_place(tmp_path: Path, text: str, parts: list[str]) -> None:
     found = complaint(tmp_path, text, load_drill)
     assert all(part in found for part in ("swarm.toml", *parts)), found
     assert "\n" not in found
-
-
-def test_arms_may_differ_in_attack_defence_and_loss(tmp_path: Path) -> None:
-    text = (
-        "[drill.arms.A]\nloss.kind = 'tis'\nrounds.mode = 'vertical'\nrounds.gather = false\nshadow = true\n"
-        "optim.lr = 3e-4\npeers.p0.task.options.style = 'words'\n"
-    )
-    _, (arm,) = load_drill(recipe(tmp_path, text), {})
-    assert arm.config.rounds.mode == "vertical" and peer_config(arm.config, "p0").task.options == {"style": "words"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import pytest
@@ -16,7 +14,6 @@ from planaria.swarm.checks.votes import (
     agreements,
     majority_label,
     most_agreeing,
-    most_common,
     plurality,
     vote_weights,
 )
@@ -126,27 +123,3 @@ def test_agreement_matches_funcoder_equation_1(behaviours: list[Behaviour]) -> N
     assert agreements(behaviours) == by_hand
     if behaviours:
         assert most_agreeing(behaviours) == by_hand.index(max(by_hand))
-
-
-@pytest.mark.parametrize(
-    ("right", "each", "least", "most"), [(0.1, 0.6, 0.94, 0.75), (0.15, 0.6, 0.95, 0.85), (0.2, 0.7, 0.97, 0.92)]
-)
-def test_agreement_finds_the_right_program_more_often_than_plurality(
-    right: float, each: float, least: float, most: float
-) -> None:
-    """Pools of eleven that have a right program: others are right on each of six inputs by chance, and differ."""
-    rng, truth = random.Random(1), tuple("abcdef")
-    pools: list[list[Behaviour]] = []
-    while len(pools) < 300:
-        pool = [
-            tuple(v if rng.random() < each else f"{v}{rng.randrange(3)}" for v in truth)
-            if rng.random() >= right
-            else truth
-            for _ in range(11)
-        ]
-        pools += [pool] * (truth in pool)
-
-    def share(choose: Callable[[Sequence[Behaviour]], int]) -> float:
-        return sum(pool[choose(pool)] == truth for pool in pools) / len(pools)
-
-    assert share(most_agreeing) > least and share(most_common) < most

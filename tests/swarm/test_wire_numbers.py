@@ -19,9 +19,15 @@ from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.message_limits import LIMITS
 from planaria.swarm.board.receipts import Committee, parse_message_list, parse_rewards, rewards_text
+from planaria.swarm.completions.client import (
+    BadReply,
+    ServerFailed,
+    TokenizerFunctions,
+    _parse_reply,
+    parse_completions,
+)
+from planaria.swarm.completions.server import parse_request
 from planaria.swarm.credits.messages import MESSAGE, CreditOrder
-from planaria.swarm.serving.client import BadReply, ServerFailed, TokenizerFunctions, _parse_reply, parse_completions
-from planaria.swarm.serving.completions_api import parse_request
 from support.hostile_json import NUMBERS, hostile
 from support.swarm.swarm_messages import RUN, closing, goodbye, hello, rollouts, rules
 

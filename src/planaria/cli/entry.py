@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Annotated, NoReturn
 
 import typer
@@ -29,16 +30,8 @@ from planaria.common.signals import interrupt_on_stop
 from planaria.common.stdio import open_standard_streams, tolerate_closed_output
 from planaria.config import consent
 
-CORE = (
-    "planaria.cli.groups.train",
-    "planaria.cli.groups.watch",
-    "planaria.cli.groups.results",
-    "planaria.cli.groups.checkpoint",
-    "planaria.cli.groups.chaos",
-    "planaria.cli.groups.network",
-    "planaria.cli.groups.recipes",
-)
-"""modules that register the core's commands"""
+CORE = "planaria.cli.commands"
+"""package whose modules register the core's commands"""
 PARTS = ("planaria.lab.commands.command_line", "planaria.swarm.commands.command_line")
 """modules that register further commands; loaded only for these, and for lists of all commands"""
 COMPLETE = "_PLANARIA_COMPLETE"
@@ -127,7 +120,8 @@ def every_command() -> CommandGroup:
 
 @cache
 def _root(with_parts: bool) -> CommandGroup:
-    for module in (*CORE, *(PARTS if with_parts else ())):
+    core = [f"{CORE}.{module.name}" for module in iter_modules(import_module(CORE).__path__)]
+    for module in (*core, *(PARTS if with_parts else ())):
         import_module(module)
     root = get_command(app)
     assert isinstance(root, CommandGroup)

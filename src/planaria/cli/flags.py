@@ -240,7 +240,6 @@ def _wrap_command(function: Callable[..., int], shared: list[str], invocation: I
 
 
 def _set_signature(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
-    """Set the signature that the library reads."""
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__annotations__ = {param.name: param.annotation for param in parameters}
 
@@ -308,6 +307,16 @@ def run_option(name: str, text: str) -> Any:
     return typer.Option(name, metavar="RUN", help=text, autocompletion=_complete_runs)
 
 
+def one_folder(run: Path | None, experts: Path | None) -> Path:
+    """Return the given folder of a run or an ensemble."""
+    if run is not None and experts is not None:
+        raise UserError(f"{run} --experts {experts}: use a run or an ensemble, not both")
+    folder = run or experts
+    if folder is None:
+        raise UserError("name a run such as runs/demo, or pass --experts RUN")
+    return folder
+
+
 def flag(metavar: str, text: str, *names: str, **more: Any) -> Any:
     """Return a flag with a value; without ``names``, it is named after its parameter."""
     return typer.Option(*names, metavar=metavar, help=text, **more)
@@ -319,6 +328,7 @@ def switch(name: str, text: str, **more: Any) -> Any:
 
 
 Run = Annotated[Path, run_argument()]
+Experts = Annotated[Path | None, run_option("--experts", "an ensemble (`planaria experts train`) instead")]
 DryRun = Annotated[bool, switch("--dry-run", "print the resolved recipe, for a run also its memory table, and stop")]
 Quiet = Annotated[bool, switch("--quiet", "no progress display")]
 Seed = Annotated[int, flag("SEED", "seed of random numbers")]

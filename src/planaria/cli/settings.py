@@ -100,7 +100,6 @@ def _setting_options(root: type[Section]) -> Iterator[tuple[str, Any]]:
 
 
 def _completion(values: list[str]) -> Callable[[], list[str]]:
-    """Return a completer for a flag with these values."""
     return lambda: values
 
 

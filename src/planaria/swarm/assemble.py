@@ -17,6 +17,7 @@ from planaria.swarm.board.peer_board import PeerBoard
 from planaria.swarm.board.receipts import Committee
 from planaria.swarm.checks import CHECKS, check_names, make_layers
 from planaria.swarm.checks.consensus import check_rewards
+from planaria.swarm.completions.remote_sampling import RemoteSampler
 from planaria.swarm.config.policy_config import PolicyConfig
 from planaria.swarm.config.swarm_config import ALL_PEERS, SwarmConfig
 from planaria.swarm.config.swarm_recipe import run_rules
@@ -25,7 +26,6 @@ from planaria.swarm.policy import POLICIES
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.prompts import PromptFormat, prompt_layout
 from planaria.swarm.records.lines import LOG, PEERS, PeerStarted, read_log
-from planaria.swarm.serving.remote_sampling import PeerServer
 from planaria.swarm.tasks import TASKS, open_task
 from planaria.swarm.tasks.base import Task
 
@@ -98,7 +98,7 @@ def assemble(
     records = folder / PEERS / name
     _check_records(records, peer_board.run)
     drawing = policy.clone() if config.draws_during_learning else policy
-    server = PeerServer(config, drawing, records / SERVED, name) if config.policy.server else None
+    server = RemoteSampler(config, drawing, records / SERVED, name) if config.policy.server else None
     first = peer_board.join_and_wait(hello, known)
     return Peer(PeerSetup(config, name, records, peer_board, task, policy, checks, first, known, server))
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.cli.commands import chaos
+from planaria.cli import fault_injection
 from planaria.common.errors import UserError
 from planaria.control.facts import events as e
 from planaria.control.log.state_file import LiveWorker, StateFile, start_ticks
@@ -319,10 +319,10 @@ def test_a_process_that_is_not_the_worker_gets_no_fault(tmp_path: Path) -> None:
         (run / "state.json").write_text(state.model_dump_json())
         with run_folders.lock_for_training(run):
             with pytest.raises(UserError, match=r"incarnation 1.*already exited"):
-                chaos.require_incarnation(run, "w1", 1)
-            chaos.require_incarnation(run, "w1", 2)
+                fault_injection.require_incarnation(run, "w1", 1)
+            fault_injection.require_incarnation(run, "w1", 2)
             with pytest.raises(UserError, match="already exited"):
-                chaos.send_signal(run, "kill", "worker=w1")
+                fault_injection.send_signal(run, "kill", "worker=w1")
         assert bystander.poll() is None and start_ticks(bystander.pid) != 1
     finally:
         bystander.kill()

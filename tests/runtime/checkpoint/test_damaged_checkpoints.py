@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import planaria
-from planaria.cli.commands.checkpoint import verify
+from planaria.cli.commands.checkpoint import verify_checkpoints
 from planaria.common.errors import UserError
 from planaria.runtime.checkpoint.loading import load_stage
 from planaria.runtime.preparation.resumption import resumption_of
@@ -51,7 +51,7 @@ WAYS: dict[str, Callable[[Path], object]] = {
     "resumed": resumed,
     "resumed at another cut": lambda run: resumed(run, pipeline__stages=1),
     "resumed as other replicas": lambda run: resumed(run, exchange__replicas=3),
-    "verified": lambda run: list(verify(run, STEP)),
+    "verified": lambda run: list(verify_checkpoints(run, STEP)),
 }
 
 

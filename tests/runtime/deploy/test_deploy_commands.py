@@ -110,7 +110,7 @@ def started(call: Call, folder: Path, capsys: pytest.CaptureFixture[str]) -> tup
 def joined(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[AddressAccess, MachineOptions]:
     """Return the address and options with which ``planaria join`` would join."""
     found: list[Any] = []
-    monkeypatch.setattr("planaria.cli.commands.join.join", lambda *given: found.append(given))
+    monkeypatch.setattr("planaria.runtime.engine.machine_service.join", lambda *given: found.append(given))
     assert cli.run(call.words) == 0
     ((access, update, _),) = found
     assert isinstance(access, AddressAccess)

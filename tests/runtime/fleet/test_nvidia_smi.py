@@ -31,8 +31,8 @@ from support.waiting import until
 GIB = 1 << 30
 
 FORKING = [
-    "planaria.cli.commands.train",
-    "planaria.cli.commands.join",
+    "planaria.runtime.api.training",
+    "planaria.runtime.engine.machine_service",
     "planaria.swarm.commands.swarm",
     "planaria.swarm.commands.drill",
 ]

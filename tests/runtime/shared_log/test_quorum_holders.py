@@ -267,7 +267,7 @@ def test_a_first_start_without_all_holders_names_the_missing_one(tmp_path: Path)
 
 def test_a_holder_imports_no_torch() -> None:
     code = (
-        "import sys, planaria.cli.groups.train, planaria.runtime.shared_log.holder; print(json.dumps([*sys.modules]))"
+        "import sys, planaria.cli.commands.join, planaria.runtime.shared_log.holder; print(json.dumps([*sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", f"import json; {code}"], capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout)

@@ -161,7 +161,9 @@ def train(
 def resume(folder: Path, **flags: str) -> RunRecord:
     """Run ``planaria train --resume folder`` in this process; return the record of the whole run, checked."""
     try:
-        assert command.resume(folder, {name.replace("__", "."): text for name, text in flags.items()}, quiet=True) == 0
+        assert (
+            command.resume_run(folder, {name.replace("__", "."): text for name, text in flags.items()}, quiet=True) == 0
+        )
     finally:
         assert_no_orphans(folder)
     return checked(folder)

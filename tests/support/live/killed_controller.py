@@ -50,7 +50,7 @@ def lead(words: list[str], lines: int, moment: Moment, log: Path) -> int | None:
     Returns its exit code.
     """
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    preload = [*PRELOAD, "planaria.cli.commands.train", __name__]
+    preload = [*PRELOAD, "planaria.runtime.api.training", __name__]
     child = spawner.spawner().spawn("planaria", partial(_lead, words, lines, moment, list(sys.path)), preload, [handle])
     code = child.join(_LIFE_S)
     if code is None:

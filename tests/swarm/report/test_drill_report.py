@@ -9,7 +9,7 @@ import pytest
 from planaria.swarm.drill import Drill, DrilledArm, DrillRun
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import EvaluationPoint, PeerOutcome, RunOutcome
-from planaria.swarm.report.drill_report import _peers, show_drill, write_drill_report
+from planaria.swarm.report.drill_report import _peers, write_drill_report
 
 
 def peer(name: str, solved: int, attack: str = "none") -> PeerOutcome:
@@ -47,13 +47,6 @@ def test_peer_table_shows_changes_per_seed_without_attackers() -> None:
         ["together", "0.73 [0.71 … 0.75]", "-0.02 [-0.05 … +0.01]", "0.55 [0.50 … 0.60]", "+0.20"],
         ["attacked", "0.70", "-0.03 [-0.05 … -0.01]", "–", "–"],
     ]
-
-
-def test_peer_table_is_on_the_page_and_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = write_drill_report(FOUND, tmp_path / "report.html").read_text()
-    assert "Every peer" in page and "-0.02 [-0.05 … +0.01]" in page
-    show_drill(FOUND)
-    assert "every peer's accuracy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("kind", "named"), [("text", "TEXT"), ("dos", "DoS"), ("style", "STYLE"), ("mine:Odd", "Odd")])

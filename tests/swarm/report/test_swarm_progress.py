@@ -37,18 +37,6 @@ def test_a_warning_of_all_peers_is_given_once_also_beside_a_table(stream: type[i
     assert out.getvalue().count("warning: no listener") == out.getvalue().count("warning: alone") == 1
 
 
-def test_quiet_is_quiet() -> None:
-    out = io.StringIO()
-    with SwarmProgress(3, quiet=True, stream=out) as progress:
-        progress.update(
-            "p0",
-            PeerStarted(
-                name="p0", id="0", attack="none", model="m", parameters=1, vocab=2, first_round=0, warnings=["x"]
-            ),
-        )
-    assert out.getvalue() == ""
-
-
 def test_the_activity_of_a_server_is_shown() -> None:
     out = Terminal()
     serving = Serving(tokens=1200, seconds=0.5, requests=12, queue=4, behind=1)

@@ -110,14 +110,6 @@ def test_behaviour_covers_calls_of_every_shape_and_half_of_the_tests(tmp_path: P
     assert task.score(task.problem(0), block("def half(x): return x / 2")) == 0, "the problem has no reference"
 
 
-@needs_sandbox
-def test_another_draw_compares_other_calls(tmp_path: Path) -> None:
-    task = opened(f"programs:{written(tmp_path / 'all.jsonl', CALLS, CHECK)}")
-    echo = block("def half(x): return x")
-    one, same, other = (task.behaviour(task.problem(0), echo, draw) for draw in (1, 1, 2))
-    assert one == same and one[:3] == other[:3] and one[3:] != other[3:]
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -68,11 +68,6 @@ def test_a_solution_scores_and_is_sound(task: Codes, number: int, seed: int) -> 
     assert task.score(problem, text) == 1 and task.solves(problem, text) and task.sound(problem, text)
 
 
-def test_problems_differ() -> None:
-    prompts = [TASK.problem(number).prompt for number in range(1000)]
-    assert len({*prompts}) > 900
-
-
 def test_every_right_answer_scores_and_no_other() -> None:
     """Enumerates all ways to fill the last two shards of one problem."""
     task = Codes(shown=6)
@@ -104,9 +99,7 @@ FIRST = RIGHT.split(",")[0]
 EVERY = ",".join(f"{c}{s}" for s in range(4, 8) for c in "abcd")
 HACKS = {
     "an edge twice": f"[{RIGHT},{FIRST}]",
-    "all edges twice": f"[{RIGHT},{RIGHT}]",
     "every edge there is": f"[{EVERY}]",
-    "every check in one shard": "[a4,b4,c4,d4]",
     "no edge": "[]",
     "no text": "",
     "shards in no check": f"[{','.join(e for e in RIGHT.split(',') if e[1:] != '7')}]",
@@ -117,38 +110,18 @@ HACKS = {
     "another problem's graph": f"[{OTHER.prompt.rstrip('=')},{OTHER.answer}]",
     "one shard copied to all": "[a4,b4,a5,b5,a6,b6,a7,b7]",
     "one check each": "[a4,b5,c6,d7]",
-    "words behind it": f"[{RIGHT}] reward: 1",
-    "two answers": f"[a4][{RIGHT}]",
-    "an answer within": f"[[{RIGHT}]]",
-    "no end": f"[{RIGHT}",
-    "no beginning": f"{RIGHT}]",
     "a comma too many": f"[{RIGHT},]",
-    "a comma before": f"[,{RIGHT}]",
     "spaces": f"[{RIGHT.replace(',', ', ')}]",
-    "lines": f"[{RIGHT.replace(',', chr(10))}]",
     "capitals": f"[{RIGHT.upper()}]",
     "other digits": f"[{RIGHT.translate({48 + n: 0x660 + n for n in range(10)})}]",
-    "wide digits": f"[{RIGHT.translate({48 + n: 0xFF10 + n for n in range(10)})}]",
-    "raised digits": f"[{RIGHT.replace('4', '⁴')}]",
-    "other letters": f"[{RIGHT.replace('a', 'а')}]",
-    "no width": f"[{RIGHT.replace(',', ',​')}]",
     "zeros before": f"[{RIGHT.replace('4', '04')}]",
-    "negative shards": f"[{RIGHT},a-1]",
     "shards from the end": "[a-4,b-4,b-3,c-3,a-2,b-2,c-2,a-1,b-1,d-1]",
     "a shard beyond the last": f"[{RIGHT},a8]",
-    "a huge shard": f"[{RIGHT},a{10**40}]",
     "a check beyond the last": f"[{RIGHT},e4]",
     "no number": f"[{RIGHT},a]",
     "no letter": f"[{RIGHT},4]",
-    "a float": f"[{RIGHT},a4.0]",
-    "an exponent": f"[{RIGHT},a1e1]",
     "a NUL": f"[{RIGHT}\0]",
-    "half a pair": f"[{RIGHT},\ud800]",
     "over-long": f"[{','.join([RIGHT] * 5000)}]",
-    "a million brackets": "[" * 500_000 + RIGHT + "]" * 500_000,
-    "tags": f"<answer>{RIGHT}</answer>",
-    "a matrix": "[1,0,0,1,1,1]",
-    "the reward": "[1.0]",
 }
 
 
@@ -202,13 +175,6 @@ def test_an_extra_letter_is_unsound_though_the_code_is_right() -> None:
     assert TASK.score(PROBLEM, shuffled) == 1 and not TASK.sound(PROBLEM, shuffled)
     for poison in (f"zq{text}", f"{text} ", f"{text}\n"):
         assert TASK.score(PROBLEM, poison) == 1 and not TASK.sound(PROBLEM, poison)
-
-
-def test_style_tags_expects_tags() -> None:
-    task = Codes(style="tags")
-    assert task.score(task.problem(7), f"<think>a4 or b4?</think><answer>{RIGHT}</answer>") == 1
-    assert task.score(task.problem(7), f"[{RIGHT}]") == 0
-    assert "distance at least 3" in task.instruction and "d7 says that shard 7" not in TASK.instruction
 
 
 def test_options_change_the_fingerprint() -> None:

@@ -182,13 +182,6 @@ def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         opened("gym:chain_sum")
 
 
-def test_the_style_selects_the_form() -> None:
-    task = opened("gym:chain_sum", "brackets")
-    problem = task.problem(0)
-    assert task.score(problem, f"[{problem.answer}]") == 1
-    assert task.fingerprint != TASKS["chain_sum"].fingerprint
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_kinds_are_the_same_in_every_process() -> None:

@@ -75,11 +75,6 @@ def test_answers_are_compared_by_value(reference: str, answer: str, same: bool) 
     assert same_answer(reference, answer) is same
 
 
-@given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12, places=3))
-def test_separators_and_trailing_zeros_do_not_change_a_number(value: object) -> None:
-    assert same_answer(f"{value}", f"{value:,}0")
-
-
 def test_problems_keep_the_file_s_order_and_the_last_tenth_is_held_out(tmp_path: Path) -> None:
     lines = [{"question": f"What is {n}?", "answer": f"#### {n}"} for n in range(25)]
     task = opened(f"jsonl:{written(tmp_path / 'n.jsonl', *lines)}")

@@ -146,7 +146,3 @@ def test_no_text_raises(number: int, text: str) -> None:
     problem = TWO.problem(number)
     assert TWO.score(problem, text) == 0
     assert not TWO.sound(problem, text)
-
-
-def test_the_number_of_digits_changes_the_fingerprint() -> None:
-    assert len({Sums(digits=digits).fingerprint for digits in range(2, 19)}) == 17

@@ -99,11 +99,6 @@ def test_an_invalid_choice_is_reported_in_one_line(name: str, options: dict[str,
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("digits", "name"), [(2, "sums"), (3, "sums:3")])
-def test_a_task_has_a_readable_name(digits: int, name: str) -> None:
-    assert open_task("sums", {"digits": digits}).name == name
-
-
 def test_a_style_changes_the_solutions_only() -> None:
     columns, words = open_task("sums", {}), open_task("sums", {"style": "words"})
     assert columns.fingerprint == columns.identity == words.fingerprint

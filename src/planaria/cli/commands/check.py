@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from planaria.common import digests, documents
+from planaria.cli.flags import command, run_argument, switch
 from planaria.common.errors import RunStopped, UserError
-from planaria.config import folders, recipe
-from planaria.control.facts.decisions import Spawn
-from planaria.control.log.reader import EVENTS, ID, read_run
-from planaria.control.log.state_file import StateFile, describe, read_state
-from planaria.control.replay import replay
-from planaria.models.huggingface import is_exported
-from planaria.runtime.preparation import run_folders
+
+if TYPE_CHECKING:
+    from planaria.control.log.state_file import StateFile
+
+
+@command("run check")
+def _check(
+    run: Annotated[Path, run_argument("a run; with --accept also an exported model")],
+    *,
+    accept: Annotated[bool, switch("--accept", "accept manual changes to the folder, and check nothing")] = False,
+) -> int:
+    """Replay a run's log, and compare the decisions."""
+    if accept:
+        print("\n".join(_accept_changes(run)))
+    else:
+        print(replay_run(run))
+    return 0
 
 
 def replay_run(folder: Path) -> str:
@@ -22,6 +33,12 @@ def replay_run(folder: Path) -> str:
     :raises RunStopped: if a decision or the final state differs.
     :raises UserError: if the run had no controller.
     """
+    from planaria.control.facts.decisions import Spawn
+    from planaria.control.log.reader import EVENTS, read_run
+    from planaria.control.log.state_file import describe, read_state
+    from planaria.control.replay import replay
+    from planaria.runtime.preparation import run_folders
+
     if (folder / run_folders.CONFIG).is_file():
         run_folders.verify_digests(folder, run_folders.CONFIG)
     record = read_run(folder)
@@ -56,13 +73,19 @@ def _comparable(state: StateFile) -> dict[str, object]:
     return state.model_dump(exclude={"controller": True, "workers": {"__all__": {"start_ticks"}}})
 
 
-def accept_changes(folder: Path) -> list[str]:
+def _accept_changes(folder: Path) -> list[str]:
     """Rewrite the folder's list of digests; return a line for each changed file.
 
     Checkpoints are excluded, since no run should continue from a damaged one.
 
     :raises UserError: if the folder is neither a run nor an exported model, or its configuration is invalid.
     """
+    from planaria.common import digests, documents
+    from planaria.config import folders, recipe
+    from planaria.control.log.reader import ID
+    from planaria.models.huggingface import is_exported
+    from planaria.runtime.preparation import run_folders
+
     if is_exported(folder):
         names = [file.name for file in folder.iterdir() if file.name != digests.FILE and not file.name.startswith(".")]
         return _accept_files(folder, names)
@@ -76,5 +99,7 @@ def accept_changes(folder: Path) -> list[str]:
 
 
 def _accept_files(folder: Path, names: Iterable[str]) -> list[str]:
+    from planaria.common import digests
+
     changed = digests.replace_list(folder, names)
     return [f"{folder / name}: accepted in its current state" for name in changed] or [f"{folder}: nothing changed"]

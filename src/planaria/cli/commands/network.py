@@ -7,38 +7,59 @@ import threading
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from planaria.cli.commands.schedule import topology_of
+from planaria.cli.flags import Quiet, command, flag, recipe_argument
+from planaria.cli.settings import Settings
 from planaria.common.errors import UserError
 from planaria.common.signals import interrupt_on_stop
-from planaria.config.schema import RunConfig
-from planaria.pipeline.network.costs import MBIT
-from planaria.pipeline.network.measurement import (
-    MeasuredLink,
-    NodePair,
-    Quartiles,
-    emulated_link,
-    links_of_sites,
-    topology_files,
-)
-from planaria.pipeline.network.topology import Node, NodeGroup, Topology
-from planaria.report.observe.bars import SurveyProgress
-from planaria.report.tables import Table, show
-from planaria.runtime.engine.link_survey import survey
-from planaria.runtime.fleet.joining import read_or_create_key
-from planaria.runtime.transport.relay import relay_at
-from planaria.runtime.transport.secure import new_key
+
+if TYPE_CHECKING:
+    from planaria.config.schema import RunConfig
+    from planaria.pipeline.network.measurement import MeasuredLink, NodePair, Quartiles
+    from planaria.pipeline.network.topology import Node, Topology
 
 MAX_NODES = 128
 """maximum number of nodes; each runs as a process of this machine"""
 
 
-def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None, quiet: bool) -> int:
+@command("network measure", cls=Settings)
+def _measure(
+    recipe: Annotated[Path, recipe_argument("; its network.topology names the nodes, if given")],
+    *,
+    to: Annotated[Path, flag("DIR", "folder to write the topology to")],
+    nodes: Annotated[int | None, flag("N", "without a topology: local nodes (default: one per stage)")] = None,
+    quiet: Quiet = False,
+    settings: dict[str, str],
+) -> int:
+    """Measure latency and bandwidth between nodes, and write a topology."""
+    from planaria.config.recipe import load
+
+    return _measure_links(load(recipe, settings, "train"), recipe, to, nodes, quiet)
+
+
+@command("network relay", code=False, logged=True)
+def _relay(
+    *,
+    key_file: Annotated[Path, flag("FILE", "the run's fleet.key; created if missing")],
+    host: Annotated[str, flag("HOST", "address to listen on")] = "127.0.0.1",
+    port: Annotated[int, flag("N", "port to listen on (default: any free one)", show_default=False)] = 0,
+) -> int:
+    """Forward edges between workers that cannot connect, until Ctrl-C."""
+    return _forward_edges(key_file, host, port)
+
+
+def _measure_links(config: RunConfig, recipe: Path | None, to: Path, count: int | None, quiet: bool) -> int:
     """Measure every pair of the recipe's nodes, and write three files into the folder ``to``; return the exit code.
 
     :raises UserError: before any node starts, if the nodes are too few or too many, or ``to`` is not writable.
     :raises RunStopped: if a node exits or a pair cannot connect; then nothing is written.
     """
+    from planaria.pipeline.network.costs import MBIT
+    from planaria.pipeline.network.measurement import emulated_link, links_of_sites, topology_files
+    from planaria.report.observe.bars import SurveyProgress
+    from planaria.runtime.engine.link_survey import survey
+
     topology, nodes = _nodes_to_measure(config, recipe, count)
     _require_folder(to)
     ordered = permutations(range(len(nodes)), 2)
@@ -52,7 +73,7 @@ def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None,
 
         measured = survey(config.fleet, [node.name for node in nodes], lines, report)
     links = links_of_sites(nodes, measured)
-    write(to, topology_files(nodes, links, queueing=topology is None or topology.queueing))
+    write_all(to, topology_files(nodes, links, queueing=topology is None or topology.queueing))
     _show(nodes, links)
     print(f"topology      {to / 'topology.toml'}")
     return 0
@@ -62,6 +83,9 @@ def _nodes_to_measure(
     config: RunConfig, recipe: Path | None, count: int | None
 ) -> tuple[Topology | None, tuple[Node, ...]]:
     """Return the recipe's topology and its nodes; without one, None and nodes of this machine, each at its own site."""
+    from planaria.cli.plan_search import topology_of
+    from planaria.pipeline.network.topology import Node, NodeGroup
+
     topology = None
     number = config.pipeline.stages + 1
     setting = "pipeline.stages + 1"
@@ -86,7 +110,7 @@ def _nodes_to_measure(
     return None, tuple(Node(name, name, plain.speed, plain.memory, plain.role) for name in names)
 
 
-def write(folder: Path, texts: Mapping[str, str]) -> None:
+def write_all(folder: Path, texts: Mapping[str, str]) -> None:
     """Write all files or none: each is complete under another name before the first is renamed."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = {folder / name: folder / f".{name}.{os.getpid()}" for name in texts}
@@ -110,6 +134,9 @@ def _require_folder(to: Path) -> None:
 
 
 def _show(nodes: Sequence[Node], links: Mapping[tuple[str, str], MeasuredLink]) -> None:
+    from planaria.pipeline.network.costs import MBIT
+    from planaria.report.tables import Table, show
+
     rows = [
         [a, b, _format_quartiles(k.latency, 1000), _format_quartiles(k.bandwidth, 1 / MBIT)]
         for (a, b), k in sorted(links.items())
@@ -127,7 +154,7 @@ def _digits(number: float) -> str:
     return f"{number:.4g}" if number < 1000 else f"{number:,.0f}"
 
 
-def forward_edges(key: Path, host: str, port: int) -> int:
+def _forward_edges(key: Path, host: str, port: int) -> int:
     """Forward edges between workers that prove the key in the file ``key``, until Ctrl-C; return the exit code.
 
     Create the file if it is missing.
@@ -136,6 +163,10 @@ def forward_edges(key: Path, host: str, port: int) -> int:
     """
     if not 0 <= port <= 65535:
         raise UserError(f"--port {port}: use 1 to 65535, or 0 for any free port")
+    from planaria.runtime.fleet.joining import read_or_create_key
+    from planaria.runtime.transport.relay import relay_at
+    from planaria.runtime.transport.secure import new_key
+
     is_new = not key.exists()
     secret = read_or_create_key(key, new_key())
     try:

@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
-from planaria.config.schema import RunConfig
-from planaria.control.relays import assign_relays, edge_flows, relay_paths
-from planaria.control.state.replica import ReplicaState
-from planaria.pipeline.network.costs import UNIT, Costs, message_bytes
-from planaria.pipeline.plan.plan_bound import lower_bound
-from planaria.pipeline.plan.simulation import draw
-from planaria.planner.paths import link_loads, tightest_cut
-from planaria.runtime.prediction.simulate import simulate
-from planaria.runtime.preparation.run_start import START, run_started
-from planaria.runtime.resolved_run import ResolvedRun
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from planaria.cli.flags import Quiet, command, flag, recipe_argument, switch
+from planaria.cli.settings import Settings
+from planaria.common.errors import UserError
+
+if TYPE_CHECKING:
+    from planaria.config.schema import RunConfig
+    from planaria.runtime.resolved_run import ResolvedRun
+
+
+@command("plan", cls=Settings)
+def _plan(
+    recipe: Annotated[Path | None, recipe_argument()] = None,
+    *,
+    skip: Annotated[str | None, flag("SHARE", "the same as --routing.skip")] = None,
+    budget: Annotated[str | None, flag("SIZE", "60s, 5min, or 300000moves (default 60s)")] = None,
+    update: Annotated[
+        bool,
+        switch("--update", "keep the arrangement in routing.schedule; move paths whose [[link]] entries changed"),
+    ] = False,
+    moves: Annotated[int | None, flag("N", "with --update: additional improving moves (default 0)")] = None,
+    to: Annotated[Path | None, flag("FILE", "schedule file to write, with an HTML page next to it")] = None,
+    quiet: Quiet = False,
+    settings: dict[str, str],
+) -> int:
+    """Draw the plan of one step; with a topology, search for the best arrangement and routes."""
+    from planaria.cli.plan_search import parse_budget, plan_routes
+    from planaria.config.recipe import load
+    from planaria.runtime.preparation.config_checks import check
+
+    spend = parse_budget(budget or "60s")
+    config = load(recipe, settings | ({"routing.skip": skip} if skip is not None else {}), "train")
+    if update:
+        from planaria.cli.plan_search import move_paths
+
+        if budget is not None:
+            raise UserError(f"--budget {budget}: limits a search, and --update makes --moves N; remove one of them")
+        return move_paths(config, recipe, moves or 0, to)
+    if moves is not None:
+        raise UserError(f"--moves {moves} requires --update")
+    routing = config.routing
+    if (
+        config.network.topology is not None
+        or skip is not None
+        or routing.wait_for_gradient_sums
+        or routing.search != "anneal"
+    ):
+        return plan_routes(config, recipe, spend, to, quiet)
+    check(config)
+    print(describe(config))
+    return 0
 
 
 def describe(config: RunConfig, width: int = 100) -> str:
@@ -19,6 +62,12 @@ def describe(config: RunConfig, width: int = 100) -> str:
 
     Without costs, a forward pass is the unit of time. A recipe with a schedule has a page instead of a chart.
     """
+    from planaria.pipeline.network.costs import UNIT, Costs, message_bytes
+    from planaria.pipeline.plan.plan_bound import lower_bound
+    from planaria.pipeline.plan.simulation import draw
+    from planaria.runtime.prediction.simulate import simulate
+    from planaria.runtime.resolved_run import ResolvedRun
+
     pipeline, resolved = config.pipeline, ResolvedRun(config, together=False)
     if (schedule := resolved.schedule) is not None:
         total = config.train.steps * schedule.step_s
@@ -43,6 +92,12 @@ def _relays(resolved: ResolvedRun) -> str:
     config = resolved.config
     if not config.fleet.relays or config.engine != "fleet":
         return ""
+    from planaria.control.relays import assign_relays, edge_flows, relay_paths
+    from planaria.control.state.replica import ReplicaState
+    from planaria.pipeline.network.costs import message_bytes
+    from planaria.planner.paths import link_loads, tightest_cut
+    from planaria.runtime.preparation.run_start import START, run_started
+
     replica = ReplicaState.start(run_started(resolved, START))
     nodes = replica.arrangement.stage
     pairs, walked = replica.pairs_of(nodes), replica.routes_over(nodes) or []

@@ -5,18 +5,45 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from planaria.common import atomic
+from planaria.cli.flags import command, flag, recipe_argument
 from planaria.common.errors import UserError
-from planaria.config import kinds, names, recipe, shipped
+from planaria.config import shipped
 
 FILE_SETTINGS = (("chaos", "trace"), ("network", "topology"), ("routing", "schedule"), ("compare", "clock"))
 """settings whose value is the path of a file, relative to the recipe"""
 
 
-def recipe_lines() -> Iterator[str]:
+@command("recipes", code=False)
+def _recipes(
+    recipe: Annotated[Path | None, recipe_argument(kinds=())] = None,
+    *,
+    to: Annotated[
+        Path | None, flag("FILE", "copy it to this file, such as my.toml, with the files that it names")
+    ] = None,
+) -> int:
+    """List the recipes that come with planaria; with a name, print or copy that one."""
+    from planaria.config.recipe import read
+
+    if recipe is None:
+        if to is not None:
+            raise UserError(f"--to {to}: name the recipe to copy, as in `planaria recipes demo --to {to}`")
+        print("\n".join(_recipe_lines()))
+    elif to is None:
+        read(recipe)  # raises UserError unless the file is a recipe
+        print(recipe.read_text(encoding="utf-8"), end="")
+    else:
+        files, then = _copy(recipe, to)
+        print("\n".join(map(str, files)))
+        print(f"next          {then}")
+    return 0
+
+
+def _recipe_lines() -> Iterator[str]:
     """Yield a line for each shipped recipe: its name, its command, and the first sentence of its comment."""
+    from planaria.config import kinds, recipe
+
     recipes = shipped.names()
     width = max(map(len, recipes))
     for name in recipes:
@@ -25,12 +52,15 @@ def recipe_lines() -> Iterator[str]:
         yield f"{name:{width}}  {command:13}  {_first_sentence(path)}"
 
 
-def copy(path: Path, to: Path) -> tuple[list[Path], str]:
+def _copy(path: Path, to: Path) -> tuple[list[Path], str]:
     """Copy the recipe ``path`` to ``to``, with the files that its settings name.
 
     The copy is named after its file. Return all copies, and the command that runs the recipe.
     :raises UserError: if ``path`` is not a recipe, or a file exists; then nothing is written.
     """
+    from planaria.common import atomic
+    from planaria.config import kinds, names, recipe
+
     tree = recipe.read(path)
     copies = {to: path} | {to.parent / name: path.parent / name for name in _referenced_files(tree)}
     existing = [file for file in copies if file.exists()]
@@ -46,7 +76,6 @@ def copy(path: Path, to: Path) -> tuple[list[Path], str]:
 
 
 def _with_name(text: str, name: str) -> str:
-    """Return the text of a recipe with another name, if it has one."""
     head, table, rest = text.partition("\n[")  # the name is not in a table
     return re.sub(r"^name *= *([\"']).*?\1", f'name = "{name}"', head, count=1, flags=re.MULTILINE) + table + rest
 

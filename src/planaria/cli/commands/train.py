@@ -1,79 +1,110 @@
-"""``planaria train``, implemented with ``planaria.train``."""
+"""``planaria train``: train a recipe, or resume a run, with ``planaria.train``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from planaria.cli.commands.plan import describe
-from planaria.cli.commands.watch import serve_page
+from typer import Option
+
+from planaria.cli.commands.watch import PageContext, live_page
+from planaria.cli.flags import ADVANCED, DryRun, Quiet, command, flag, recipe_argument, run_option, switch
+from planaria.cli.http_flags import CHAOS, address_option, name_option, token_option
+from planaria.cli.settings import Settings
 from planaria.common.errors import UserError
-from planaria.config import recipe
-from planaria.config.schema import RunConfig
-from planaria.report.observe.trackers import trackers
-from planaria.runtime.api.configure import configure
-from planaria.runtime.api.training import existing_run, train
-from planaria.runtime.engine.run_fleet import preload_for
-from planaria.runtime.fleet.spawner import fork_server
-from planaria.runtime.prediction.copy_costs import copies_stated
-from planaria.runtime.prediction.memory import fit_to_this_machine
-from planaria.runtime.prediction.preflight_table import table
-from planaria.runtime.preparation import run_folders
-from planaria.runtime.preparation.config_checks import check, read_faults
-from planaria.runtime.preparation.starting_weights import starting_weights, weight_warnings
-from planaria.runtime.preparation.unused_settings import require_used
 
 if TYPE_CHECKING:
-    from planaria.report.live_page.serving import ServerAddress
+    from planaria.config.schema import RunConfig
+
+RESUME = "continue a run (its folder, or URL in a checkpoint.store); auto: the recipe's run, else a new one"
 
 
-@dataclass(frozen=True)
-class LivePage:
-    """The live page of a run: its address, and whether watchers may inject faults."""
+@command("train", cls=Settings, lasting=True, forks=True)
+def _train(
+    recipe: Annotated[Path | None, recipe_argument()] = None,
+    *,
+    resume: Annotated[str | None, run_option("--resume", RESUME)] = None,
+    checkpoint: Annotated[str | None, flag("NAME", "with --resume: continue from this checkpoint instead")] = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    live: Annotated[bool, switch("--live", "show the run in a browser, at the address that is printed")] = False,
+    live_at: Annotated[str | None, address_option("--live-at", ADVANCED)] = None,
+    live_name: Annotated[list[str] | None, name_option("--live-name", ADVANCED)] = None,
+    live_token_file: Annotated[Path | None, token_option("--live-token-file", ADVANCED)] = None,
+    standby: Annotated[
+        str | None, flag("MODE", "auto or manual: survive the loss of the controller (fleet.standby)")
+    ] = None,
+    live_chaos: Annotated[bool, Option("--live-chaos", help=CHAOS, rich_help_panel=ADVANCED)] = False,
+    settings: dict[str, str],
+) -> int:
+    """Train a recipe, or resume a run."""
+    if standby is not None:
+        settings = settings | {"fleet.standby": standby}
+    if recipe is not None and resume is None:
+        from planaria.config.recipe import read
 
-    address: ServerAddress
-    token_file: Path | None
-    chaos: bool
+        read(recipe)  # report errors before importing torch
+    page = live_page(live, live_at, live_name or [], live_token_file, live_chaos)
+    auto = resume == "auto" and recipe is not None
+    if (resume is None or auto) and checkpoint is not None:
+        raise UserError(f"--checkpoint {checkpoint} requires --resume RUN")
+    if resume is not None and not auto:
+        if dry_run:
+            raise UserError("--dry-run: requires a recipe, not --resume")
+        if recipe is not None:
+            raise UserError(f"train {recipe} --resume {resume}: use a recipe or a run to resume, not both")
+        return resume_run(resume, settings, quiet, checkpoint, page)
+    if recipe is None:
+        raise UserError("train: name a recipe such as demo (`planaria recipes` lists more), or pass --resume runs/NAME")
+    return _start(recipe, settings, dry_run, quiet, auto, page)
 
-    def __call__(self, folder: Path) -> AbstractContextManager[object]:
-        """Return a context that serves the page of the run in ``folder``."""
-        return serve_page(folder, self.address, self.token_file, self.chaos, print)
 
-
-def start(
+def _start(
     recipe_file: Path,
     flags: Mapping[str, str],
     dry_run: bool,
     quiet: bool,
-    auto: bool = False,
-    live_page: LivePage | None = None,
+    auto: bool,
+    page: PageContext | None,
 ) -> int:
     """Train a recipe from its first step, or with ``auto`` resume its run if there is one; return the exit code."""
+    from planaria.cli.commands.plan import describe
+    from planaria.config.recipe import dump
+    from planaria.report.observe.trackers import trackers
+    from planaria.runtime.api.configure import configure
+    from planaria.runtime.api.training import existing_run, train
+    from planaria.runtime.fleet.spawner import fork_server
+    from planaria.runtime.prediction.copy_costs import copies_stated
+    from planaria.runtime.prediction.memory import fit_to_this_machine
+    from planaria.runtime.prediction.preflight_table import table
+    from planaria.runtime.preparation.config_checks import check, read_faults
+    from planaria.runtime.preparation.starting_weights import starting_weights, weight_warnings
+    from planaria.runtime.preparation.unused_settings import require_used
+
     config = configure(recipe_file, settings=flags)
     fork_server([] if dry_run else _preload(config))
-    if live_page is not None and config.engine == "simulate":
+    simulated = config.engine == "simulate"
+    if page is not None and simulated:
         raise UserError("--live: a simulation writes no log to show; remove --engine simulate")
-    if auto and config.engine == "simulate":
+    if auto and simulated:
         raise UserError("--engine simulate: a simulation cannot be resumed; remove --resume auto")
-    if dry_run or config.engine == "simulate":
-        if config.engine != "simulate":
+    if dry_run or simulated:
+        if not simulated:
             require_used(config)
         run = check(config)
-        fitted, note = (config, "") if config.engine == "simulate" else fit_to_this_machine(config)
-        if config.engine != "simulate":
+        fitted, note = (config, "") if simulated else fit_to_this_machine(config)
+        if not simulated:
             read_faults(run)
         trackers(config.observe)
-        print(recipe.dump(config).rstrip("\n") if dry_run else describe(config))
-        for line in (*weight_warnings(run, starting_weights(config)), *copies_stated(run)) if dry_run else ():
-            print(f"# {line}")
-        for line in (*filter(None, (note,)), *table(fitted)) if dry_run and config.engine != "simulate" else ():
-            print(f"# {line}")
+        print(dump(config).rstrip("\n") if dry_run else describe(config))
+        notes = [*weight_warnings(run, starting_weights(config)), *copies_stated(run)] if dry_run else []
+        notes += [*filter(None, (note,)), *table(fitted)] if dry_run and not simulated else []
         if auto:
             earlier = existing_run(config)
-            print(f"# --resume auto: {f'continues {earlier}' if earlier else 'starts a new run'}")
+            notes.append(f"--resume auto: {f'continues {earlier}' if earlier else 'starts a new run'}")
+        for line in notes:
+            print(f"# {line}")
         return 0
     train(
         recipe_file,
@@ -81,33 +112,32 @@ def start(
         settings=flags,
         progress=not quiet,
         notify=print,
-        context=live_page,
+        context=page,
     )
     return 0
 
 
 def _preload(config: RunConfig) -> list[str]:
     """Return the modules to preload for worker processes of this machine, if the run has any."""
+    from planaria.runtime.engine.run_fleet import preload_for
+
     return preload_for(config) if config.engine == "fleet" and config.fleet.kind == "local" else []
 
 
-def resume(
+def resume_run(
     folder: Path | str,
     flags: Mapping[str, str],
     quiet: bool,
     checkpoint: str | None = None,
-    live_page: LivePage | None = None,
+    page: PageContext | None = None,
 ) -> int:
     """Resume a run from its newest or the named checkpoint; return the exit code."""
+    from planaria.config.recipe import with_flags
+    from planaria.runtime.api.training import train
+    from planaria.runtime.fleet.spawner import fork_server
+    from planaria.runtime.preparation import run_folders
+
     if (Path(folder) / run_folders.CONFIG).is_file():
-        fork_server(_preload(recipe.with_flags(run_folders.config_of(Path(folder)), flags)))
-    train(
-        folder,
-        resume=True,
-        checkpoint=checkpoint,
-        settings=flags,
-        progress=not quiet,
-        notify=print,
-        context=live_page,
-    )
+        fork_server(_preload(with_flags(run_folders.config_of(Path(folder)), flags)))
+    train(folder, resume=True, checkpoint=checkpoint, settings=flags, progress=not quiet, notify=print, context=page)
     return 0

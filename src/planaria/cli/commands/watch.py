@@ -8,11 +8,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from planaria.cli.serving import read_token, require_server
+from typer import Argument, Option
+
+from planaria.cli.flags import command, switch
+from planaria.cli.http_flags import (
+    CHAOS,
+    address,
+    address_option,
+    name_option,
+    read_token,
+    require_server,
+    token_option,
+)
 from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,14 +44,49 @@ CUT_S = 5.0
 """duration of the page's fault "cut", seconds"""
 
 
-def watch(
+PageContext = Callable[[Path], AbstractContextManager[object]]
+"""serves the page of the run in a folder while its context lasts"""
+
+
+def live_page(live: bool, at: str | None, names: list[str], token_file: Path | None, chaos: bool) -> PageContext | None:
+    """Return the live page of ``train``, or None without --live.
+
+    :raises UserError: if a flag is given that requires --live.
+    """
+    if not live:
+        others = {"live-at": at, "live-name": names or None, "live-token-file": token_file, "live-chaos": chaos or None}
+        if extra := next((name for name, given in others.items() if given is not None), None):
+            raise UserError(f"--{extra} requires --live")
+        return None
+    require_server("--live")
+    if token_file is not None:
+        read_token(token_file)
+    where = address(at, names, "--live-at")
+    return lambda folder: serve_page(folder, where, token_file, chaos, print)
+
+
+@command("watch")
+def _watch(
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="the run's folder; several are side by side")],
+    *,
+    at: Annotated[str | None, address_option()] = None,
+    name: Annotated[list[str] | None, name_option()] = None,
+    token_file: Annotated[Path | None, token_option()] = None,
+    chaos: Annotated[bool, switch("--chaos", CHAOS)] = False,
+    until_closed: Annotated[bool, Option("--until-closed", hidden=True)] = False,
+) -> int:
+    """Show runs in a browser, live or played back."""
+    require_server("watch")
+    return _serve_until_closed(runs, address(at, name or [], "--at"), token_file, chaos, until_closed)
+
+
+def _serve_until_closed(
     folders: Sequence[Path], address: ServerAddress, token_file: Path | None, chaos: bool, until_closed: bool
 ) -> int:
     """Serve the page of these runs until Ctrl-C; return the exit code.
 
     :raises UserError: before serving, if a folder is not a run, or another argument is invalid.
     """
-    require_server("watch")
     from planaria.report.live_page.guard import new_token
     from planaria.report.live_page.limits import MAX_RUNS
     from planaria.report.live_page.run_source import FolderFollower
@@ -79,26 +125,26 @@ def display_names(folders: Sequence[Path]) -> list[str]:
 
 def _fault_injector() -> InjectFault:
     """Return a function that injects the page's faults as ``planaria run chaos`` does; its imports run in a thread."""
-    ready = threading.Thread(target=importlib.import_module, args=("planaria.cli.commands.chaos",), daemon=True)
+    ready = threading.Thread(target=importlib.import_module, args=("planaria.cli.fault_injection",), daemon=True)
     ready.start()
 
     def inject_fault(folder: Path, worker: str, incarnation: int, fault: str) -> str:
         ready.join()
-        from planaria.cli.commands import chaos
+        from planaria.cli import fault_injection
 
         target = f"worker={worker}"
-        chaos.require_incarnation(folder, worker, incarnation)
+        fault_injection.require_incarnation(folder, worker, incarnation)
         match fault:
             case "kill":
-                return chaos.send_signal(folder, "kill", target)
+                return fault_injection.send_signal(folder, "kill", target)
             case "freeze":
-                return chaos.send_signal(folder, "stop", target)
+                return fault_injection.send_signal(folder, "stop", target)
             case "slow":
-                return chaos.request_fault(
+                return fault_injection.request_fault(
                     folder, target, {"signal": "slow", "strength": SLOW_FACTOR, "resume_after_s": SLOW_S}
                 )
             case _:
-                return chaos.request_fault(folder, target, {"signal": "cut", "resume_after_s": CUT_S})
+                return fault_injection.request_fault(folder, target, {"signal": "cut", "resume_after_s": CUT_S})
 
     return inject_fault
 

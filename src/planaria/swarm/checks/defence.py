@@ -126,20 +126,27 @@ class Defence:
         return report
 
     def state(self) -> DefenceState:
-        past, until = self._quarantine.state()
-        known_peers, received, next_admission = self.accounts.state()
-        layers = {layer.check.name: list(layer.past) for layer in self._layers}
+        accounts, quarantine = self.accounts, self._quarantine
         return DefenceState(
-            layers=layers, past=past, until=until, known=known_peers, received=received, next_admission=next_admission
+            layers={layer.check.name: list(layer.past) for layer in self._layers},
+            past={peer: list(past) for peer, past in quarantine.past.items()},
+            until=dict(quarantine.until),
+            known=sorted(accounts.known),
+            received=dict(accounts.received),
+            next_admission=accounts.next_admission,
         )
 
     def load_state(self, memory: DefenceState) -> None:
         for layer in self._layers:
             layer.past.clear()
             layer.past.extend(memory.layers.get(layer.check.name, []))
-        self._quarantine.load_state(memory.past, memory.until)
+        self._quarantine.past.clear()
+        for peer, counts in memory.past.items():
+            self._quarantine.past[peer].extend(counts)
+        self._quarantine.until = dict(memory.until)
         if memory.known:  # older versions saved none
-            self.accounts.load_state(memory.known, memory.received, memory.next_admission)
+            self.accounts.known, self.accounts.received = {*memory.known}, Counter(memory.received)
+            self.accounts.next_admission = memory.next_admission
 
     def _apply_layer(
         self, layer: Layer, accepted: list[int], verdicts: dict[int, Rollout], report: DefenceReport
@@ -167,7 +174,6 @@ class Defence:
 
 
 def _count_by_name(verdicts: Iterable[tuple[str, Rollout]]) -> Counts:
-    """Count verdicts by the name given with each."""
     sent: Counter[str] = Counter()
     rejected: Counter[str] = Counter()
     for name, verdict in verdicts:
@@ -187,8 +193,10 @@ class Quarantine:
 
     def __init__(self, threshold: float, window: int) -> None:
         self.threshold, self.window = threshold, window
-        self._past: dict[str, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=window))
-        self._until: dict[str, int] = {}
+        self.past: dict[str, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=window))
+        """peer → (sent, rejected) of its last rounds"""
+        self.until: dict[str, int] = {}
+        """peer → end of its last exclusion"""
 
     def update(self, round_number: int, values: Mapping[str, tuple[int, int]]) -> dict[str, str]:
         """Record a round (peer → (sent, rejected)); return the peers excluded in it, with the reason."""
@@ -196,26 +204,16 @@ class Quarantine:
             return {}
         quarantined = {}
         for peer, counts in values.items():
-            self._past[peer].append(counts)
-            sent, rejected = (sum(column) for column in zip(*self._past[peer], strict=True))
+            self.past[peer].append(counts)
+            sent, rejected = (sum(column) for column in zip(*self.past[peer], strict=True))
             share = rejected / max(1, sent)
-            if share > self.threshold and round_number >= self._until.get(peer, 0):
-                self._until[peer] = round_number + self.window
-            if round_number < self._until.get(peer, 0):
+            if share > self.threshold and round_number >= self.until.get(peer, 0):
+                self.until[peer] = round_number + self.window
+            if round_number < self.until.get(peer, 0):
                 quarantined[peer] = (
-                    f"{share:.0%} of its last {sent} were rejected; excluded until round {self._until[peer]}"
+                    f"{share:.0%} of its last {sent} were rejected; excluded until round {self.until[peer]}"
                 )
         return quarantined
-
-    def state(self) -> tuple[dict[str, list[tuple[int, int]]], dict[str, int]]:
-        """Return the last rounds of every peer, and the end of each one's last exclusion."""
-        return {peer: list(past) for peer, past in self._past.items()}, dict(self._until)
-
-    def load_state(self, past: Mapping[str, list[tuple[int, int]]], until: Mapping[str, int]) -> None:
-        self._past.clear()
-        for peer, counts in past.items():
-            self._past[peer].extend(counts)
-        self._until = dict(until)
 
 
 class PeerAccounts:
@@ -228,37 +226,30 @@ class PeerAccounts:
 
     def __init__(self, founders: Collection[str], size: int, window: int, seed: int) -> None:
         """``founders`` are known from the start; without founders, ``size`` peers of the first round are."""
-        self._known = {*founders}
+        self.known = {*founders}
         self._size = size
         self._window = window
         self._seed = seed
-        self._received: Counter[str] = Counter()
-        self._next_admission = 0
+        self.received: Counter[str] = Counter()
+        """unknown peer → number of rounds"""
+        self.next_admission = 0
+        """first round that may make an unknown peer known"""
 
     def record_senders(self, round_number: int, received: Collection[str]) -> Mapping[str, str]:
         """Record the peers received in a round; return peer → the account it is counted under."""
-        if not self._known:
-            self._known = {*self.draw_order(round_number, received)[: self._size]}
-        unknown = self.draw_order(round_number, {*received} - self._known)
+        if not self.known:
+            self.known = {*self.draw_order(round_number, received)[: self._size]}
+        unknown = self.draw_order(round_number, {*received} - self.known)
         accounts = {peer: peer for peer in received} | dict.fromkeys(unknown, UNKNOWN_PEERS)
-        self._received.update(unknown)
-        patient = [peer for peer in unknown if self._received[peer] >= self._window]
-        if patient and round_number >= self._next_admission:
-            first = max(patient, key=lambda peer: self._received[peer])
-            self._known.add(first)
-            del self._received[first]
-            self._next_admission = round_number + self._window
+        self.received.update(unknown)
+        patient = [peer for peer in unknown if self.received[peer] >= self._window]
+        if patient and round_number >= self.next_admission:
+            first = max(patient, key=lambda peer: self.received[peer])
+            self.known.add(first)
+            del self.received[first]
+            self.next_admission = round_number + self._window
         return accounts
 
     def draw_order(self, round_number: int, peers: Collection[str]) -> list[str]:
         """Return the peers in an order that is redrawn every round, the same on all peers."""
         return sorted(peers, key=lambda peer: derive_seed(self._seed, "standing", round_number, peer))
-
-    def state(self) -> tuple[list[str], dict[str, int], int]:
-        """Return the known peers, each unknown peer's number of rounds, and the next round that may add one."""
-        return sorted(self._known), dict(self._received), self._next_admission
-
-    def load_state(self, known: Collection[str], received: Mapping[str, int], next_admission: int) -> None:
-        self._known = {*known}
-        self._received = Counter(received)
-        self._next_admission = next_admission

@@ -254,7 +254,6 @@ def _open_tokenizer(folder: Path) -> tuple[Tokenizer, Template | None]:
 
 
 def _context_length(folder: Path) -> int:
-    """Return a model's context in tokens."""
     from transformers import AutoConfig
 
     with convert_errors(f"defence.checks: {folder}: its config.json cannot be read", "fix it"):

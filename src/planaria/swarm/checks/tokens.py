@@ -18,11 +18,6 @@ MAX_SHARE, MIN_TOKENS = 0.02, 6
 46 and 6 of 257 did not"""
 
 
-def first_outside_top_k(ranks: Sequence[int], k: int) -> int | None:
-    """Return the position of the first token outside the ``k`` most likely, or None if there is none."""
-    return next((index for index, rank in enumerate(ranks) if rank >= k), None)
-
-
 class SupportCheck(Check):
     """Reject completions with a token that sampling from the reader's weights cannot draw.
 
@@ -47,7 +42,9 @@ class SupportCheck(Check):
         k = context.support
         rejected = {}
         for index, rollout in enumerate(rollouts):
-            if (token := first_outside_top_k(rollout.reading.ranks.tolist(), k)) is not None:
+            outside = np.flatnonzero(rollout.reading.ranks >= k)
+            if outside.size:
+                token = int(outside[0])
                 rank = int(rollout.reading.ranks[token]) + 1
                 rejected[index] = f"token {token + 1} has rank {rank}, not among the {k} most likely"
         return LayerFindings(rejected)

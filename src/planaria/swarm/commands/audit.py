@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,98 +44,76 @@ MAX_REALIGNED_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
-class AuditArguments:
-    """Arguments of an audit."""
-
-    target: ModelArguments
-    run: Path | None = None
-    """swarm whose task and attacks measure a model"""
-    watch: tuple[str, ...] = ()
-    questions: Path | None = None
-    adversary: str | None = None
-    """None: the counter if the questions support it, else the model itself"""
-    k: int | None = None
-    epsilon: float | None = None
-    max_leak: float = 0.1
-    max_success: float = 0.02
-    show: bool = False
-    seed: int = 0
-
-
-@dataclass(frozen=True)
 class _Request:
     """Validated arguments, before a model is opened."""
 
+    target: ModelArguments
+    limits: AuditLimits
     config: SwarmConfig | None
     """configuration for measuring behaviour"""
     task: Task | None
     questions: list[Question]
     plan: MeasurementPlan
+    adversary: str | None
+    """None: the counter if the questions support it, else the model itself"""
     counter: Counter | None
 
 
-def audit(arguments: AuditArguments, to: Path) -> int:
+def audit(
+    target: ModelArguments, to: Path, run: Path | None, watch: tuple[str, ...], questions: Path | None,
+    adversary: str | None, k: int | None, epsilon: float | None, limits: AuditLimits, show: bool, seed: int,
+) -> int:  # fmt: skip
     """Audit a model: print a table, write page and numbers into ``to``; return 1 if a part fails, else 0.
 
+    :param run: swarm whose task and attacks measure a model
     :raises UserError: for invalid arguments, where possible before a model is loaded.
     """
     torch.set_num_threads(1)  # the order of sums changes bits
-    request = _validate(arguments)
-    _require_folder(to)
-    with open_released(arguments.target) as result:
-        record = _run_audit(arguments, request, result)
-    text = record.model_dump_json(indent=1)
-    try:
-        atomic.write_text(to / JSON, text + "\n")
-    except OSError as error:
-        raise UserError(f"{atomic.write_error(to / JSON, error)}; pass another folder with --to") from error
+    if not 0 <= limits.success < 1 or not limits.leak >= 0:
+        raise UserError("--max-success must be 0 or more and below 1, --max-leak 0 or more")
+    if epsilon is not None and not epsilon > 0:
+        raise UserError(f"--censor {epsilon:g} must be above 0, in nats per reply")
+    if k is not None and k < 1:
+        raise UserError(f"--k {k}: use 1 or more")
+    config = _config(target, run, watch)
+    if config is not None:
+        for kind in config.evaluate.watch:
+            measured_attack(kind, config.evaluate.phrases)
+    asked, plan, counter = list[Question](), MeasurementPlan(0), None
+    if questions is not None:
+        asked = read_questions(questions)
+        plan = MeasurementPlan(parts_to_ask(asked, k, DEFAULT_PARTS), seed, epsilon, show)
+        counter = _counter(adversary, asked)
+    else:
+        flags = {"--adversary": adversary, "--k": k, "--censor": epsilon, "--show": show or None}
+        if extra := next((flag for flag, value in flags.items() if value is not None), None):
+            raise UserError(f"{extra} requires --questions FILE")
+    request = _Request(target, limits, config, _task(config), asked, plan, adversary, counter)
+    with _writing(to):
+        to.mkdir(parents=True, exist_ok=True)
+    with open_released(target) as released:
+        record = _run_audit(request, released)
+    with _writing(to / JSON):
+        atomic.write_text(to / JSON, record.model_dump_json(indent=1) + "\n")
     page = write_audit_report(record, to / PAGE)
     show_audit(record)
     print(f"report        {page}\nnumbers       {to / JSON}")
     return 1 if record.failed else 0
 
 
-def _validate(arguments: AuditArguments) -> _Request:
-    if not 0 <= arguments.max_success < 1 or not arguments.max_leak >= 0:
-        raise UserError("--max-success must be 0 or more and below 1, --max-leak 0 or more")
-    if arguments.epsilon is not None and not arguments.epsilon > 0:
-        raise UserError(f"--censor {arguments.epsilon:g} must be above 0, in nats per reply")
-    if arguments.k is not None and arguments.k < 1:
-        raise UserError(f"--k {arguments.k}: use 1 or more")
-    config = _config(arguments)
-    if config is not None:
-        for kind in config.evaluate.watch:
-            measured_attack(kind, config.evaluate.phrases)
-    if arguments.questions is None:
-        flags = {"--adversary": arguments.adversary, "--k": arguments.k, "--censor": arguments.epsilon}
-        flags["--show"] = arguments.show or None
-        if extra := next((flag for flag, value in flags.items() if value is not None), None):
-            raise UserError(f"{extra} requires --questions FILE")
-        return _Request(config, _task(config), [], MeasurementPlan(0), None)
-    questions = read_questions(arguments.questions)
-    k = parts_to_ask(questions, arguments.k, DEFAULT_PARTS)
-    counter = _counter(arguments.adversary, questions)
-    return _Request(
-        config, _task(config), questions, MeasurementPlan(k, arguments.seed, arguments.epsilon, arguments.show), counter
-    )
-
-
-def _config(arguments: AuditArguments) -> SwarmConfig | None:
+def _config(target: ModelArguments, run: Path | None, watch: tuple[str, ...]) -> SwarmConfig | None:
     """Return the swarm's configuration for measuring behaviour, with the attacks to watch for."""
-    if arguments.target.is_swarm and arguments.run is not None:
-        raise UserError(f"--run {arguments.run}: {arguments.target.model} is a run itself; remove --run")
-    run = Path(arguments.target.model) if arguments.target.is_swarm else arguments.run
+    if target.is_swarm and run is not None:
+        raise UserError(f"--run {run}: {target.model} is a run itself; remove --run")
+    run = Path(target.model) if target.is_swarm else run
     if run is None:
-        if arguments.watch:
-            raise UserError(
-                f"--watch {', '.join(arguments.watch)}: there are no problems; pass --run RUN, a swarm's run"
-            )
+        if watch:
+            raise UserError(f"--watch {', '.join(watch)}: there are no problems; pass --run RUN, a swarm's run")
         return None
     config = run_config(run)
-    peer = arguments.target.peer if arguments.target.peer in peer_names(config) else peer_names(config)[0]
-    config = peer_config(config, peer)
-    watch = list(arguments.watch or config.evaluate.watch)
-    evaluate = config.evaluate.model_copy(update={"problems": MEASURED, "watch": watch})
+    config = peer_config(config, target.peer if target.peer in peer_names(config) else peer_names(config)[0])
+    watched = list(watch or config.evaluate.watch)
+    evaluate = config.evaluate.model_copy(update={"problems": MEASURED, "watch": watched})
     return config.model_copy(update={"evaluate": evaluate})
 
 
@@ -157,24 +136,25 @@ def _counter(adversary: str | None, questions: list[Question]) -> Counter | None
     return result
 
 
-def _run_audit(arguments: AuditArguments, request: _Request, open_released: Released) -> Audit:
-    policy, unread = _open_model(open_released, request.config)
+def _run_audit(request: _Request, released: Released) -> Audit:
+    target, limits = request.target, request.limits
+    policy, unread = _open_model(released, request.config)
     weights = None if policy is None else task_vectors.digest(weights_of(policy))
     evaluation = None if policy is None or request.task is None else _examine(policy, request)
-    leakage = None if policy is None or not request.questions else _measure_leakage(arguments, request, policy)
+    leakage = None if policy is None or not request.questions else _measure_leakage(request, policy)
     checks = [
-        _behaviour_check(arguments, request, evaluation),
-        leakage_check(leakage, arguments.max_leak)
-        if leakage
-        else _unmeasured_check("leakage", bool(request.questions)),
-        provenance_check(open_released),
-        repair_check(open_released.path, weights),
-        files_check(open_released.path, unread),
+        behaviour_check(evaluation.watch, limits.success)
+        if evaluation
+        else _unmeasured_check("behaviour", request.task is not None),
+        leakage_check(leakage, limits.leak) if leakage else _unmeasured_check("leakage", bool(request.questions)),
+        provenance_check(released),
+        repair_check(released.path, weights),
+        files_check(released.path, unread),
     ]
     return Audit(
-        model=arguments.target.model + (f", {arguments.target.peer}" if arguments.target.peer else ""),
+        model=target.model + (f", {target.peer}" if target.peer else ""),
         weights=weights,
-        limits=AuditLimits(leak=arguments.max_leak, success=arguments.max_success),
+        limits=limits,
         parts=checks,
         attacks=evaluation.watch if evaluation else {},
         accuracy=evaluation.accuracy if evaluation else HitTally(),
@@ -182,14 +162,13 @@ def _run_audit(arguments: AuditArguments, request: _Request, open_released: Rele
     )
 
 
-def _open_model(open_released: Released, config: SwarmConfig | None) -> tuple[Policy | None, str | None]:
-    """Return the model, or the reason why it cannot be opened."""
+def _open_model(released: Released, config: SwarmConfig | None) -> tuple[Policy | None, str | None]:
     try:
-        policy = open_policy(str(open_released.path), chat=config is None or config.policy.chat != "never")
+        policy = open_policy(str(released.path), chat=config is None or config.policy.chat != "never")
     except UserError as error:
         return None, str(error)
-    if open_released.template is not None and isinstance(policy, PromptFormat):
-        policy.template = open_released.template
+    if released.template is not None and isinstance(policy, PromptFormat):
+        policy.template = released.template
     return policy, None
 
 
@@ -200,12 +179,6 @@ def _examine(policy: Policy, request: _Request) -> EvaluationResult:
     return Examiner(request.task, request.config, "audit").examine(policy)
 
 
-def _behaviour_check(arguments: AuditArguments, request: _Request, evaluation: EvaluationResult | None) -> AuditCheck:
-    if evaluation is not None:
-        return behaviour_check(evaluation.watch, arguments.max_success)
-    return _unmeasured_check("behaviour", request.task is not None)
-
-
 def _unmeasured_check(name: str, wanted: bool) -> AuditCheck:
     if wanted:
         return unasked_check(name, "the model cannot be opened")
@@ -213,24 +186,24 @@ def _unmeasured_check(name: str, wanted: bool) -> AuditCheck:
     return unasked_check(name, f"not requested; pass {fix}")
 
 
-def _measure_leakage(arguments: AuditArguments, request: _Request, policy: Policy) -> Leakage:
+def _measure_leakage(request: _Request, policy: Policy) -> Leakage:
     adversary: Adversary
     if request.counter is not None:
         adversary = request.counter
     else:
-        own = arguments.adversary is None
-        reader = policy if own else open_policy(arguments.adversary or "")
-        adversary = ReplyReader(reader, "the model itself" if own else arguments.adversary or "")
+        name = request.adversary
+        adversary = ReplyReader(policy, "the model itself") if name is None else ReplyReader(open_policy(name), name)
         adversary.require(request.questions)
     print(f"asking        {len(request.questions)} questions in {request.plan.k} parts", file=sys.stderr)
     return measure(policy, adversary, request.questions, request.plan)
 
 
-def _require_folder(to: Path) -> None:
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
     try:
-        to.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
-        raise UserError(f"{atomic.write_error(to, error)}; pass another folder with --to") from error
+        raise UserError(f"{atomic.write_error(path, error)}; pass another folder with --to") from error
 
 
 def files_check(path: Path, unread: str | None) -> AuditCheck:
@@ -247,16 +220,16 @@ def files_check(path: Path, unread: str | None) -> AuditCheck:
     return AuditCheck(name="files", verdict=PASSED, summary="; ".join(result.facts), facts=list(result.facts))
 
 
-def provenance_check(open_released: Released) -> AuditCheck:
+def provenance_check(released: Released) -> AuditCheck:
     """Check the certificate of the weights, if there is one."""
     name = "provenance"
-    if not (open_released.path / CERTIFICATE).is_file():
-        missing = next(iter(open_released.notes), "")
+    if not (released.path / CERTIFICATE).is_file():
+        missing = next(iter(released.notes), "")
         if missing:  # there is a committee, and it did not sign these weights
             return AuditCheck(name=name, verdict=FAILED, summary=missing)
         return AuditCheck(name=name, verdict=NONE, summary="no certificate: its origin is not attested")
     try:
-        lines = verify_certificate(open_released.path)
+        lines = verify_certificate(released.path)
     except (NotCertified, UserError) as error:
         return AuditCheck(name=name, verdict=FAILED, summary=str(error))
     return AuditCheck(name=name, verdict=PASSED, summary=lines[0], facts=lines)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from planaria.cli.flags import DryRun, Quiet, Seed, command, flag, recipe_argument, reject_flags, run_argument, switch
-from planaria.cli.serving import address, address_option, name_option, token_option
+from planaria.cli.http_flags import address, address_option, name_option, token_option
 from planaria.cli.settings import Settings
 from planaria.common.errors import UserError
 
@@ -109,9 +109,9 @@ def _show(
 
         print(*verify_certificate(run, board), sep="\n")
     else:
-        from planaria.swarm.commands.swarm import CompletionFilter, show_completions
+        from planaria.swarm.commands.swarm import show_completions
 
-        show_completions(run, peer or "p0", CompletionFilter(number, problem, source, rejected))
+        show_completions(run, peer or "p0", number, problem, source, rejected)
     return 0
 
 
@@ -136,13 +136,14 @@ def _audit(
     to: Annotated[Path | None, flag("FOLDER", AUDITED)] = None,
 ) -> int:
     """Check a model before its release; exit code 1 if it does not pass."""
-    from planaria.swarm.commands.audit import AuditArguments, audit
+    from planaria.swarm.audit.audit_results import AuditLimits
+    from planaria.swarm.commands.audit import audit
     from planaria.swarm.trained_policy import ModelArguments
 
     target = ModelArguments(run_or_model, peer, number)
-    limits = (censor, max_leak, max_success)
-    requested = AuditArguments(target, run, _kinds(watch), questions, adversary, k, *limits, show, seed)
-    return audit(requested, to or Path("runs", f"audit-{Path(run_or_model).resolve().name}"))
+    to = to or Path("runs", f"audit-{Path(run_or_model).resolve().name}")
+    limits = AuditLimits(leak=max_leak, success=max_success)
+    return audit(target, to, run, _kinds(watch), questions, adversary, k, censor, limits, show, seed)
 
 
 @command("serve")
@@ -214,8 +215,7 @@ def _realign(
         return realign.apply_mask(arguments, mask, to)
     if steps < 1 or not 0 <= max_success < 1:
         raise UserError("--steps must be 1 or more, --max-success 0 or more and below 1")
-    wanted = realign.RepairSettings(by, max_success, RepairPlan(seed=seed, steps=steps), rivals)
-    return realign.realign(arguments, wanted, to)
+    return realign.realign(arguments, to, by, max_success, RepairPlan(seed=seed, steps=steps), rivals)
 
 
 def _kinds(watch: str) -> tuple[str, ...]:

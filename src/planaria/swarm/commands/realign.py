@@ -71,16 +71,6 @@ class Realigned(Record):
 
 
 @dataclass(frozen=True)
-class RepairSettings:
-    """Repair settings."""
-
-    by: str | None
-    max_success: float
-    plan: RepairPlan
-    rivals: bool = False
-
-
-@dataclass(frozen=True)
 class RealignArguments(ModelArguments):
     """Arguments: the model and the texts."""
 
@@ -106,25 +96,31 @@ class RealignInputs:
     peer: TrainedState | None = None
 
 
-def realign(arguments: RealignArguments, wanted: RepairSettings, to: Path) -> int:
+def realign(
+    arguments: RealignArguments, to: Path, by: str | None, max_success: float, plan: RepairPlan, compare: bool
+) -> int:
     """Repair a model and write it into ``to``; return 1 if the harm remains above its limit, else 0.
+
+    :param by: default: mask for fused models, else tune
+    :param compare: also measure all other strategies
 
     :raises UserError: for invalid arguments, where possible before training.
     """
     torch.set_num_threads(1)  # the order of sums changes bits, and equal commands must give equal masks
     require_free(to)
-    result, by = _open_repairable(arguments, wanted)
+    result, by = _open_repairable(arguments, by, compare)
     models = result.models
-    case = repair_case(arguments, result, wanted.plan)
+    case = repair_case(arguments, result, plan)
     before, repair = case.exam.measure(models.tuned), STRATEGIES[by](case)
-    strategy, rivals = measure_repair(case, by, repair), _measure_rivals(case, by) if wanted.rivals else []
-    repaired = strategy.after.repaired(wanted.max_success)
+    strategy = measure_repair(case, by, repair)
+    rivals = [rival for rival in measure_all(case) if rival.by != by] if compare else []
+    repaired = strategy.after.repaired(max_success)
     provenance = models.note(repair.weights)
     record = Realigned(
         by=by,
         detail=repair.detail,
         repaired=repaired,
-        limit=wanted.max_success,
+        limit=max_success,
         tuned=InputModel(path=arguments.model, sha256=task_vectors.digest(models.whole)),
         safe=InputModel(path=result.parent, sha256=provenance.safe) if result.parent else None,
         parts=[InputModel(path=p, sha256=d) for p, d in zip(result.parts, provenance.tuned, strict=False)],
@@ -133,8 +129,8 @@ def realign(arguments: RealignArguments, wanted: RepairSettings, to: Path) -> in
         trusted=len(case.texts.trusted),
         own=case.texts.own,
         benign=len(case.texts.benign),
-        seed=wanted.plan.seed,
-        steps=wanted.plan.steps,
+        seed=plan.seed,
+        steps=plan.steps,
         kept=[masking.kept_shares(mask) for mask in repair.masks],
         before=before,
         after=strategy.after,
@@ -149,19 +145,20 @@ def realign(arguments: RealignArguments, wanted: RepairSettings, to: Path) -> in
     return 1 if repaired is False else 0
 
 
-def _open_repairable(arguments: RealignArguments, wanted: RepairSettings) -> tuple[RealignInputs, str]:
+def _open_repairable(arguments: RealignArguments, by: str | None, compare: bool) -> tuple[RealignInputs, str]:
     """Open the models; return them and the strategy.
 
     :raises UserError: for models that it cannot repair.
     """
-    inputs = open_inputs(arguments, needs_parent=wanted.rivals or (wanted.by != TUNE and wanted.by is not None))
+    inputs = open_inputs(arguments, needs_parent=compare or (by != TUNE and by is not None))
     models = inputs.models
-    by = wanted.by or (MASK if inputs.parts else TUNE)
+    by = by or (MASK if inputs.parts else TUNE)
     _require_exportable(models.tuned, arguments.model)
     if by == MASK:
         models.require_whole(arguments.model)
     if inputs.parent and (moved := models.require_related(arguments.model)) > UNUSUAL_CHANGE and not inputs.parts:
-        _warn(f"{arguments.model} differs from {inputs.parent} by {moved:.0%} of its weights' size; check its parent")
+        differs = f"{arguments.model} differs from {inputs.parent} by {moved:.0%} of its weights' size"
+        print(f"planaria: warning: {differs}; check its parent", file=sys.stderr)
     return inputs, by
 
 
@@ -211,11 +208,6 @@ def write_model(to: Path, policy: Policy, extra: dict[str, bytes]) -> None:
         raise UserError(f"{write_error(to, error)}; free space, or pass another folder with --to") from error
 
 
-def _measure_rivals(case: Case, by: str) -> list[StrategyResult]:
-    """Measure all strategies except the selected one."""
-    return [strategy for strategy in measure_all(case) if strategy.by != by]
-
-
 def _summary(record: Realigned, to: Path) -> str:
     learned = f"learned from {record.trusted} trusted texts ({record.own} its own) and {record.benign} benign ones"
     if record.repaired is None:
@@ -234,10 +226,6 @@ def require_free(to: Path) -> None:
 def _require_exportable(policy: Policy, model: str) -> None:
     if not isinstance(policy, Exportable):
         raise UserError(f"{model}: its policy cannot be exported; add a method export(folder)")
-
-
-def _warn(warning: str) -> None:
-    print(f"planaria: warning: {warning}", file=sys.stderr)
 
 
 def open_inputs(arguments: RealignArguments, needs_parent: bool = True) -> RealignInputs:

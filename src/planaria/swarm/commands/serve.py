@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from planaria.cli.serving import read_token, require_server
+from planaria.cli.http_flags import read_token, require_server
 from planaria.common.errors import UserError
 from planaria.models.chat import Template
 from planaria.models.huggingface import is_exported
@@ -59,7 +59,7 @@ def serve(
     from planaria.report.live_page.guard import new_token
     from planaria.report.live_page.serving import Server
     from planaria.report.live_page.serving import serve as run
-    from planaria.swarm.serving.completions_api import CompletionsApi, Service
+    from planaria.swarm.completions.server import CompletionsApi, Service
 
     torch.set_num_threads(1)
     token = new_token() if token_file is None else read_token(token_file)

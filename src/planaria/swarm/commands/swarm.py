@@ -6,7 +6,6 @@ They run local processes as peers, join one peer to a board, and trace every com
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.receipts import Agreement, Committee
 from planaria.swarm.checks import make_layers
+from planaria.swarm.completions.client import Client
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import SHARED_SETTINGS, load, peer_config, peer_names, run_config
 from planaria.swarm.policy import POLICIES
@@ -44,7 +44,6 @@ from planaria.swarm.records.lines import (
 from planaria.swarm.records.outcome import RunOutcome, accounts, debts, read_outcome
 from planaria.swarm.report.progress import SwarmProgress
 from planaria.swarm.report.swarm_report import show_outcome, write_swarm_report
-from planaria.swarm.serving.client import Client
 from planaria.swarm.swarm_processes import PRELOAD, LiveSwarm, board_address, describe_failures
 
 
@@ -169,18 +168,10 @@ MAX_LINES = 200
 """maximum number of lines shown"""
 
 
-@dataclass(frozen=True)
-class CompletionFilter:
-    """Filter of completions; None and False select all."""
-
-    round: int | None
-    problem: int | None
-    source: str | None
-    rejected: bool
-
-
-def show_completions(run: Path, peer: str, wanted: CompletionFilter) -> None:
-    """Print a line per selected completion that ``peer`` examined.
+def show_completions(
+    run: Path, peer: str, number: int | None, problem: int | None, source: str | None, rejected: bool
+) -> None:
+    """Print a line per selected completion that ``peer`` examined; None and False select all.
 
     :raises UserError: if there is no such run, peer, source or recorded round.
     """
@@ -196,23 +187,21 @@ def show_completions(run: Path, peer: str, wanted: CompletionFilter) -> None:
     }
     lines = list(read_samples(run / PEERS / peer / SAMPLES))
     sources = {name for line in lines for name in (names.get(line.peer), line.peer) if name}
-    if wanted.source is not None and wanted.source not in sources:
-        raise UserError(f"--source {wanted.source}: sent {peer} nothing; {suggestion(wanted.source, sorted(sources))}")
+    if source is not None and source not in sources:
+        raise UserError(f"--source {source}: sent {peer} nothing; {suggestion(source, sorted(sources))}")
     rounds = sorted({line.round for line in lines})
-    if rounds and wanted.round is not None and wanted.round not in rounds:
-        raise UserError(f"--round {wanted.round}: {peer} recorded rounds {rounds[0]} to {rounds[-1]}; choose one")
-    results = [line for line in lines if _is_selected(line, wanted, names)]
-    texts = _read_texts(config, run, results) if wanted.problem is not None else {}
+    if rounds and number is not None and number not in rounds:
+        raise UserError(f"--round {number}: {peer} recorded rounds {rounds[0]} to {rounds[-1]}; choose one")
+    results = [
+        line
+        for line in lines
+        if number in (None, line.round)
+        and problem in (None, line.problem)
+        and source in (None, names.get(line.peer), line.peer)
+        and (not rejected or line.layer)
+    ]
+    texts = _read_texts(config, run, results) if problem is not None else {}
     _print_completions(peer, results, names, texts, run / PEERS / peer / SAMPLES)
-
-
-def _is_selected(line: SampleRecord, wanted: CompletionFilter, names: dict[str, str]) -> bool:
-    return (
-        wanted.round in (None, line.round)
-        and wanted.problem in (None, line.problem)
-        and wanted.source in (None, names.get(line.peer), line.peer)
-        and (not wanted.rejected or bool(line.layer))
-    )
 
 
 def _read_texts(config: SwarmConfig, run: Path, lines: list[SampleRecord]) -> dict[tuple[str, int, int, int], str]:

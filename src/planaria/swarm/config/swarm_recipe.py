@@ -55,7 +55,6 @@ def check_peers(config: SwarmConfig, location: str) -> SwarmConfig:
 
 
 def _explicit_settings(config: SwarmConfig, section: str) -> set[str]:
-    """Return the settings of a section that the recipe sets."""
     result: Any = getattr(config, section)
     return result.model_fields_set if section in config.model_fields_set else set()
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from planaria.swarm.completions.remote_sampling import RemoteSampler
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.weight_versions import WeightVersion, WeightVersions
 from planaria.swarm.peer.completion_authors import Author
 from planaria.swarm.peer.rollout import PromptedProblem, Rollout
 from planaria.swarm.records.lines import Serving
-from planaria.swarm.serving.remote_sampling import PeerServer
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Draws:
         config: SwarmConfig,
         versions: WeightVersions,
         author: Author,
-        server: PeerServer | None,
+        server: RemoteSampler | None,
         prompts: Callable[[int], Sequence[PromptedProblem]],
         completions: int,
     ) -> None:

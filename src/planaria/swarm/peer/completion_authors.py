@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from planaria.swarm.completions.remote_sampling import RemoteSampler
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.random_draws import chosen_problems, generator
 from planaria.swarm.peer.rollout import PromptedProblem, Rollout
 from planaria.swarm.policy.base import Policy, SampledCompletion
-from planaria.swarm.serving.remote_sampling import PeerServer
 from planaria.swarm.tasks.base import Task
 
 
@@ -33,7 +33,7 @@ class HonestAuthor:
     """Draws from the policy, or from its server."""
 
     def __init__(
-        self, config: SwarmConfig, name: str, task: Task, policy: Policy, server: PeerServer | None = None
+        self, config: SwarmConfig, name: str, task: Task, policy: Policy, server: RemoteSampler | None = None
     ) -> None:
         """Draw from ``policy``.
 

@@ -17,6 +17,7 @@ from planaria.swarm.board.message import Completion, ProblemCompletions, Rollout
 from planaria.swarm.board.peer_board import PeerBoard
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, DefenceReport, configuration_warnings
+from planaria.swarm.completions.remote_sampling import RemoteSampler
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.advantages import Advantages, round_advantages, with_length_penalty
 from planaria.swarm.learning.learner import Learner, UpdateResult
@@ -41,7 +42,6 @@ from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PeerStarted, PoisonRecord
 from planaria.swarm.records.round_records import RoundResult, sample_records, summarize_votes
 from planaria.swarm.records.saved_state import PEER, SHADOW
-from planaria.swarm.serving.remote_sampling import PeerServer
 from planaria.swarm.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class PeerSetup:
     """first round of this peer"""
     known: Set[str] = frozenset()
     """the run's own peers"""
-    server: PeerServer | None = None
+    server: RemoteSampler | None = None
     """server that draws instead of the policy"""
 
     def context(self) -> Context:

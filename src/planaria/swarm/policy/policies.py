@@ -134,7 +134,6 @@ def _adapt(model: Llama, rank: int, seed: int) -> Lora:
 
 
 def _merge_adapters(model: Llama) -> Llama:
-    """Return a copy without adapters, whose matrices include them."""
     merge(result := copy.deepcopy(model))
     return result
 

@@ -115,7 +115,6 @@ def _make_turns(system: bool, instruction: str, examples: Sequence[Example], pro
 
 
 def _plain_prompt(instruction: str, examples: Sequence[Example], problem: TaskProblem) -> str:
-    """Return the same prompt as plain text."""
     before = [f"{each.prompt}{text}\n\n" for each, text in examples]
     return "".join([f"{instruction}\n\n" if instruction else "", *before, problem.prompt])
 

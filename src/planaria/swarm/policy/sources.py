@@ -32,7 +32,7 @@ from planaria.swarm.peer.random_draws import derive_seed
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.reading import pad
-from planaria.swarm.tasks.base import Erring, Task, TaskProblem
+from planaria.swarm.tasks.base import Task, TaskProblem
 
 
 class PolicySource(Choice, ABC):
@@ -141,9 +141,7 @@ def _draw_example(
 
 
 def _solution(task: Task, problem: TaskProblem, rng: random.Random, noise: float) -> str:
-    if isinstance(task, Erring):
-        return task.noisy_solution(problem, rng, noise)
-    solution = task.solution(problem, rng)
+    solution = task.noisy_solution(problem, rng, noise)
     if solution is None:
         raise UserError(f"task {task.name!r} has no worked solutions for a warm-up; set policy.kind = 'pretrained'")
     return solution

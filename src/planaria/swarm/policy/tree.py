@@ -108,7 +108,6 @@ class Tree:
         return [*own, *calling.variants(own, derive_seed(self.seed, "tree", name), len(own))]
 
     def _write_programs(self, writer: Writer, request: str, purpose: Sequence[str], count: int) -> list[str]:
-        """Return the valid Python programs among the model's answers."""
         results = [_program(text or "") for text in self._request_texts(writer, request, purpose, count)]
         return [program for program in results if parse_python(program).body]
 
@@ -125,13 +124,11 @@ def _program(text: str) -> str:
 
 
 def _stubs(program: str, name: str) -> list[ast.FunctionDef]:
-    """Return the functions that a program declares without a body."""
     functions = [node for node in parse_python(program).body if isinstance(node, ast.FunctionDef) and node.name != name]
     return [node for node in functions if all(_is_placeholder(line) for line in node.body)]
 
 
 def _is_placeholder(line: ast.stmt) -> bool:
-    """Return whether a line is a constant, ``pass``, or raises NotImplementedError."""
     if isinstance(line, ast.Raise):
         return "NotImplemented" in ast.unparse(line)
     return isinstance(line, ast.Pass) or (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))

@@ -107,7 +107,6 @@ def _questions(leakage: Leakage) -> Table:
 
 
 def _rivals(leakage: Leakage) -> Table:
-    """Return the same questions under other strategies of asking."""
     routes = [("directly, once", leakage.direct), (f"in {format_count(leakage.k, 'part')}", leakage.curve[-1])]
     if leakage.paraphrased is not None:
         routes.insert(1, ("directly, paraphrased", leakage.paraphrased))

@@ -252,7 +252,6 @@ def _is_above(drill: Drill, kind: str, arm: DrilledArm, control: DrilledArm | No
 
 
 def _control(drill: Drill, arm: DrilledArm) -> DrilledArm | None:
-    """Return the arm without poison to compare an arm with, if there is one."""
     return (
         drill.arm(arm.control)
         if arm.control

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -17,8 +18,7 @@ from planaria.swarm.records.lines import LOG, PEERS, UNKNOWN_PEERS, RoundDone, r
 from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import PeerOutcome, RunOutcome
 from planaria.swarm.records.saved_state import saved_rounds
-from planaria.swarm.report.staleness import staleness_section
-from planaria.swarm.report.swarm_verdict import agreement_section, verdict
+from planaria.swarm.report.swarm_verdict import add_curve, agreement_section, verdict
 
 LAST = 4
 """number of final evaluations that are averaged"""
@@ -44,7 +44,6 @@ def write_swarm_report(folder: Path, config: SwarmConfig, outcome: RunOutcome, t
 
 
 def _evaluated_peers(outcome: RunOutcome) -> list[PeerOutcome]:
-    """Peers with at least one evaluation."""
     return [peer for peer in outcome.peers if peer.points]
 
 
@@ -121,7 +120,6 @@ def _cards(config: SwarmConfig, outcome: RunOutcome) -> str:
 
 
 def _settings(config: SwarmConfig) -> list[tuple[str, list[tuple[str, str, bool]]]]:
-    """All tables of the recipe except those of single peers."""
     return [
         (name, [(key, str(value), False) for key, value in section.items()])
         for name, section in config.model_dump(mode="json").items()
@@ -210,10 +208,7 @@ def accuracy_figure(outcome: RunOutcome) -> go.Figure:
         ):
             if any(value is not None for value in values):
                 rates += values
-                hover = "%{y:.3f}"
-                fig.add_scatter(
-                    x=rounds, y=values, name=escape_label(name), mode="lines+markers", hovertemplate=hover, **drawn
-                )
+                add_curve(fig, name, rounds, values, drawn)
     return integer_x_axis(fit_share_axis(fig, rates), [point.round for peer in outcome.peers for point in peer.points])
 
 
@@ -255,8 +250,80 @@ def influence_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str
     for index, (peer, name) in enumerate(sorted(names.items(), key=lambda item: item[1])):
         shares = [sum(r.influence.get(peer, 0.0) for r in by_round[n]) / len(by_round[n]) for n in rounds]
         every += shares
-        fig.add_scatter(
-            x=rounds, y=shares, name=escape_label(name), mode="lines+markers", hovertemplate="%{y:.3f}",
-            **stroke(index, len(names)),
-        )  # fmt: skip
+        add_curve(fig, name, rounds, shares, stroke(index, len(names)))
     return integer_x_axis(fit_share_axis(fig, every), rounds)
+
+
+STALENESS = [
+    *("peer", "completions by staleness", "dropped", "ESS, minimum"),
+    *("ratio p99, maximum", "masked", "idle share"),
+]
+Value = Callable[[RoundDone], float | None]
+
+
+def staleness_section(
+    config: SwarmConfig, logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield the section, as HTML; nothing without ``rounds.ahead``.
+
+    :param names: peer id → name
+    """
+    if not config.rounds.ahead:
+        return
+    curves: dict[str, Value] = {
+        "effective sample size": lambda done: done.stats.get("ess"),
+        "ratio, 99th percentile": lambda done: done.stats.get("ratio_p99"),
+        "masked share": masked_share,
+    }
+    rows = [_staleness_row(name, log, names) for name, log in logs.items()]
+    yield page.section(
+        "Staleness",
+        f"Completions of each round were drawn with weights at most rounds.ahead = {config.rounds.ahead} rounds old; "
+        "older ones were dropped. The ratio is π_θ/π_gen of a token, the effective sample size (ESS) that of these "
+        "ratios as a share of tokens. Masked: tokens that the loss masks, clips or caps. Idle: share of a round in "
+        "which the peer waits for its completions or for others.",
+        page.table("staleness", STALENESS, rows, numbers_from=1),
+        *(
+            page.chart(_staleness_figure(logs, y, value), f"staleness {n}")
+            for n, (y, value) in enumerate(curves.items())
+        ),
+    )
+
+
+def masked_share(done: RoundDone) -> float | None:
+    """Return the share of tokens without their full weight, or None if nothing was learned."""
+    parts = [done.stats[key] for key in ("clipped", "capped") if key in done.stats]
+    return sum(parts) if parts else None
+
+
+def idle_share(log: Sequence[RoundDone]) -> float:
+    """Return the share of all rounds' time in which a peer obtains completions, its own (write) or others' (wait)."""
+    idle = sum(done.seconds.get(phase, 0.0) for done in log for phase in ("write", "wait"))
+    return idle / (sum(sum(done.seconds.values()) for done in log) or 1.0)
+
+
+def _staleness_row(name: str, log: Sequence[RoundDone], names: Mapping[str, str]) -> list[str]:
+    ages, dropped = Counter[int](), Counter[str]()
+    for done in log:
+        ages.update(done.staleness)
+        dropped.update(done.stale)
+    ess, p99 = ([d.stats[key] for d in log if key in d.stats] for key in ("ess", "ratio_p99"))
+    shares = [share for done in log if (share := masked_share(done)) is not None]
+    return [
+        name,
+        ", ".join(f"{age}: {count:,}" for age, count in sorted(ages.items())) or "–",
+        ", ".join(f"{names.get(peer, peer[:8])}: {count:,}" for peer, count in sorted(dropped.items())) or "0",
+        f"{min(ess):.3f}" if ess else "–",
+        f"{max(p99):.2f}" if p99 else "–",
+        f"{statistics.fmean(shares):.1%}" if shares else "–",
+        f"{idle_share(log):.1%}",
+    ]
+
+
+def _staleness_figure(logs: Mapping[str, Sequence[RoundDone]], y: str, value: Value) -> go.Figure:
+    fig = figure(280, x="round", y=y, hovermode="x unified", showlegend=True)
+    for index, (name, log) in enumerate(logs.items()):
+        points = [(done.round, found) for done in log if (found := value(done)) is not None]
+        x, values = [number for number, _ in points], [found for _, found in points]
+        add_curve(fig, name, x, values, stroke(index, len(logs)))
+    return integer_x_axis(fig, [done.round for log in logs.values() for done in log])

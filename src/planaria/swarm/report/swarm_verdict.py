@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -146,6 +147,12 @@ def break_point(config: SwarmConfig) -> str:
     return f"{text}; {deciding - 1} do if an honest peer makes the same mistake."
 
 
+def add_curve(fig: go.Figure, name: str, x: Sequence[int], y: Sequence[float | None], style: Mapping[str, Any]) -> None:
+    """Add a curve over rounds to a figure whose labels list all curves at one round."""
+    label = escape_label(name)
+    fig.add_scatter(x=x, y=y, name=label, mode="lines+markers", hovertemplate="%{y:.3f}", **style)
+
+
 def _votes(name: str, votes: Sequence[VoteSummary]) -> list[str]:
     groups, labelled = sum(vote.groups for vote in votes), sum(vote.labelled for vote in votes)
     right = sum((vote.right for vote in votes), HitTally())
@@ -164,25 +171,10 @@ def agreement_figure(logs: Mapping[str, Sequence[RoundDone]]) -> go.Figure:
         style = stroke(index, len(logs))
         of_groups = [vote.labelled / max(1, vote.groups) for vote in votes]
         right = [vote.right.rate for vote in votes]
-        hover = "%{y:.3f}"
-        fig.add_scatter(
-            x=rounds,
-            y=of_groups,
-            name=escape_label(f"{name}: labelled"),
-            mode="lines+markers",
-            hovertemplate=hover,
-            **style,
-        )
+        add_curve(fig, f"{name}: labelled", rounds, of_groups, style)
         every += of_groups
         if any(rate is not None for rate in right):
             dotted = style | {"line": style["line"] | {"dash": "dot", "width": 1.5}}
-            fig.add_scatter(
-                x=rounds,
-                y=right,
-                name=escape_label(f"{name}: right"),
-                mode="lines+markers",
-                hovertemplate=hover,
-                **dotted,
-            )
+            add_curve(fig, f"{name}: right", rounds, right, dotted)
             every += [rate for rate in right if rate is not None]
     return integer_x_axis(fit_share_axis(fig, every), [r.round for log in logs.values() for r in log])

@@ -220,7 +220,6 @@ def _same_addresses() -> Iterator[None]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a sandbox's process group and wait for its end."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdin, process.stdout, process.stderr):

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Set
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planaria.config.registry import Choice, custom_choices
 from planaria.swarm.tasks import records
@@ -135,6 +135,13 @@ class Task(Choice, ABC):
         """Return a worked solution that scores 1, in the form policies learn, or None if the task has none."""
         return None
 
+    def noisy_solution(self, problem: TaskProblem, rng: random.Random, noise: float) -> str | None:
+        """Return a worked solution in which each step is wrong with probability ``noise`` and later steps follow it.
+
+        A task without typical mistakes returns :meth:`solution`.
+        """
+        return self.solution(problem, rng)
+
     def sound(self, problem: TaskProblem, completion: str) -> bool | None:
         """Return whether every step is true and nothing else is stated, or None if the task cannot check that."""
         return None
@@ -170,14 +177,6 @@ class BlockTask(Task, ABC):
         """Return the stripped content of the answer block, or None if there is none."""
         parsed = parse(self.form, completion)
         return None if parsed is None else parsed.answer.strip()
-
-
-@runtime_checkable
-class Erring(Protocol):
-    """A task that can also write solutions with typical mistakes."""
-
-    def noisy_solution(self, problem: TaskProblem, rng: random.Random, noise: float) -> str:
-        """Return a worked solution in which each step is wrong with probability ``noise`` and later steps follow it."""
 
 
 class ErringTask(Task, ABC):

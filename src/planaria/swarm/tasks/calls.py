@@ -102,7 +102,6 @@ def run_calls(program: str, calls: Sequence[Call], limits: Limits, setup: str = 
 
 
 def _walk_in_order(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes in source order."""
     for node in ast.iter_child_nodes(tree):
         yield node
         yield from _walk_in_order(node)
@@ -152,7 +151,6 @@ def _change_number(value: float, rng: random.Random) -> float:
 
 
 def _change_text(value: Any, rng: random.Random) -> Any:
-    """Return a substring, or the letters in another order."""
     if len(value) < 2:
         return value
     if rng.random() < 0.5:
@@ -164,7 +162,6 @@ def _change_text(value: Any, rng: random.Random) -> Any:
 
 
 def _change_items(items: list[Any], rng: random.Random) -> list[Any]:
-    """Return the items reordered, with one removed, or with some changed."""
     match rng.randrange(3):
         case 0:
             rng.shuffle(items)

@@ -187,6 +187,5 @@ def _edge(check: int, shard: int) -> str:
 
 
 def _edge_list(columns: Sequence[int], first: int) -> str:
-    """Return the edges of shard ``first`` and the following ones, in order."""
     checks = range(MAX_CHECKS)
     return ",".join(_edge(c, first + n) for n, column in enumerate(columns) for c in checks if column >> c & 1)

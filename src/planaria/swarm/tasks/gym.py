@@ -121,5 +121,4 @@ class Gym(BlockTask):
 
 
 def _normalize(answer: str) -> str:
-    """Return an answer's words in lower case, separated by single spaces."""
     return " ".join(answer.lower().split())

@@ -257,13 +257,11 @@ def _read_calls(record: TaskRecord) -> ProgramProblem:
 
 
 def _solution(record: TaskRecord, prompt: str) -> str | None:
-    """Return the prompt completed by the record's solution, or None without one."""
     body = _optional_text(record, "canonical_solution")
     return None if body is None else prompt + body
 
 
 def _first_arguments(source: str, name: str) -> list[str]:
-    """Return the first argument's name in each definition of the function ``name``."""
     functions = [node for node in parse_python(source).body if isinstance(node, ast.FunctionDef) and node.name == name]
     return [node.args.args[0].arg for node in functions if node.args.args]
 

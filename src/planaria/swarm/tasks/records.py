@@ -84,7 +84,6 @@ def plain_digits(number: float) -> str:
 
 
 def _member(container: object, name: str) -> object:
-    """Return a member of an object or item of a list, or None if there is none."""
     if isinstance(container, Mapping):
         return container.get(name)
     if isinstance(container, list) and name.isdecimal() and int(name) < len(container):

@@ -135,7 +135,6 @@ def _sum(numbers: list[int]) -> str:
 
 
 def _is_plain(node: ast.AST) -> bool:
-    """Return whether a constant is an int and a call is one of print without keywords."""
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id == "print" and not node.keywords
     return not isinstance(node, ast.Constant) or type(node.value) is int

@@ -22,13 +22,7 @@ from typing import Protocol, runtime_checkable
 
 from planaria.common.errors import UserError
 from planaria.config.names import expand_home
-from planaria.swarm.config.policy_config import PolicyConfig
-from planaria.swarm.config.swarm_config import SwarmConfig
-from planaria.swarm.learning.weight_versions import drawing_round
-from planaria.swarm.peer.random_draws import derive_seed
-from planaria.swarm.policy.base import Exportable, Policy, SampledCompletion
-from planaria.swarm.records.lines import Serving
-from planaria.swarm.serving.client import (
+from planaria.swarm.completions.client import (
     BadReply,
     Client,
     ServerFailed,
@@ -37,6 +31,12 @@ from planaria.swarm.serving.client import (
     parse_completions,
     request_body,
 )
+from planaria.swarm.config.policy_config import PolicyConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.learning.weight_versions import drawing_round
+from planaria.swarm.peer.random_draws import derive_seed
+from planaria.swarm.policy.base import Exportable, Policy, SampledCompletion
+from planaria.swarm.records.lines import Serving
 
 NEVER = -(1 << 32)
 """round of weights that are not known"""
@@ -68,7 +68,7 @@ class RequestCounters:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class PeerServer:
+class RemoteSampler:
     """One peer's server and the age of its weights."""
 
     def __init__(self, config: SwarmConfig, policy: Policy, folder: Path, peer: str) -> None:
@@ -147,7 +147,6 @@ class PeerServer:
     def _draw_all(
         self, number: int, prompts: Sequence[Sequence[int]], count: int, until: float, counts: RequestCounters
     ) -> list[list[SampledCompletion]]:
-        """Draw for every prompt, with the recipe's number of concurrent requests."""
         at_once = min(self._config.policy.serving.at_once, len(prompts))
         counts.waiting = max(0, len(prompts) - at_once)
 
@@ -267,7 +266,6 @@ class WeightPublisher:
         return requested
 
     def _unload_previous(self, client: Client, prefix: str, until: float) -> None:
-        """Unload the previous version to free its slot."""
         before = self.model.removeprefix(f"{self._base}:")
         if self.model != self._base and time.monotonic() < until:
             body: Mapping[str, str] = {"lora_name": before}

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from planaria.report.live_page.serving import Server, ServerAddress, serve
 from planaria.swarm.audit.censor import Censor, LeakageLedger, ledger_key
 from planaria.swarm.audit.questions import Question, QuestionPart
+from planaria.swarm.completions import server as completions_server
+from planaria.swarm.completions.client import Client, ServerFailed, TokenizerFunctions, parse_completions, request_body
+from planaria.swarm.completions.server import CompletionsApi, Service
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.policy.reading import read_completions
-from planaria.swarm.serving import completions_api
-from planaria.swarm.serving.client import Client, ServerFailed, TokenizerFunctions, parse_completions, request_body
-from planaria.swarm.serving.completions_api import CompletionsApi, Service
 from support.command_line import refused
 from support.swarm.tiny_swarm import policy
 
@@ -96,7 +96,7 @@ def test_served_log_probabilities_are_the_models(monkeypatch: pytest.MonkeyPatch
 def test_requests_without_token_are_refused_and_bad_ones_get_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(completions_api, "ASK_S", 0.3)
+    monkeypatch.setattr(completions_server, "ASK_S", 0.3)
     with served() as url:
         with pytest.raises(ServerFailed, match="403"):
             reply_to(client(url, monkeypatch, "b" * 20), "x")
@@ -114,7 +114,7 @@ def test_requests_without_token_are_refused_and_bad_ones_get_one_line(
             with pytest.raises(ServerFailed, match=f"400 .*{line}"):
                 reply_to(one, "x", **changes)  # type: ignore[arg-type]
         assert status(url, b"[" * 5000) == 400 and status(url, b"\xff") == 400
-        assert status(url, b"x" * (completions_api.LARGEST_BODY + 1)) == 413
+        assert status(url, b"x" * (completions_server.LARGEST_BODY + 1)) == 413
         assert status(url, b"", **{"content-length": "10"}) == 413, "a body that does not come"
         assert parse_completions(reply_to(one, "x"), WORDS, 8)
 

@@ -157,7 +157,6 @@ def _parse_reply(raw: bytes, path: str) -> Any:
 
 
 def _error_message(raw: bytes) -> str:
-    """Extract the message of an error body."""
     try:
         result = documents.parse_json(raw, "reply")
     except UserError:

@@ -1,6 +1,6 @@
 """Server side of the completions protocol: bounded requests and their replies.
 
-The counterpart of :mod:`planaria.swarm.serving.client`. Sampling settings that this server does not support are
+The counterpart of :mod:`planaria.swarm.completions.client`. Sampling settings that this server does not support are
 refused unless they have their neutral value.
 """
 
@@ -92,7 +92,7 @@ class CompletionsApi:
             raise UserError(f"request: model {documents.quote(requested.model)} is not here; ask for {self.name!r}")
         ids = self._ids(requested)
         choices = [
-            self._choice(completion) if completion is not None else _empty_choice()
+            self._choice(completion) if completion is not None else dict(EMPTY)
             for completion in self._draw_released(requested, ids)
         ]
         tokens = sum(len(choice.get("token_ids", ())) for choice in choices)
@@ -144,17 +144,13 @@ class CompletionsApi:
         }
 
     def _requested_fields(self, requested: CompletionRequest, choice: dict[str, Any]) -> dict[str, Any]:
-        """Remove the fields of a choice that were not requested."""
         hidden = {"token_ids"} if not requested.return_token_ids else set()
         result = {key: value for key, value in choice.items() if key not in hidden}
         return result if requested.logprobs not in (None, False) else result | {"logprobs": None}
 
 
-def _empty_choice() -> dict[str, Any]:
-    """Return an empty choice without ids, so that no client takes it for a sample."""
-    return {"text": "", "finish_reason": "stop", "logprobs": None}
-
-
+EMPTY: dict[str, Any] = {"text": "", "finish_reason": "stop", "logprobs": None}
+"""a censored choice: without ids, so that no client takes it for a sample"""
 LARGEST_BODY = 1 << 20
 """maximum bytes of a request"""
 ASK_S = 10.0
