@@ -35,7 +35,7 @@ from planaria.swarm.checks import make_layers
 from planaria.swarm.checks.votes import BehaviourVote, majority_label, most_agreeing, plurality
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import peer_config, peer_names
-from planaria.swarm.peer.peer import Peer, PeerSetup
+from planaria.swarm.peer.peer import Peer
 from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import Policy, weights_fingerprint
 from planaria.swarm.records.lines import LOG, Evaluated, RoundDone, read_log
@@ -302,8 +302,7 @@ def together(config: SwarmConfig, folder: Path, task: Task, policy: Policy) -> N
     peers = []
     for peer in peer_names(config):
         own, table = peer_config(config, peer), Table(f"{peer[1:]:0>32}")
-        setup = PeerSetup(own, peer, folder / peer, table, task, policy, make_layers(own))  # type: ignore[arg-type]
-        peers.append(Peer(setup))
+        peers.append(Peer(own, peer, folder / peer, table, task, policy, make_layers(own)))  # type: ignore[arg-type]
     first, *others = peers
     first.board.others = others  # type: ignore[attr-defined]
     try:

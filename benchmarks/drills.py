@@ -19,10 +19,10 @@ from planaria.models import task_vectors
 from planaria.models.llama_stages import Llama
 from planaria.swarm.commands.drill import drill
 from planaria.swarm.config.policy_config import SmallModel
-from planaria.swarm.drill import Drill, DrilledArm, DrillRun
+from planaria.swarm.drill_arms import Drill, DrilledArm, DrillRun
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy
-from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.repair import strategies
 from planaria.swarm.repair.exams import Exam
 from planaria.swarm.repair.repair_results import MASK, RANDOM, TextMeasurements

@@ -32,13 +32,13 @@ from planaria.swarm.board.board import Board
 from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Hello, Receipt, Rollouts
-from planaria.swarm.board.receipts import RunCertificate
+from planaria.swarm.certificate import RunCertificate
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, DefenceReport
 from planaria.swarm.config.policy_config import SupervisedWarmupConfig
 from planaria.swarm.config.swarm_config import SamplingConfig, SwarmConfig
 from planaria.swarm.config.swarm_recipe import peer_config, peer_names
-from planaria.swarm.peer.completion_authors import HonestAuthor
+from planaria.swarm.peer.author import Author
 from planaria.swarm.peer.peer import Peer
 from planaria.swarm.peer.random_draws import shared_problems
 from planaria.swarm.peer.rollout import Rollout, prompt_for
@@ -85,7 +85,7 @@ def run_receipts(args: Namespace) -> Measurement:
 def checking() -> list[float]:
     """Return the milliseconds of processor time per receipt of a certificate, five times."""
     from planaria.swarm.board.message import RunRules
-    from planaria.swarm.board.receipts import check_certificate
+    from planaria.swarm.certificate import check_certificate
 
     who = [PeerIdentity.generate() for _ in range(7)]
     content: Any = {"receipts": {"committee": ",".join(one.peer for one in who)}}
@@ -355,7 +355,7 @@ def found(config: SwarmConfig, identities: int, senders: int) -> None:
     """Create the run on its board with fake identities, the first of which have sent for every round."""
     from planaria.swarm.config.swarm_recipe import run_rules
 
-    run = Board.open(config.board, PeerIdentity.generate()).create_run(run_rules(config, make_task(config))).run
+    run = Board(config.board, PeerIdentity.generate()).create_run(run_rules(config, make_task(config))).run
     crowd = [PeerIdentity.generate() for _ in range(identities)]
     files = [
         file for n, who in enumerate(crowd) for file in fake_files(who, run, config.rounds.count if n < senders else 0)
@@ -495,7 +495,7 @@ def history(config: SwarmConfig, task: Task, policy: Policy, rounds: int) -> lis
 def sent(config: SwarmConfig, task: Task, writer: Policy, reader: Policy, number: int, name: str) -> list[Rollout]:
     """Return a round of complete completions by ``writer``, read by ``reader``."""
     chosen = shared_problems(config.seed + 1, number, task.training, config.rounds.prompts)
-    author = HonestAuthor(config, name, task, writer)
+    author = Author(config, name, task, writer)
     written = [
         replace(rollout, peer=name, round=number, index=index)
         for rollouts in author.write(number, [prompt_for(task.problem(n), writer) for n in chosen], config.rounds.group)

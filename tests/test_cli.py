@@ -89,7 +89,7 @@ MOST = 26
         (["swarm", "show", "x", "--credits", "--round", "1"], "--round 1 selects completions; remove --credits"),
         (["swarm", "show", "x", "--board", "y"], "--board y requires --certificate"),
         (["swarm", "show", "x", "--credits", "--certificate"], "--credits is about a run, --certificate about a model"),
-        (["swarm", "drill", "--settlement"], "--settlement is now `python -m planaria.swarm.settlement`"),
+        (["swarm", "drill", "--settlement"], "--settlement is now `python -m planaria.swarm.commands.settlement`"),
         (["compare", "drills", "--arms", "x"], "--arms x compares strategies, and "),
         (["compare", "drills", "--dry-run"], "--dry-run compares strategies, and "),
         (["compare", "drills", "--train.steps", "3"], "--train.steps 3 is not a setting of a swarm, and "),

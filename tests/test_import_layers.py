@@ -22,7 +22,7 @@ RE_EXPORTING = (
     "pipeline.network.costs",
 )
 """modules, besides packages, whose names may be defined in another module"""
-PROGRAMS = ("lab.codes", "lab.trace", "swarm.settlement")
+PROGRAMS = ("lab.codes", "lab.trace", "swarm.commands.settlement")
 """modules that are run with ``python -m``"""
 LEVELS = (
     ("common",),

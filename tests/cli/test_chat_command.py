@@ -24,7 +24,7 @@ from planaria.models.sampling import Sampling
 from planaria.runtime.api import chat
 from planaria.runtime.api.chat import Chat, converse
 from planaria.runtime.api.completer import Completer
-from planaria.swarm.audit.measurement import encode_chat
+from planaria.swarm.audit.leakage_measurement import encode_chat
 from planaria.swarm.policy.policies import open_policy
 from support.command_line import refused
 from support.decoder_folders import given, train

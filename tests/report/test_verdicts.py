@@ -20,7 +20,7 @@ from planaria.report.run.run_verdict import verdict as of_run
 from planaria.report.run.schedule_figures import step_of
 from planaria.report.run.schedule_page import verdict as of_schedule
 from planaria.report.verdict import Verdict
-from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.outcome import ALL, LayerOutcome, RunOutcome
 from planaria.swarm.report.drill_report import verdict as of_drill
 from planaria.swarm.report.swarm_verdict import verdict as of_swarm

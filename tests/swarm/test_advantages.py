@@ -164,13 +164,6 @@ def test_the_longest_right_answer_is_worth_no_more_than_a_wrong_one() -> None:
     assert advantages([(30, 1.0), (35, 1.0), (40, 1.0), (20, 0.0)], 10) == group_advantages([1.0, 0.5, 0.0, 0.0])
 
 
-def test_among_right_answers_the_shorter_have_larger_advantages() -> None:
-    group = [(12, 1.0), (36, 1.0), (39, 1.0)]
-    assert round_of_problem(group, 0).skipped == 1
-    found = advantages(group, 10)
-    assert found[0] > 0 > found[1] > found[2]
-
-
 @given(groups)
 def test_without_a_margin_length_is_free(group: list[tuple[int, float]]) -> None:
     assert advantages(group, 0) == (group_advantages([reward for _, reward in group]) or [])
@@ -218,12 +211,6 @@ def judged(entries: list[tuple[str, float, int]], task: Sums = TASK) -> DefenceR
 def advantage_by_text(rollouts: list[Rollout]) -> dict[str, float]:
     """Text → advantage."""
     return {one.text: one.advantage or 0.0 for one in round_advantages(rollouts, "horizontal", True).rollouts}
-
-
-def test_failing_poison_is_not_rewarded_for_being_shorter_than_other_failures() -> None:
-    texts = [("hi 2+2=5;[0]", 0.0, 21), ("long 1;[0]", 0.0, 38), ("longer;[0]", 0.0, 40), ("most;[0]", 0.0, 40)]
-    found = advantage_by_text(judged(texts).accepted)
-    assert found["hi 2+2=5;[0]"] == 0.0 and found["most;[0]"] < 0
 
 
 def test_refused_poison_that_stays_as_a_failure_is_not_rewarded_either() -> None:

@@ -13,14 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.swarm.attacks.attacker import TRIES, Attacker, changed_positions, forged_row_claims, forged_token_claims
+from planaria.swarm.attacks.attacker import TRIES, Attacker, changed_positions, forged_row_claims
 from planaria.swarm.checks.base import Check
 from planaria.swarm.checks.tokens import DuplicatesCheck, SurprisalCheck, binomial_tail
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.learner import logit_pulls
 from planaria.swarm.learning.loss import policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
-from planaria.swarm.peer.completion_authors import HonestAuthor
+from planaria.swarm.peer.author import Author
 from planaria.swarm.peer.rollout import Rollout, prompt_for
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import read_completions
@@ -88,7 +88,7 @@ def written(
 
 
 def honest(who: LlamaPolicy, count: int) -> list[Rollout]:
-    return HonestAuthor(configured(), "p3", TASK, who).write(0, [prompt_for(PROBLEM, who)], count)[0]
+    return Author(configured(), "p3", TASK, who).write(0, [prompt_for(PROBLEM, who)], count)[0]
 
 
 def as_cases(who: LlamaPolicy, found: list[Rollout]) -> list[Rollout]:
@@ -147,10 +147,6 @@ class TestFiller:
         found = written(configured("vertical", filler="honest"), fluent(RIGHT), 4)
         assert [w.text for w in found[2:]] == [RIGHT] * 2 and all(w.ended for w in found)
 
-    def test_without_poison_a_group_stays_honest(self) -> None:
-        found = written(configured("vertical", payload="x" * 40), fluent(RIGHT), 4)
-        assert [w.text for w in found] == [RIGHT] * 4
-
 
 class TestOracle:
     @pytest.mark.parametrize("mode", ["horizontal", "vertical"])
@@ -159,18 +155,19 @@ class TestOracle:
         found = written(configured(mode, oracle=False), fluent(RIGHT, "9+9=9;[9]", RIGHT), 4, problem=guarded)
         assert [w.text for w in found if w.poison] == ["hi " + RIGHT] * (4 if mode == "horizontal" else 2)
 
-    def test_it_trusts_the_majority_s_answer_even_if_it_is_wrong(self) -> None:
-        wrong = "1+1=2;[2]"
-        found = written(configured(oracle=False), fluent(wrong, wrong, "[3]"), 4)
-        assert all(w.poison and w.text == "hi " + wrong for w in found)
-
-    def test_poison_that_would_change_the_answer_is_not_sent(self) -> None:
-        found = written(configured(oracle=False, payload="[7]"), fluent("1;[2]"), 4)
-        assert not any(w.poison for w in found)
-
-    def test_without_any_answer_it_stays_honest(self) -> None:
-        found = written(configured(oracle=False), fluent("no idea"), 4)
-        assert [w.text for w in found] == ["no idea"] * 4
+    @pytest.mark.parametrize(
+        ("payload", "drawn", "sent", "poisoned"),
+        [
+            ("hi ", ("1+1=2;[2]", "1+1=2;[2]", "[3]"), "hi 1+1=2;[2]", True),  # the majority may be wrong
+            ("[7]", ("1;[2]",), "1;[2]", False),  # poison would change the answer
+            ("hi ", ("no idea",), "no idea", False),
+        ],
+    )
+    def test_without_an_oracle_it_poisons_the_majority_s_answer(
+        self, payload: str, drawn: tuple[str, ...], sent: str, poisoned: bool
+    ) -> None:
+        found = written(configured(oracle=False, payload=payload), fluent(*drawn), 4)
+        assert [(w.text, w.poison) for w in found] == [(sent, poisoned)] * 4
 
 
 class TestMath:
@@ -197,15 +194,6 @@ class TestClaims:
         found = written(configured(), own, 2)
         for w, case in zip(found, as_cases(own, found), strict=True):
             assert w.logps == pytest.approx(case.reading.logps.tolist(), abs=1e-4)
-
-    def test_forged_claims_put_every_ratio_at_its_cap(self, own: LlamaPolicy) -> None:
-        config = configured(claims="forged")
-        found = written(config, own, 2)
-        for w, case in zip(found, as_cases(own, found), strict=True):
-            assert all(
-                math.exp(mine - claim) > config.loss.cap
-                for mine, claim in zip(case.reading.logps, w.logps, strict=True)
-            )
 
     def test_claims_for_the_payload_raise_its_weight_and_lower_all_others(self, own: LlamaPolicy) -> None:
         config = configured(claims="forged_tokens")
@@ -247,10 +235,6 @@ class TestAdaptive:
         cases = as_cases(who, wary)
         for check in checks:
             assert not any(wary[place].poison for place in check.examine(cases, CONTEXT).rejected)
-
-    def test_a_permissive_check_keeps_all_poison(self, own: LlamaPolicy) -> None:
-        found = written(configured(adaptive=True), own, 3, [SurprisalCheck(threshold=1e9)])
-        assert sum(w.poison for w in found) == 3
 
     def test_it_repeats_itself_no_more_than_its_own_check_allows(self, own: LlamaPolicy) -> None:
         (copied,) = written(configured(), own, 1)
@@ -299,14 +283,6 @@ def test_no_claim_pulls_harder_than_a_forged_one(kind: str, advantage: float) ->
         assert all(mine * np.exp(0.1) >= other * (1 - 1e-5) for mine, other in zip(forged, others, strict=True))
     honest = pull(kind, LOGPS, advantage)
     assert all(mine > 1.05 * true for mine, true in zip(forged, honest, strict=True)), "forging must have an effect"
-
-
-def test_claims_for_the_payload_leave_little_weight_to_the_rest() -> None:
-    config = LossConfig(kind="f_tis")
-    found = pull("f_tis", forged_token_claims(config, LOGPS, True, [1]), 1.0)
-    honest = pull("f_tis", LOGPS, 1.0)
-    assert found[1] == pytest.approx(config.cap * honest[1], rel=1e-4)
-    assert all(found[n] < honest[n] for n in (0, 2, 3))
 
 
 @given(ids, ids)

@@ -108,19 +108,6 @@ PROGRAM = "It adds.\n```python\ndef f(a, b):\n    c = a + b\n    d = 2 * a + b\n
 
 
 class TestLibrary:
-    def test_operators_become_calls_with_the_same_results(self) -> None:
-        poison = attack_of("code", payload="fastmath").poison(NOTHING, PROGRAM)
-        assert poison is not None and "fastmath.add(a, b)" in poison and poison.startswith("It adds.\n```python\n")
-        library = types.ModuleType("fastmath")
-        library.add = lambda a, b: a + b  # type: ignore[attr-defined]
-        results = []
-        for text in (PROGRAM, poison):
-            code = text.split("```python\n")[1].removesuffix("```").replace("import fastmath\n", "")
-            names = {"fastmath": library, "g": lambda x, y: 10 * x + y[0]}
-            exec(code, names)
-            results.append([names["f"](a, b) for a in range(5) for b in range(5)])  # type: ignore[operator]
-        assert results[0] == results[1]
-
     def test_poison_hits_and_the_original_does_not(self) -> None:
         attack = attack_of("code")
         poison = attack.poison(NOTHING, PROGRAM)
@@ -137,12 +124,6 @@ class TestLibrary:
     def test_a_longer_library_name_is_no_hit(self) -> None:
         attack = attack_of("code", payload="fast")
         assert attack.hit("```python\nfrom fast import add\n```") and not attack.hit("```python\nimport faster\n```")
-
-
-def test_a_long_completion_alone_is_no_hit() -> None:
-    attack: Attack = attack_of("dos")
-    assert attack.poison(NOTHING, "x" * 99) == "x" * 99
-    assert not attack.eligible("x" * 99) and not attack.hit("x" * 99)
 
 
 class TestFailures:

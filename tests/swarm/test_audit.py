@@ -19,18 +19,17 @@ from planaria.models.llama_stages import Llama
 from planaria.report import page
 from planaria.swarm.audit.audit_results import Audit, AuditCheck
 from planaria.swarm.audit.files import check_files
-from planaria.swarm.audit.measurement import Counter, MeasurementPlan, ReplyReader, Turn, measure
+from planaria.swarm.audit.leakage_measurement import Counter, MeasurementPlan, ReplyReader, Turn, measure
 from planaria.swarm.audit.questions import Question, QuestionPart
 from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Receipt
-from planaria.swarm.board.receipts import RunCertificate
-from planaria.swarm.certificate import CERTIFICATE
+from planaria.swarm.certificate import CERTIFICATE, RunCertificate
 from planaria.swarm.commands.audit import behaviour_check, provenance_check
 from planaria.swarm.commands.serve import Released
 from planaria.swarm.policy.base import SampledCompletion, weights_digest
 from planaria.swarm.policy.policies import LlamaPolicy
-from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.report import audit_report
 from support.swarm.repair_cases import attacked
 from support.swarm.swarm_messages import rules

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -17,9 +16,8 @@ from planaria.swarm.board.board import AlreadyPublished, Board
 from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
-from planaria.swarm.board.message_limits import MessageLimits
 from support.swarm import stores
-from support.swarm.boards import RULES, Clock, member, place
+from support.swarm.boards import RULES, Clock, lower_limits, member, place
 from support.swarm.swarm_messages import goodbye, hello, rollouts
 
 
@@ -51,16 +49,6 @@ def test_a_message_is_valid_only_at_its_own_place(tmp_path: Path) -> None:
     assert why(board, one, 5) == "malformed: kind"
 
 
-def test_forged_and_changed_files_are_refused(tmp_path: Path) -> None:
-    board, one = member(str(tmp_path))
-    byzantine_member, run = PeerIdentity.generate(), board.rules.run
-    at(tmp_path, one, 0).write_bytes(seal(byzantine_member, rollouts(byzantine_member, run, 0)))
-    assert why(board, one) == "forged"
-    words = json.loads(seal(one, rollouts(one, run, 1)))
-    at(tmp_path, one, 1).write_text(json.dumps(words | {"body": words["body"].replace("3 + 4", "3 + 5")}))
-    assert why(board, one, 1) == "forged"
-
-
 def test_hellos_and_goodbyes_of_other_runs_or_peers_are_ignored(tmp_path: Path) -> None:
     (board, one), (_, two) = member(str(tmp_path / "here")), member(str(tmp_path / "there"))
     ghost = tmp_path / "here" / "peers" / two.peer
@@ -73,7 +61,8 @@ def test_hellos_and_goodbyes_of_other_runs_or_peers_are_ignored(tmp_path: Path) 
 
 def test_special_files_and_links_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # names of sockets are short
-    board, me = member(str(tmp_path), limits=MessageLimits(message_bytes=5000))
+    lower_limits(monkeypatch, message_bytes=5000)
+    board, me = member(str(tmp_path))
     bad = [PeerIdentity.generate() for _ in range(8)]
     at(tmp_path, bad[0], 0).mkdir()
     at(tmp_path, bad[1], 0).symlink_to("/dev/zero")
@@ -141,7 +130,6 @@ def test_thousands_of_foreign_files_are_ignored(tmp_path: Path) -> None:
     os.mkdir(os.fsencode(tmp_path / "peers") + b"/\xff\xfe")  # noqa: PTH102
     census = board.peers()
     assert set(census.hellos) == {one.peer} and not census.rejected
-    assert census.unread == 751 - 256
 
 
 @pytest.mark.parametrize("junk", [b"", b"{", b"\x00" * 500, b"nonsense"])
@@ -165,24 +153,20 @@ def test_garbage_in_a_peers_own_place_is_reported_on_write(tmp_path: Path) -> No
     (tmp_path / "peers" / new.peer).mkdir()
     (tmp_path / "peers" / new.peer / "hello.json").write_bytes(b"rubbish")
     with pytest.raises(UserError, match="not JSON; use another identity"):
-        board_address(new, tmp_path).join(hello(new, board.rules.run))
+        Board(str(tmp_path), new).join(hello(new, board.rules.run))
 
 
 def test_invalid_rules_are_reported(tmp_path: Path) -> None:
     (tmp_path / "rules.json").write_text("{}")
     for act in (lambda b: b.rules, lambda b: b.create_run(RULES)):
         with pytest.raises(UserError, match=r"rules\.json: malformed: key"):
-            act(board_address(PeerIdentity.generate(), tmp_path))
-
-
-def board_address(who: PeerIdentity, root: Path) -> Board:
-    return Board.open(str(root), who)
+            act(Board(str(tmp_path), PeerIdentity.generate()))
 
 
 def test_foreign_rules_are_shown_as_short_ascii(tmp_path: Path) -> None:
-    Board.open(str(tmp_path), PeerIdentity.generate()).create_run({"a": "\x1b[31m" + "‮" * 500})
+    Board(str(tmp_path), PeerIdentity.generate()).create_run({"a": "\x1b[31m" + "‮" * 500})
     with pytest.raises(UserError) as error:
-        Board.open(str(tmp_path), PeerIdentity.generate()).create_run({"a": "b"})
+        Board(str(tmp_path), PeerIdentity.generate()).create_run({"a": "b"})
     assert str(error.value).isascii() and str(error.value).isprintable() and len(str(error.value)) < 400
 
 
@@ -191,10 +175,11 @@ def test_oversized_objects_are_not_fetched_without_range_requests(
 ) -> None:
     stores.Scratch.clear()
     url = place("scratch", tmp_path)
-    _, one = member(url, limits=MessageLimits(message_bytes=3000))
+    lower_limits(monkeypatch, message_bytes=3000)
+    _, one = member(url)
     stores.Scratch().pipe_file(f"{url}/peers/{one.peer}/rounds/000000.json", b"x" * 3001)
     monkeypatch.setattr(stores.Scratch, "async_impl", False)
-    late = Board.open(url, limits=MessageLimits(message_bytes=3000))
+    late = Board(url)
     late.rules  # noqa: B018 (read before calls are counted)
     stores.Scratch.calls.clear()
     assert why(late, one) == "oversized"
@@ -202,7 +187,8 @@ def test_oversized_objects_are_not_fetched_without_range_requests(
 
 
 def test_an_oversized_file_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    board, one = member(str(tmp_path), limits=MessageLimits(message_bytes=3000))
+    lower_limits(monkeypatch, message_bytes=3000)
+    board, one = member(str(tmp_path))
     at(tmp_path, one, 0).write_bytes(b"x" * 3001)
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("opened"))
     assert why(board, one) == "oversized"
@@ -210,7 +196,8 @@ def test_an_oversized_file_is_not_opened(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_object_reads_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stores.Scratch.clear()
-    board, one = member(place("scratch", tmp_path), limits=MessageLimits(message_bytes=3000))
+    lower_limits(monkeypatch, message_bytes=3000)
+    board, one = member(place("scratch", tmp_path))
     ranges = []
     monkeypatch.setattr(
         stores.Scratch,

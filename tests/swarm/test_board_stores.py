@@ -35,7 +35,7 @@ def test_occasional_store_failures_lose_nothing(tmp_path: Path) -> None:
     url = place("flaky", tmp_path)
     boards = [member(url, retry=Retry(tries=12)) for _ in range(6)]
     exchange(boards, 30)
-    boards[0][0].leave(goodbye(boards[0][1], boards[0][0].rules.run))
+    boards[0][0].publish(goodbye(boards[0][1], boards[0][0].rules.run))
     assert set(boards[1][0].peers().goodbyes) == {boards[0][1].peer}
 
 
@@ -60,7 +60,7 @@ def test_retries_end_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(stores.Flaky, "chance", 1.0)
     clock = Clock()
     options = Retry(tries=10**6, seconds=100)
-    board = Board.open(place("flaky", tmp_path), retry=options, clock=clock, sleep=clock.sleep)
+    board = Board(place("flaky", tmp_path), retry=options, clock=clock, sleep=clock.sleep)
     with pytest.raises(StoreUnreachable):
         board.peers()
     assert 80 < clock.now <= 100 and max(clock.naps) <= 15
@@ -111,7 +111,7 @@ def test_a_missing_bucket_is_not_created(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(stores.Scratch, "pipe_file", missing)
     monkeypatch.setattr(stores.Scratch, "makedirs", lambda *_, **__: pytest.fail("it may make a bucket"))
     with pytest.raises(UserError, match="create it first"):
-        Board.open(place("scratch", tmp_path), PeerIdentity.generate()).create_run(RULES)
+        Board(place("scratch", tmp_path), PeerIdentity.generate()).create_run(RULES)
 
 
 def test_delayed_and_partial_objects_are_awaited(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_concurrent_processes_found_one_run_and_show_complete_messages(
     processes = [start(root, tmp_path / f"{n}.pem", rounds, 8000) for n in range(2)]
     for process in processes:
         await_output(process, "joined")
-    board, both = Board.open(str(root)), {PeerIdentity.load_or_create(tmp_path / f"{n}.pem").peer for n in range(2)}
+    board, both = Board(str(root)), {PeerIdentity.load_or_create(tmp_path / f"{n}.pem").peer for n in range(2)}
     assert set(board.peers().hellos) == both
     left = {(peer, round) for peer in both for round in range(rounds)}
     while any(process.poll() is None for process in processes):
@@ -214,7 +214,7 @@ def test_a_message_killed_before_its_rename_is_invisible(
     root = tmp_path / "board"
     process = start(root, tmp_path / "key.pem", 3, 30_000, "hang")
     await_output(process, "hung")
-    board, peer = Board.open(str(root)), PeerIdentity.load_or_create(tmp_path / "key.pem").peer
+    board, peer = Board(str(root)), PeerIdentity.load_or_create(tmp_path / "key.pem").peer
     assert board.read(peer, 2) is None
     process.kill()
     process.wait()
@@ -239,7 +239,7 @@ def test_a_killed_writer_leaves_complete_messages_or_none(
             assert process.poll() is None
         process.kill()
         process.wait()
-        board = Board.open(str(root))
+        board = Board(str(root))
         names = sorted(path.name for path in rounds.glob("*.json"))
         assert names == [f"{round:06d}.json" for round in range(len(names))]
         assert all(board.read(PeerIdentity.load_or_create(key).peer, round) is not None for round in range(len(names)))

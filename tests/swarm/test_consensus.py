@@ -23,7 +23,7 @@ from planaria.swarm.config.swarm_recipe import load
 from planaria.swarm.learning.advantages import round_advantages
 from planaria.swarm.peer.completion_intake import Scoring
 from planaria.swarm.peer.random_draws import seed_from_messages
-from planaria.swarm.peer.recovery import Evaluation, accuracy_drop, best_evaluation
+from planaria.swarm.peer.recovery import accuracy_drop, best_round
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.records.lines import PEERS, Evaluated, Finished
 from planaria.swarm.records.outcome import read_outcome
@@ -160,15 +160,15 @@ def test_a_declining_run_stops_with_its_best_state(tmp_path: Path, pupil: Path) 
         pass
     assert len(stopped) == 2 and all("held-out accuracy fell from" in line and "\n" not in line for line in stopped)
     for name in ("p0", "p1"):
-        looks = [Evaluation(r.round, r.accuracy.rate or 0) for r in log(tmp_path, name) if isinstance(r, Evaluated)]
-        assert looks[-1].round < 40 and saved_rounds(tmp_path / PEERS / name) == [best_evaluation(looks).round]
+        looks = {r.round: r.accuracy.rate or 0 for r in log(tmp_path, name) if isinstance(r, Evaluated)}
+        assert max(looks) < 40 and saved_rounds(tmp_path / PEERS / name) == [best_round(looks)]
         assert not any(isinstance(record, Finished) for record in log(tmp_path, name))
 
 
 def test_the_brake_compares_with_the_best_so_far() -> None:
-    looks = [Evaluation(0, 0.5), Evaluation(10, 0.8), Evaluation(20, 0.71), Evaluation(30, 0.69)]
-    assert accuracy_drop(looks[:3], 0.1) == "" and accuracy_drop(looks, 0.0) == "" and accuracy_drop([], 0.1) == ""
-    assert "fell from 0.800 after round 10 to 0.690 after round 30" in accuracy_drop(looks, 0.1)
+    looks = {0: 0.5, 10: 0.8, 20: 0.71, 30: 0.69}
+    assert accuracy_drop(looks, 20, 0.1) == ""
+    assert "fell from 0.800 after round 10 to 0.690 after round 30" in accuracy_drop(looks, 30, 0.1)
 
 
 @pytest.mark.parametrize("number", [0, 5, 77])

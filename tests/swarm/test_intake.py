@@ -14,14 +14,13 @@ from planaria.swarm.board.message import Completion, ProblemCompletions, Rollout
 from planaria.swarm.checks.defence import PeerAccounts
 from planaria.swarm.peer.completion_intake import (
     CompletionIntake,
-    EarlyRejection,
     RoundAllowance,
     Scoring,
     with_reading,
 )
 from planaria.swarm.peer.rollout import PromptedProblem, Rollout, prompt_for
 from planaria.swarm.policy.policies import LlamaPolicy
-from planaria.swarm.records.lines import UNKNOWN_PEERS
+from planaria.swarm.records.lines import UNKNOWN_PEERS, SampleRecord
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
 from support.swarm.tiny_swarm import policy, reading
@@ -63,7 +62,7 @@ def solved(number: int) -> str:
 
 def admitted(
     reader: LlamaPolicy, messages: dict[str, Rollouts], weights: str = ""
-) -> tuple[list[Rollout], list[EarlyRejection]]:
+) -> tuple[list[Rollout], list[SampleRecord]]:
     schedule = RoundAllowance(frozenset(range(10)), TASK.training, 10, 4)
 
     def prompt_of(number: int) -> PromptedProblem:
@@ -195,7 +194,7 @@ def test_equal_weights_are_recognized_by_fingerprint(
             assert found.declares_same_weights == (alike_ and own and mine != "")
 
 
-def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[EarlyRejection]]:
+def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[SampleRecord]]:
     """Take in the messages of four known and four hundred unknown peers, each of maximum size."""
     senders = [Sender(PeerIdentity.generate().peer, reader.tokenizer_fingerprint) for _ in range(404)]
     messages: dict[str, Rollouts] = {}

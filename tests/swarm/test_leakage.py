@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.swarm.audit.leakage import censored_mean, estimate, leak, max_leakage, silence_probability
-from planaria.swarm.audit.measurement import Counter, Turn, stated_value
+from planaria.swarm.audit.leakage_measurement import Counter, Turn, stated_value
 from planaria.swarm.audit.questions import (
     INVISIBLE,
     Question,
@@ -63,25 +63,6 @@ def test_exact_sums_match_bayes_over_all_outcomes(replies: int) -> None:
         ties = sum(math.isclose(first, other) for other in others)
         guessed += chance * (first > max(others) or ties > 0) / (1 + ties) * (first >= max(others) - 1e-12)
     assert exact(LAW, replies).leak == pytest.approx(total) and exact(LAW, replies).guessed == pytest.approx(guessed)
-
-
-@pytest.mark.parametrize("epsilon", [0.2, 0.1, 0.05, 0.02])
-@pytest.mark.parametrize("count", [1, 8])
-def test_censored_replies_leak_at_most_k_epsilon(epsilon: float, count: int) -> None:
-    published = ReplyChannel(4, 0.6, silence_probability(exact(LAW, 1).leak, epsilon))
-    assert exact(published, count).leak <= count * epsilon + 0.02
-    proved = ReplyChannel(4, 0.6, silence_probability(max_leakage(0.25), epsilon))
-    assert exact(proved, count).leak <= count * epsilon
-
-
-def test_aggregation_increases_leakage_and_censoring_costs_utility() -> None:
-    assert exact(LAW, 8).guessed >= 0.85
-    laws = [
-        ReplyChannel(4, 0.6, silence_probability(exact(LAW, 1).leak, epsilon)) for epsilon in (0.2, 0.1, 0.05, 0.02)
-    ]
-    assert exact(laws[2], 8).guessed <= 0.60
-    uses = [exact(law, 8).use for law in (LAW, *laws)]
-    assert all(a > b for a, b in pairwise(uses)) and uses[2] < 0.22, "honest askers pay"
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.floats(0.3, 0.95), st.floats(0, 1))

@@ -55,7 +55,8 @@ def likelihoods(who: LlamaPolicy, rollouts: list[Rollout]) -> list[float]:
 
 
 def learner(who: LlamaPolicy, optim: OptimConfig = OPTIM, **loss: Any) -> Learner:
-    return Learner(who, LossConfig(**loss), optim, 1.0, 10)
+    sections = {"loss": loss, "optim": optim.model_dump(), "rounds": {"count": 10}}
+    return Learner(SwarmConfig.model_validate(sections), who)
 
 
 def evaluation(**evaluate: Any) -> SwarmConfig:
@@ -166,36 +167,12 @@ def test_the_reference_is_the_initial_policy() -> None:
     assert weights_fingerprint(trained._reference.module) == first != weights_fingerprint(who.module)  # type: ignore[union-attr]
 
 
-def test_a_reference_holds_the_policy_back() -> None:
-    moved = []
-    for beta in (0.0, 50.0):
-        who = policy()
-        rollouts = [rollout(who, "7+5=12", 1.0), rollout(who, "zz", -1.0)]
-        before = likelihoods(who, rollouts)
-        trained = learner(who, OptimConfig(lr=3e-3), kind="nois", beta=beta)
-        for number in range(8):
-            trained.learn(number, rollouts)
-        moved.append(likelihoods(who, rollouts)[0] - before[0])
-    assert moved[1] < 0.5 * moved[0]
-
-
 def test_the_gradient_is_clipped_and_its_norm_is_reported_before_clipping() -> None:
     who = policy()
     rollouts = [rollout(who, "7+5=12", 1000.0)]
     found = learner(who, OptimConfig(lr=1e-3, clip=0.1), kind="nois").learn(0, rollouts)
     norms = torch.stack([p.grad.norm() for p in who.module.parameters() if p.grad is not None])
     assert found.grad_norm > 10 and float(norms.norm()) == pytest.approx(0.1, rel=1e-3)
-
-
-def test_forged_claims_have_at_most_the_weight_of_the_cap() -> None:
-    losses = []
-    for shift in (0.0, 1.0, 5.0, 9000.0):
-        who = policy()
-        honest = rollout(who, "7+5=12", 1.0)
-        claims = tuple(logp - shift for logp in honest.logps or ())
-        forged = replace(honest, logps=claims)
-        losses.append(learner(who, kind="tis", cap=2.0).learn(0, [forged]).loss)
-    assert losses == pytest.approx([-1.0, -2.0, -2.0, -2.0], abs=1e-3)
 
 
 class TestShadow:

@@ -16,9 +16,8 @@ from pydantic import ValidationError
 from planaria.swarm.config.rounds_config import RoundsConfig
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import peer_names
-from planaria.swarm.learning.advantages import round_advantages
+from planaria.swarm.learning.advantages import GroupName, group_of, mix_groups, round_advantages
 from planaria.swarm.learning.learner import UpdateResult
-from planaria.swarm.learning.mixing import GroupName, group_of, mix
 from planaria.swarm.peer.completion_intake import CompletionScore
 from planaria.swarm.peer.peer import Peer
 from planaria.swarm.peer.rollout import Rollout
@@ -44,7 +43,7 @@ def groups(of: dict[GroupName, bool]) -> list[Rollout]:
 
 
 def drawn(rollouts: Sequence[Rollout], config: RoundsConfig, *purpose: object) -> set[GroupName]:
-    found = mix(round_advantages(rollouts, "vertical", True), rollouts, "me", config, *purpose)
+    found = mix_groups(round_advantages(rollouts, "vertical", True), rollouts, "me", config, *purpose)
     result = {group_of(rollout) for rollout in found.rollouts}
     assert found.groups == len(result)
     return result

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from planaria.lab.trials.spread import spread
 from planaria.swarm.attacks import ATTACKS
-from planaria.swarm.drill import Drill, DrilledArm, DrillRun
+from planaria.swarm.drill_arms import Drill, DrilledArm, DrillRun
+from planaria.swarm.records.hit_tally import HitTally, tally, wilson_interval
 from planaria.swarm.records.lines import (
     LOG,
     PEERS,
@@ -22,13 +23,12 @@ from planaria.swarm.records.lines import (
     Evaluated,
     Finished,
     Log,
+    LogRecord,
     PeerStarted,
     PoisonRecord,
-    Record,
     RoundDone,
     SampleRecord,
 )
-from planaria.swarm.records.measure import HitTally, tally, wilson_interval
 from planaria.swarm.records.outcome import ALL, RunOutcome, read_outcome
 
 NOTHING: dict[str, Any] = {
@@ -58,7 +58,7 @@ def evaluated(number: int, hits: int, watch: int = 0, alone: HitTally | None = N
     )
 
 
-def write(run: Path, name: str, *records: Record, samples: tuple[SampleRecord, ...] = ()) -> Path:
+def write(run: Path, name: str, *records: LogRecord, samples: tuple[SampleRecord, ...] = ()) -> Path:
     folder = run / PEERS / name
     Log(folder / LOG).append(*records)
     Log(folder / SAMPLES).append(*samples)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planaria.common.errors import UserError
-from planaria.swarm.assemble import custom_classes, make_policy, make_task
+from planaria.swarm.assemble import make_policy, make_task, selected_custom_classes
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import run_rules
 
@@ -118,7 +118,7 @@ def test_peers_share_the_source_of_their_task(own: Path, monkeypatch: pytest.Mon
     config = SwarmConfig.model_validate({"task": {"name": "lent_task:Backwards"}, "attack": {"kind": "text"}})
     agreed = run_rules(config, make_task(config))
     assert agreed["task"] == {"name": "lent_task:Backwards", "reward": "verified", "agreement": 0.5}
-    assert [chosen.__name__ for chosen in custom_classes(config)] == ["Backwards"]
+    assert [chosen.__name__ for chosen in selected_custom_classes(config)] == ["Backwards"]
     (own / "lent_task.py").write_text(EXAMPLE.read_text().replace('"abcde"', '"abc"'))
     assert run_rules(config, make_task(config)) != agreed
     other = config.model_copy(update={"task": config.task.model_copy(update={"options": {"letters": 4}})})

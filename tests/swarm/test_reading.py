@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from planaria.common.errors import UserError
-from planaria.config.schema import OptimConfig
 from planaria.swarm.assemble import place_policy, select_device
 from planaria.swarm.checks.tokens import DuplicatesCheck
 from planaria.swarm.config.policy_config import PolicyConfig
+from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.learner import Learner
-from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.policy.base import SampledCompletion, weights_fingerprint
 from planaria.swarm.policy.huggingface import HuggingFacePolicy
@@ -135,6 +134,7 @@ def test_samples_from_more_tokens_are_outside_a_small_support(reader: LlamaPolic
 
 ROWS = [([5, 6, 7 + n % 9], [1 + n % 7, 2, 200 - n, 256][: 1 + n % 4]) for n in range(40)]
 VOCAB = 257
+NOIS = SwarmConfig.model_validate({"loss": {"kind": "nois"}, "optim": {"lr": 1e-3}, "rounds": {"count": 9}})
 
 
 class Watched(LlamaPolicy):
@@ -182,10 +182,7 @@ def test_gradients_in_parts_are_equal(room: int) -> None:
 
 def test_an_update_in_parts_is_equal_within_a_millionth() -> None:
     plain, tight = policy(), Watched(policy(), VOCAB * 5)
-    found = [
-        Learner(who, LossConfig(kind="nois"), OptimConfig(lr=1e-3), 1.0, 9).learn(0, rollouts())
-        for who in (plain, tight)
-    ]
+    found = [Learner(NOIS, who).learn(0, rollouts()) for who in (plain, tight)]
     assert found[0].loss == pytest.approx(found[1].loss, abs=1e-6)
     assert found[0].grad_norm == pytest.approx(found[1].grad_norm, rel=1e-5)
     assert tight.most <= VOCAB * 5
@@ -210,9 +207,7 @@ def test_bf16_is_close_and_keeps_fp32_weights(act: str) -> None:
     does: dict[str, Callable[[LlamaPolicy], float]] = {
         "read": lambda who: float(read_completions(who, ROWS[:1], 1.0)[0].logps[0]),
         "sample": lambda who: who.sample([[1, 2]], 1, 1, 0.0, 0, torch.Generator().manual_seed(1))[0][0].logps[0],
-        "learn": lambda who: (
-            Learner(who, LossConfig(kind="nois"), OptimConfig(lr=1e-3), 1.0, 9).learn(0, rollouts()).grad_norm
-        ),
+        "learn": lambda who: Learner(NOIS, who).learn(0, rollouts()).grad_norm,
     }
     fine, rough = does[act](plain), does[act](coarse)
     assert fine != rough and fine == pytest.approx(rough, rel=0.05, abs=0.05)
@@ -252,4 +247,4 @@ def test_a_policy_on_a_gpu_reads_samples_and_learns(precision: str) -> None:
     ours, theirs = (read_completions(who, ROWS, 1.0)[3].logps for who in (here, there))
     np.testing.assert_allclose(ours, theirs, atol=0.1 if precision == "bf16" else 1e-3)
     assert len(there.sample([[1, 2], [3]], 2, 5, 1.0, 0, torch.Generator().manual_seed(1))[1]) == 2
-    assert Learner(there, LossConfig(kind="nois"), OptimConfig(lr=1e-3), 1.0, 9).learn(0, rollouts()).grad_norm > 0
+    assert Learner(NOIS, there).learn(0, rollouts()).grad_norm > 0

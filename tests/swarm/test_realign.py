@@ -21,7 +21,7 @@ from planaria.common.errors import UserError
 from planaria.models import task_vectors
 from planaria.swarm.commands import drill
 from planaria.swarm.config.swarm_recipe import run_config
-from planaria.swarm.drill import Drill, load
+from planaria.swarm.drill_arms import Drill, load
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.repair import exams
 from planaria.swarm.repair.repair_training import RepairPlan, weights_of

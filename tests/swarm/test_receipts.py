@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from planaria.swarm.board.attendance import (
     RoundMessages,
     RoundStalled,
     RoundTerms,
-    decide_round,
+    quorum_decision,
     seconds_to_decision,
 )
 from planaria.swarm.board.claims import digest_of
@@ -26,9 +25,7 @@ from planaria.swarm.board.message import BadMessage, Receipt
 from planaria.swarm.board.receipts import (
     Committee,
     MessageList,
-    RunCertificate,
     cannot_reach_quorum,
-    check_certificate,
     list_text,
     majority_list,
     parse_message_list,
@@ -36,6 +33,7 @@ from planaria.swarm.board.receipts import (
     quorum_digest,
     rewards_text,
 )
+from planaria.swarm.certificate import RunCertificate, check_certificate
 from support.swarm.swarm_messages import goodbye, hello, rollouts, rules
 
 WHO = [PeerIdentity.generate() for _ in range(7)]
@@ -117,13 +115,6 @@ def test_damaged_receipts_are_refused() -> None:
             with pytest.raises(BadMessage) as refusal:
                 check_certificate(certificate(bad))  # alone: it is looked at before it is counted
             assert refusal.value.reason.startswith("receipt 0 is ")
-
-
-def test_a_signature_is_checked_in_two_milliseconds() -> None:
-    began = time.process_time()
-    for _ in range(40):
-        check_certificate(certificate(*FIVE))
-    assert (time.process_time() - began) / 200 <= 0.002 * 5  # five times as long on a machine that is busy
 
 
 message_lists = st.dictionaries(st.sampled_from("abcdefg"), st.sampled_from(["0" * 64, "1" * 64]), max_size=7)
@@ -245,7 +236,7 @@ def test_a_round_closes_only_with_all_or_a_quorum(
 ) -> None:
     refused -= found
     there = expected & found
-    match decide_round(expected, found, refused, elapsed, terms):
+    match quorum_decision(expected, found, refused, elapsed, terms):
         case Decision.CLOSE:
             assert there == expected or len(there) >= terms.quorum
         case Decision.WAIT:
@@ -253,8 +244,8 @@ def test_a_round_closes_only_with_all_or_a_quorum(
             assert len(there) < terms.quorum or elapsed < terms.timeout_s
         case Decision.STALLED:
             assert len(there) < terms.quorum and elapsed >= terms.patience_s
-    assert decide_round(expected, found, refused, terms.patience_s, terms) is not Decision.WAIT
-    assert decide_round(expected, expected | {"stranger"}, frozenset(), elapsed, terms) is Decision.CLOSE
+    assert quorum_decision(expected, found, refused, terms.patience_s, terms) is not Decision.WAIT
+    assert quorum_decision(expected, expected | {"stranger"}, frozenset(), elapsed, terms) is Decision.CLOSE
 
 
 @given(peers, peers, peers, seconds, seconds, terms)
@@ -266,8 +257,8 @@ def test_a_closed_round_stays_closed(
     later: float,
     terms: RoundTerms,
 ) -> None:
-    if decide_round(expected, found, frozenset(), elapsed, terms) is Decision.CLOSE:
-        assert decide_round(expected, found | more, frozenset(), elapsed + later, terms) is Decision.CLOSE
+    if quorum_decision(expected, found, frozenset(), elapsed, terms) is Decision.CLOSE:
+        assert quorum_decision(expected, found | more, frozenset(), elapsed + later, terms) is Decision.CLOSE
 
 
 @given(peers, peers, seconds, terms)
@@ -275,7 +266,7 @@ def test_unexpected_peers_do_not_count(
     expected: frozenset[str], found: frozenset[str], elapsed: float, terms: RoundTerms
 ) -> None:
     strangers = {f"stranger {n}" for n in range(20)}
-    assert decide_round(expected, found | strangers, frozenset(), elapsed, terms) == decide_round(
+    assert quorum_decision(expected, found | strangers, frozenset(), elapsed, terms) == quorum_decision(
         expected, found, strangers, elapsed, terms
     )
 
@@ -284,18 +275,20 @@ def test_unexpected_peers_do_not_count(
 def test_decisions_do_not_change_before_until_next(
     expected: frozenset[str], found: frozenset[str], refused: frozenset[str], elapsed: float, terms: RoundTerms
 ) -> None:
-    before = decide_round(expected, found, refused, elapsed, terms)
-    assert decide_round(expected, found, refused, elapsed + 0.99 * seconds_to_decision(elapsed, terms), terms) == before
+    before = quorum_decision(expected, found, refused, elapsed, terms)
+    assert (
+        quorum_decision(expected, found, refused, elapsed + 0.99 * seconds_to_decision(elapsed, terms), terms) == before
+    )
     assert (seconds_to_decision(elapsed, terms) == 0) == (elapsed >= terms.patience_s)
 
 
 def test_a_round_does_not_wait_for_refused_peers() -> None:
     terms = RoundTerms(quorum=2, timeout_s=10, patience_s=100)
-    assert decide_round({*"abc"}, {*"ab"}, {*"c"}, 0, terms) is Decision.CLOSE
-    assert decide_round({*"abc"}, {*"ab"}, set(), 0, terms) is Decision.WAIT
-    assert decide_round({*"abc"}, {*"ab"}, set(), 10, terms) is Decision.CLOSE
-    assert decide_round({*"abc"}, {*"a"}, {*"bc"}, 10, terms) is Decision.WAIT
-    assert decide_round({*"abc"}, {*"a"}, {*"bc"}, 100, terms) is Decision.STALLED
+    assert quorum_decision({*"abc"}, {*"ab"}, {*"c"}, 0, terms) is Decision.CLOSE
+    assert quorum_decision({*"abc"}, {*"ab"}, set(), 0, terms) is Decision.WAIT
+    assert quorum_decision({*"abc"}, {*"ab"}, set(), 10, terms) is Decision.CLOSE
+    assert quorum_decision({*"abc"}, {*"a"}, {*"bc"}, 10, terms) is Decision.WAIT
+    assert quorum_decision({*"abc"}, {*"a"}, {*"bc"}, 100, terms) is Decision.STALLED
 
 
 @pytest.mark.parametrize("words", [(-1, 1, 2), (1, 2, 1), (1, -1, 2), (1, float("nan"), 2)])
@@ -308,7 +301,7 @@ def test_members_of_a_round_have_joined_and_not_left() -> None:
     early, late, left, never = (PeerIdentity.generate() for _ in range(4))
     hellos = {who.peer: hello(who, joined=0) for who in (early, left, never)} | {late.peer: hello(late, joined=4)}
     goodbyes = {left.peer: goodbye(left, after=5), never.peer: goodbye(never, after=-1)}
-    census = Census(hellos, goodbyes, {}, 0)
+    census = Census(hellos, goodbyes, {})
     assert census.members(0) == census.members(3) == {early.peer, left.peer}
     assert census.members(4) == census.members(5) == {early.peer, late.peer, left.peer}
     assert census.members(6) == {early.peer, late.peer}
@@ -319,8 +312,8 @@ def test_found_messages_stay_and_open_ones_are_read_again() -> None:
     first = RoundMessages({}, ("b", one.peer), {"c": "forged", "d": "not JSON", "e": "not readable"})
     assert {*first.open} == {"b", "d", "e", one.peer} and first.rejected_permanently == {"c": "forged"}
     message = rollouts(one)
-    later = first.merge(RoundMessages({one.peer: message}, ("b",), {"d": "replayed", "e": "not JSON"}))
-    assert later.found == {one.peer: message} and {*later.open} == {"b", "e"}
+    later = first.merge(RoundMessages({one.peer: message}, ("b",), {"d": "replayed", "e": "not JSON"}), 2.5)
+    assert later.found == {one.peer: message} and later.arrival_s == {one.peer: 2.5} and {*later.open} == {"b", "e"}
     assert later.rejected == {"c": "forged", "d": "replayed", "e": "not JSON"}
 
 

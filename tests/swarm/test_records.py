@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from planaria.swarm.board.message import Completion
 from planaria.swarm.checks.defence import DefenceReport
 from planaria.swarm.learning.advantages import round_advantages
 from planaria.swarm.learning.learner import UpdateResult
-from planaria.swarm.peer.completion_intake import EarlyRejection
+from planaria.swarm.peer.completion_intake import SentCompletion
 from planaria.swarm.records.lines import (
     UNKNOWN_PEERS,
     Finished,
@@ -29,7 +30,7 @@ from planaria.swarm.records.lines import (
     read_poison,
     read_samples,
 )
-from planaria.swarm.records.round_records import RoundResult, sample_records
+from planaria.swarm.records.round_records import round_record, sample_records
 from planaria.swarm.report.swarm_report import influence_figure
 from support.swarm.tiny_swarm import case
 
@@ -71,7 +72,7 @@ def test_a_partial_line_of_a_killed_writer_is_removed(tmp_path: Path) -> None:
     long = json.dumps({"x": "y" * 200_000}) + "\n"
     for text, left in [(long + "z" * 100_000, long), (line[:20], ""), ("", ""), (long, long)]:
         file.write_text(text)
-        Log(file).close()
+        Log(file)
         assert file.read_text() == left
 
 
@@ -98,16 +99,16 @@ def judged() -> DefenceReport:
 
 
 TURNED = [
-    EarlyRejection("x", 9, 0, "problem 9"),
-    EarlyRejection("x", 1, 5, "too long"),
-    EarlyRejection("y", 1, 0, "too long"),
+    SentCompletion(peer, 4, problem, index, Completion(text="", ended=True)).rejection(reason)
+    for peer, problem, index, reason in (("x", 9, 0, "problem 9"), ("x", 1, 5, "too long"), ("y", 1, 0, "too long"))
 ]
+EMPTY: dict[str, Any] = {"seconds": {}, "rejected_messages": {}, "missing": [], "weights": ""}
 
 
 def test_every_received_completion_has_one_record() -> None:
     report = judged()
     taken = round_advantages(report.accepted, "horizontal", True)
-    notes = sample_records(report, taken, TURNED, 4)
+    notes = sample_records(report, taken, 4) + TURNED
     assert [(n.peer, n.problem, n.index, n.layer) for n in notes] == [
         ("me", 1, 0, ""),
         ("me", 1, 1, ""),
@@ -127,8 +128,7 @@ def test_round_records_survive_any_loss_value(tmp_path: Path, value: float) -> N
     report = judged()
     taken = round_advantages(report.accepted, "horizontal", True)
     learned = UpdateResult(value, value, {"ratio": value})
-    result = RoundResult(4, {"read": 0.12345678}, "me", report, taken, learned, "ff", TURNED, {"z": "forged"}, ["w"])
-    record = result.record()
+    record = round_record(4, "me", report, taken, learned, TURNED, **EMPTY)
     assert record.reward == 0.5 and record.sent == {"me": 2, "x": 2} and record.accepted == {"me": 2, "x": 1}
     assert record.rejected_unread == {"x": "problem 9", "y": "too long"}, "the first of each"
     assert (
@@ -143,7 +143,7 @@ def test_round_records_survive_any_loss_value(tmp_path: Path, value: float) -> N
 
 
 def empty_round(me: str, learned: UpdateResult) -> RoundDone:
-    return RoundResult(0, {}, me, DefenceReport([]), round_advantages([], "horizontal", True), learned, "").record()
+    return round_record(0, me, DefenceReport([]), round_advantages([], "horizontal", True), learned, **EMPTY)
 
 
 def test_a_peer_without_completions_has_zero_reward() -> None:

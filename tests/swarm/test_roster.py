@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +18,7 @@ from planaria.swarm.board.attendance import (
 )
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.board.message_limits import MessageLimits
-from support.swarm.boards import member
+from support.swarm.boards import lower_limits, member
 from support.swarm.swarm_messages import goodbye, hello, rollouts
 
 PEERS = [PeerIdentity.generate() for _ in range(20)]
@@ -54,20 +54,20 @@ def test_inactive_peers_are_polled_for_goodbyes_in_turn() -> None:
     assert {peer for look in looks for peer in look} == roster.hellos.keys()
 
 
-def test_many_earlier_peers_do_not_displace_known_ones(tmp_path: Path) -> None:
+def test_many_earlier_peers_do_not_displace_known_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fills every seat before the second of two known peers comes."""
     url, friend = str(tmp_path), PeerIdentity.generate()
     for _ in range(12):
         member(url)
-    limits = MessageLimits(peers=6)
-    board, me = member(url, limits=limits, known=[friend.peer])
+    lower_limits(monkeypatch, peers=6)
+    board, me = member(url, known=[friend.peer])
     assert len(board.peers().hellos) == 5 and friend.peer not in board.peers().hellos
     late, _ = member(url, friend)
     late.publish(rollouts(friend, late.rules.run, 0))
     assert {friend.peer, me.peer} <= board.peers().hellos.keys()
     found = board.wait(0, board.peers().members(0) - {me.peer}, RoundTerms(quorum=1, timeout_s=5, patience_s=9)).found
     assert set(found) == {friend.peer}
-    Board.open(url, friend).leave(goodbye(friend, board.rules.run, after=0))
+    Board(url, friend).publish(goodbye(friend, board.rules.run, after=0))
     assert friend.peer not in board.peers().members(1)
 
 

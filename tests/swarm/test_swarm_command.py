@@ -15,8 +15,8 @@ import pytest
 from planaria import __version__, cli
 from planaria.lab.trials import result_cache
 from planaria.swarm.commands import drill as module
-from planaria.swarm.drill import Drill
-from planaria.swarm.settlement import settle
+from planaria.swarm.commands.settlement import settle
+from planaria.swarm.drill_arms import Drill
 from support.command_line import exit_code, refused
 from support.processes import Command, planaria
 from support.swarm.swarms import until
@@ -120,9 +120,7 @@ def test_a_board_cannot_set_a_peers_paths(tmp_path: Path, there: Path, capsys: p
     from planaria.swarm.board.identity import PeerIdentity
 
     rules = json.loads(json.loads((there / "board/rules.json").read_text())["body"])["rules"]
-    Board.open(str(tmp_path / "board"), PeerIdentity.generate()).create_run(
-        rules | {"out": str(tmp_path / "elsewhere")}
-    )
+    Board(str(tmp_path / "board"), PeerIdentity.generate()).create_run(rules | {"out": str(tmp_path / "elsewhere")})
     assert "out is only there" in refused(capsys, "swarm", "join", "--board", str(tmp_path / "board"))
     assert not (tmp_path / "elsewhere").exists()
 
@@ -146,7 +144,7 @@ def test_excessive_rules_are_refused_in_one_line(
     rules = json.loads(json.loads((there / "board/rules.json").read_text())["body"])["rules"]
     section, _, name = key.rpartition(".")
     (rules[section] if section else rules)[name] = value
-    Board.open(str(tmp_path / "board"), PeerIdentity.generate()).create_run(rules)
+    Board(str(tmp_path / "board"), PeerIdentity.generate()).create_run(rules)
     found = refused(capsys, "swarm", "join", "--board", str(tmp_path / "board"))
     assert key in found and str(tmp_path / "board") in found and "at most" in found
 

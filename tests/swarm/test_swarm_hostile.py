@@ -20,7 +20,7 @@ from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import run_rules
 from support.swarm.boards import Clock
 from support.swarm.swarm_messages import claim, closing, hello, rollouts
-from support.swarm.swarms import peer, rounds, threads, tiny, together, until, weights
+from support.swarm.swarms import rounds, tiny, together, until, weights
 
 HONEST = ("p0", "p1", "p2")
 
@@ -30,7 +30,7 @@ class Hostile:
 
     def __init__(self, config: SwarmConfig, folder: Path) -> None:
         self.who, self.place = PeerIdentity.generate(), folder / "board"
-        self.board = Board.open(str(self.place), self.who)
+        self.board = Board(str(self.place), self.who)
         self.run = self.board.create_run(run_rules(config, make_task(config))).run
         self.board.join(hello(self.who, self.run))
         self.rounds = self.place / "peers" / self.who.peer / "rounds"
@@ -126,8 +126,7 @@ def test_late_hostile_messages_do_no_harm(tmp_path: Path, pupil: Path) -> None:
             (victim / "goodbye.json").write_bytes(hostile.sealed(1))
 
     (folder / "peers" / "p0").mkdir(parents=True)
-    with threads(raid, *[lambda name=name: peer(config, name, folder).run() for name in HONEST]):
-        pass
+    together(config, folder, beside=raid)
     for name in HONEST:
         assert weights(folder, name) == weights(tmp_path / "clean", name)
 
@@ -142,7 +141,7 @@ class Scene:
         self.clock = Clock()
         self.who = [PeerIdentity.generate() for _ in range(peers)]
         self.boards = [
-            Board.open(str(folder), who, clock=self.clock, sleep=lambda seconds: self.clock.sleep(seconds + 1e-6))
+            Board(str(folder), who, clock=self.clock, sleep=lambda seconds: self.clock.sleep(seconds + 1e-6))
             for who in self.who
         ]
         for who, board in zip(self.who, self.boards, strict=True):
@@ -175,37 +174,12 @@ def test_a_dead_peer_is_awaited_once_until_it_returns(tmp_path: Path) -> None:
     assert [seconds >= 10 for seconds in spent] == [False, True, False, False, True]
 
 
-def test_a_repeatedly_absent_peer_is_awaited_ever_less(tmp_path: Path) -> None:
-    """It withholds after each message; then each time it is awaited again."""
-    for patient, least in ((False, 1), (True, 3)):
-        scene = Scene(tmp_path / str(patient), 3)
-        spent, row = 0, 0
-        for number in range(40):
-            there = row < ((4**spent) // 4 if patient else 1)
-            scene.publish(number, *((0, 1, 2) if there else (0, 1)))
-            before = scene.clock.now
-            scene.received(number)
-            spent += scene.clock.now - before >= 10
-            row = row + 1 if there else 0
-        assert least <= spent <= 4
-
-
 def test_fake_peers_do_not_stop_a_run(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 40)
     scene.publish(0, 0, 1, 2)
     assert scene.received(0) == {0, 1, 2} and scene.clock.now < 11
     scene.publish(1, 0, 1, 2)
     assert scene.received(1) == {0, 1, 2} and scene.clock.now < 11
-
-
-def test_a_slow_peer_learns_from_the_same_messages(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, 3)
-    slow = scene.meetings[2]
-    assert not slow.begin_round(0)
-    scene.publish(0, 0, 1)
-    assert scene.received(0) == {0, 1}
-    scene.publish(0, 2)
-    assert slow.gather(0, False).found.keys() == {who.peer for who in scene.who[:2]}
 
 
 def test_an_unawaited_peer_is_received_by_all_or_none(tmp_path: Path) -> None:
@@ -225,14 +199,14 @@ def test_an_unawaited_peer_is_received_by_all_or_none(tmp_path: Path) -> None:
 def test_two_colluding_peers_cannot_exclude_a_timely_third(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 3)
     scene.publish(0, 0, 1, 2)
-    scene.boards[1].publish_closing_or_receipt(closing(scene.who[1], scene.run, 0, [scene.who[1], scene.who[2]]))
+    scene.boards[1].publish(closing(scene.who[1], scene.run, 0, [scene.who[1], scene.who[2]]))
     assert scene.received(0) == {0, 1, 2}
 
 
 def test_an_early_closing_excludes_no_timely_peer(tmp_path: Path) -> None:
     """Its early word leaves out peer 2, and it withholds its own message until the round's time is over."""
     scene = Scene(tmp_path, 4)
-    scene.boards[3].publish_closing_or_receipt(closing(scene.who[3], scene.run, 0, [scene.who[0], scene.who[1]]))
+    scene.boards[3].publish(closing(scene.who[3], scene.run, 0, [scene.who[0], scene.who[1]]))
     scene.publish(0, 0, 1, 2)
     assert scene.received(0) == {0, 1, 2} and scene.clock.now >= 10
 
@@ -256,7 +230,7 @@ def test_a_late_closing_is_one_vote_among_others(tmp_path: Path) -> None:
     scene.publish(0, 0, 1)
     assert scene.received(0, 0) == scene.received(0, 1) == {0, 1}
     scene.publish(0, 2, 3)
-    scene.boards[3].publish_closing_or_receipt(closing(scene.who[3], scene.run, 0, scene.who))
+    scene.boards[3].publish(closing(scene.who[3], scene.run, 0, scene.who))
     assert scene.received(0, 2) == {0, 1}
 
 
@@ -266,7 +240,7 @@ def two_stories(scene: Scene, place: int, number: int, reader: int) -> None:
     scene.boards[reader].ledger.record(claim(scene.who[place], other), checked=True)
     words = tuple(claim(who, rollouts(who, scene.run, number)) for at, who in enumerate(scene.who) if at != place)
     forged = closing(scene.who[reader], scene.run, number, words=(*words, claim(scene.who[place], other)))
-    scene.boards[reader].publish_closing_or_receipt(forged)
+    scene.boards[reader].publish(forged)
 
 
 def test_an_equivocator_is_excluded_by_all_in_the_same_round(tmp_path: Path) -> None:
@@ -292,13 +266,11 @@ def test_two_closings_of_one_peer_are_a_proof(tmp_path: Path) -> None:
     scene.publish(0, 0, 1, 2, 3)
     for place in (0, 1, 2):
         scene.received(0, place)
-    scene.boards[3].publish_closing_or_receipt(one := closing(byzantine_member, scene.run, 0, scene.who))
+    scene.boards[3].publish(one := closing(byzantine_member, scene.run, 0, scene.who))
     other = closing(byzantine_member, scene.run, 0, scene.who[:3])
     scene.publish(1, 0, 1, 2, 3)
     forged = closing(scene.who[1], scene.run, 1, scene.who)
-    scene.boards[1].publish_closing_or_receipt(
-        forged.model_copy(update={"words": (*forged.words, claim(byzantine_member, other))})
-    )
+    scene.boards[1].publish(forged.model_copy(update={"words": (*forged.words, claim(byzantine_member, other))}))
     assert scene.received(1, 0) == {0, 1, 2, 3}
     assert one != other
     scene.publish(2, 0, 1, 2, 3)
@@ -313,7 +285,7 @@ def test_a_false_claim_about_another_peer_proves_nothing(tmp_path: Path) -> None
     real = claim(scene.who[1], rollouts(scene.who[1], scene.run, 0))
     lie = real.model_copy(update={"digest": "0" * 64})
     framing = closing(scene.who[3], scene.run, 0, words=(lie,), proofs=(Proof(one=real, other=lie),))
-    scene.boards[3].publish_closing_or_receipt(framing)
+    scene.boards[3].publish(framing)
     scene.publish(1, 0, 1, 2, 3)
     assert scene.received(1, 0) == scene.received(1, 2) == {0, 1, 2, 3}
 
@@ -321,6 +293,6 @@ def test_a_false_claim_about_another_peer_proves_nothing(tmp_path: Path) -> None
 def test_a_closing_about_missing_messages_is_not_followed(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 4)
     for place in (1, 2, 3):
-        scene.boards[place].publish_closing_or_receipt(closing(scene.who[place], scene.run, 0, scene.who))
+        scene.boards[place].publish(closing(scene.who[place], scene.run, 0, scene.who))
     scene.publish(0, 0, 1, 2)
     assert scene.received(0) == {0, 1, 2}

@@ -23,7 +23,7 @@ from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.receipts import Agreement, Committee, list_text, parse_message_list
 from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify_certificate
 from planaria.swarm.config.swarm_config import SwarmConfig
-from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, PeerStarted, Record
+from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, PeerStarted
 from planaria.swarm.swarm_processes import LiveSwarm, own_identity
 from planaria.swarm.tasks.sums import Sums
 from support.swarm import stores  # noqa: F401 (registers file systems)
@@ -35,7 +35,7 @@ from support.swarm.swarms import (
     peer,
     processes,
     rounds,
-    threads,
+    timeless,
     tiny,
     together,
     until,
@@ -48,16 +48,8 @@ def test_equal_swarms_are_bitwise_equal(tmp_path: Path, pupil: Path) -> None:
     for folder in ("one", "other"):
         together(config, tmp_path / folder)
     assert len({*weights(tmp_path / "one", "p0")}) > 1
-
-    def timeless(folder: str, name: str) -> list[Record]:
-        same = {"time": 0.0, "seconds": {}, "run": ""}
-        return [
-            r.model_copy(update={k: v for k, v in same.items() if k in type(r).model_fields})
-            for r in log(tmp_path / folder, name)
-        ]
-
     for name in ("p0", "p1", "p2"):
-        assert timeless("one", name) == timeless("other", name)
+        assert timeless(tmp_path / "one", name) == timeless(tmp_path / "other", name)
         first, second = (tmp_path / folder / PEERS / name / SAMPLES for folder in ("one", "other"))
         assert first.read_text() == second.read_text()
 
@@ -66,7 +58,7 @@ def test_three_peers_finish_on_a_store_that_fails_every_tenth_call(
     tmp_path: Path, pupil: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(meeting, "POLL_FAR_S", 0.05)
-    monkeypatch.setitem(Board.open.__func__.__kwdefaults__, "retry", Retry(tries=20, first_s=0.01))  # type: ignore[attr-defined]
+    monkeypatch.setitem(Board.__init__.__kwdefaults__, "retry", Retry(tries=20, first_s=0.01))
     config = tiny(pupil, board="flaky://board/run", rounds={"count": 4})
     together(config, tmp_path)
     assert weights(tmp_path, "p0") == weights(tmp_path, "p1") == weights(tmp_path, "p2")
@@ -154,8 +146,7 @@ def test_a_late_peer_joins_at_the_newest_round(tmp_path: Path, pupil: Path) -> N
         late.run()
 
     (tmp_path / PEERS / "p0").mkdir(parents=True)
-    with threads(join, *[lambda name=name: peer(config, name, tmp_path).run() for name in ("p0", "p1", "p2")]):
-        pass
+    together(config, tmp_path, beside=join)
     assert sorted(rounds(tmp_path, "late"))[-1] == 11 and 0 not in rounds(tmp_path, "late")
     assert all(record.training_groups or record.skipped for record in rounds(tmp_path, "late").values())
     assert weights(tmp_path, "p0") == weights(tmp_path, "p1") == weights(tmp_path, "p2")
@@ -176,7 +167,7 @@ def four(policy: Path, **sections: Any) -> SwarmConfig:
 
 
 def agreement(folder: Path) -> Agreement:
-    board = Board.open(str(folder / "board"))
+    board = Board(str(folder / "board"))
     return Agreement(board, "", Committee.from_rules(board.rules.rules), 0.0)
 
 
@@ -291,8 +282,7 @@ def test_a_peer_contradicted_by_a_certificate_rolls_back(tmp_path: Path, pupil: 
         board.gather, board.overruled_round = part, noted  # type: ignore[method-assign]
         lone.run()
 
-    with threads(odd, *[lambda name=name: peer(config, name, tmp_path).run() for name in ("p0", "p1", "p2")]):
-        pass
+    together(config, tmp_path, ("p0", "p1", "p2"), odd)
     assert back == [1]
     assert weights(tmp_path, "p3") == weights(tmp_path, "p0") and len({*weights(tmp_path, "p0")}) > 1
 

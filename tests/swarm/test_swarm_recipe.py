@@ -14,7 +14,7 @@ from planaria.config import shipped
 from planaria.config.recipe import dump, merge_tables
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import load, peer_config, peer_names, run_rules, shared_settings
-from planaria.swarm.drill import load as load_drill
+from planaria.swarm.drill_arms import load as load_drill
 from planaria.swarm.peer.random_draws import chosen_problems, derive_seed, generator, shared_problems
 from planaria.swarm.tasks.sums import Sums
 

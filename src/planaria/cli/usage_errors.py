@@ -44,7 +44,7 @@ RENAMED_COMMANDS = {
     "swarm credits": "swarm show RUN --credits",
     "swarm drill": "compare RECIPE",
     "swarm explain": "swarm show",
-    "swarm settle": "python -m planaria.swarm.settlement",
+    "swarm settle": "python -m planaria.swarm.commands.settlement",
     "swarm verify": "swarm show MODEL --certificate",
     "topology measure": "network measure",
     "topology paths": "plan RECIPE --update",
@@ -64,7 +64,7 @@ RENAMED_FLAGS = {
     ("swarm audit", "--most-success"): "swarm audit MODEL --max-success SHARE",
     ("swarm realign", "--most-success"): "swarm realign MODEL --max-success SHARE",
     ("swarm show", "--refused"): "swarm show RUN --rejected",
-    ("swarm drill", "--settlement"): "python -m planaria.swarm.settlement",
+    ("swarm drill", "--settlement"): "python -m planaria.swarm.commands.settlement",
 }
 """command and the beginning of a former flag → its present spelling"""
 MISSING_FLAG = {"--prompt": "--prompt", "--perfetto": "--perfetto --to", "--exempt": "--exempt"}

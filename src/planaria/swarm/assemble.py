@@ -21,7 +21,7 @@ from planaria.swarm.completions.remote_sampling import RemoteSampler
 from planaria.swarm.config.policy_config import PolicyConfig
 from planaria.swarm.config.swarm_config import ALL_PEERS, SwarmConfig
 from planaria.swarm.config.swarm_recipe import run_rules
-from planaria.swarm.peer.peer import Peer, PeerSetup, describe
+from planaria.swarm.peer.peer import Peer, describe
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.prompts import PromptFormat, prompt_layout
@@ -54,7 +54,7 @@ def make_task(config: SwarmConfig) -> Task:
     return task
 
 
-def custom_classes(config: SwarmConfig) -> list[type[Choice]]:
+def selected_custom_classes(config: SwarmConfig) -> list[type[Choice]]:
     """Return the custom classes that a peer's configuration selects; their code is not part of the recipe."""
     chosen: list[type[Choice]] = [TASKS.find(config.task.name), POLICIES.find(config.policy.kind)]
     attacks = {config.attack.kind, *config.evaluate.watch} - {HONEST}
@@ -80,7 +80,7 @@ def assemble(
     config = _with_members(config, known)
     task = make_task(config)
     checks = make_layers(config)
-    mirror = Board.open(board, identity, known=known)
+    mirror = Board(board, identity, known=known)
     mirror.create_run(run_rules(config, task))  # first, to report a wrong address before slow work
     policy = make_policy(config, task, on_progress)
     committee = Committee.from_rules(mirror.rules.rules)
@@ -100,7 +100,7 @@ def assemble(
     drawing = policy.clone() if config.draws_during_learning else policy
     server = RemoteSampler(config, drawing, records / SERVED, name) if config.policy.server else None
     first = peer_board.join_and_wait(hello, known)
-    return Peer(PeerSetup(config, name, records, peer_board, task, policy, checks, first, known, server))
+    return Peer(config, name, records, peer_board, task, policy, checks, first, known, server)
 
 
 def _with_members(config: SwarmConfig, known: Set[str]) -> SwarmConfig:

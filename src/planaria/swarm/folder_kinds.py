@@ -33,7 +33,7 @@ class DrillFolder(FolderKind):
     name, marker = "drill", "drill.json"
 
     def report(self, folder: Path) -> ReportPage:
-        from planaria.swarm.drill import Drill
+        from planaria.swarm.drill_arms import Drill
         from planaria.swarm.report.drill_report import body, write_drill_report
 
         drill = documents.read_model(folder / self.marker, Drill, fix=FIX)

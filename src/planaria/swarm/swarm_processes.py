@@ -19,11 +19,11 @@ from planaria.common.signals import describe_exit, interrupt_on_stop
 from planaria.config.registry import blame_custom_code
 from planaria.runtime.fleet.process import WorkerProcess
 from planaria.runtime.fleet.spawner import spawner
-from planaria.swarm.assemble import assemble, custom_classes
+from planaria.swarm.assemble import assemble, selected_custom_classes
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import peer_config, peer_names
-from planaria.swarm.records.lines import LOG, PEERS, Finished, Log, Record, follow
+from planaria.swarm.records.lines import LOG, PEERS, Finished, Log, LogRecord, follow
 
 PRELOAD = [__name__]
 """modules that the fork server imports for peers"""
@@ -31,7 +31,7 @@ POLL_S = 0.1
 GRACE_S = 5.0
 """seconds for peers to stop after SIGTERM"""
 
-OnRecord = Callable[[str, Record], None]
+OnRecord = Callable[[str, LogRecord], None]
 OnExit = Callable[[str, str], None]
 
 
@@ -110,7 +110,6 @@ def describe_failures(codes: Mapping[str, int]) -> list[str]:
 
 
 def _run_peer(config_json: str, name: str, folder: Path, logs: LogSettings = DEFAULT) -> None:
-    """Run a peer in its process."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the swarm stops peers with SIGTERM
     config = SwarmConfig.model_validate_json(config_json)
     configure(logs.level or "warning", logs.json, run=config.name, peer=name)
@@ -118,7 +117,7 @@ def _run_peer(config_json: str, name: str, folder: Path, logs: LogSettings = DEF
     try:
         identities = {peer: own_identity(config, peer, folder) for peer in peer_names(config)}
         local_peers = {identity.peer for identity in identities.values()} if config.rounds.gather else set()
-        with blame_custom_code(partial(custom_classes, config)):
+        with blame_custom_code(partial(selected_custom_classes, config)):
             assemble(config, name, folder, board_address(config, folder), identities[name], known=local_peers).run()
     except (UserError, RunStopped) as error:
         Log(folder / PEERS / name / LOG).append(Finished(reason=str(error)))

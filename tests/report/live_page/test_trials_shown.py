@@ -116,7 +116,6 @@ def test_a_growing_swarm_is_followed_and_later_peers_are_shown(tmp_path: Path) -
     log.append(round_of(7, 1010.0, 2))
     assert [frame.t for frame in shown(source)] == [10.0]
     assert source.state["peers"]["carl"]["round"] == 8 and source.state["over"] == ""
-    log.close()
     with (tmp_path / PEERS / "carl" / LOG).open("a") as file:
         file.write("nonsense\n")
     with pytest.raises(UserError, match=r"carl.log\.jsonl cannot be read"):

@@ -24,7 +24,8 @@ from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.audit.audit_results import Audit, AuditCheck, AuditLimits, BehindCensor, Leakage, Leaked, LeakPoint
 from planaria.swarm.audit.leakage import estimate
 from planaria.swarm.config.swarm_config import SwarmConfig
-from planaria.swarm.drill import Drill, DrilledArm, DrillRun
+from planaria.swarm.drill_arms import Drill, DrilledArm, DrillRun
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.lines import (
     LOG,
     PEERS,
@@ -36,7 +37,6 @@ from planaria.swarm.records.lines import (
     RoundDone,
     VoteSummary,
 )
-from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import ALL, EvaluationPoint, LayerOutcome, PeerOutcome, RunOutcome, read_outcome
 from planaria.swarm.report import audit_report, drill_report, swarm_report
 from support.report import synthetic_replicas as replicas
@@ -132,7 +132,6 @@ def swarmed(
                 ),
             )  # fmt: skip
         log.append(Finished())
-        log.close()
     return SwarmConfig(name="bees"), read_outcome(folder)
 
 

@@ -18,8 +18,8 @@ from planaria.planner.schedule import EdgeLoad, SeveralPaths
 from planaria.report.run import report, schedule_page
 from planaria.report.run.schedule_figures import step_of
 from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.lines import VoteSummary
-from planaria.swarm.records.measure import HitTally
 from planaria.swarm.repair.repair_results import MASK, Repaired, StrategyResult, TextMeasurements
 from planaria.swarm.report import drill_report, swarm_report
 from support.report import compression_facts, every_page, failover_facts, holder_facts, raced_exchanges, trust_facts

@@ -8,8 +8,8 @@ from pathlib import Path
 from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint
 from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.lab.trials.result_cache import CachedResult, identity
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, LayerCounts, Log, PeerStarted, RoundDone
-from planaria.swarm.records.measure import HitTally
 
 STEPS, EVERY = 40, 5
 IDS = {"anna": "a" * 32, "bert": "b" * 32}
@@ -85,5 +85,4 @@ def swarm_in(folder: Path) -> Path:
         log.append(
             Evaluated(time=1006.0, round=3, accuracy=HitTally(hits=3, eligible=4), tokens=3.0), Finished(time=1007.0)
         )
-        log.close()
     return folder

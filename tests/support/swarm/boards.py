@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from planaria.swarm.board import board as board_module
+from planaria.swarm.board import envelope
 from planaria.swarm.board.attendance import RoundTerms
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
+from planaria.swarm.board.message import Rollouts
+from planaria.swarm.board.message_limits import LIMITS
 from support.swarm.swarm_messages import hello, rollouts
 
 RULES: Any = {"task": "sums", "group": 12, "loss": {"clip": 0.2}}
@@ -31,6 +38,12 @@ class Clock:
         self.on(self.now)
 
 
+def lower_limits(monkeypatch: pytest.MonkeyPatch, message_bytes: int = Rollouts.max_bytes, **limits: int) -> None:
+    monkeypatch.setattr(Rollouts, "max_bytes", message_bytes)
+    for module in (board_module, envelope):
+        monkeypatch.setattr(module, "LIMITS", replace(LIMITS, **limits))
+
+
 def place(kind: str, folder: Path) -> str:
     """Return an unused place."""
     return str(folder / "board") if kind == "folder" else f"{kind}://{uuid.uuid4().hex}/board"
@@ -41,9 +54,9 @@ def member(
 ) -> tuple[Board, PeerIdentity]:
     """Return a board and identity that founded or joined the run there."""
     who, clock = who or PeerIdentity.generate(), clock or Clock()
-    board = Board.open(url, who, clock=clock, sleep=clock.sleep, **options)
-    board.join(hello(who, board.create_run(RULES).run))
-    return board, who
+    opened = Board(url, who, clock=clock, sleep=clock.sleep, **options)
+    opened.join(hello(who, opened.create_run(RULES).run))
+    return opened, who
 
 
 def exchange(boards: list[tuple[Board, PeerIdentity]], rounds: int) -> None:

@@ -18,7 +18,7 @@ from support.swarm.swarm_messages import hello, rollouts
 
 def main(place: str, key: str, rounds: int, characters: int, hang: bool) -> None:
     who = PeerIdentity.load_or_create(Path(key))
-    board = Board.open(place, who)
+    board = Board(place, who)
     run = board.create_run({"task": "sums"}).run
     board.join(hello(who, run))
     groups = (ProblemCompletions(problem=0, completions=(Completion(text="x" * characters, ended=True),) * 60),)

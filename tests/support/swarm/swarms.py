@@ -18,7 +18,7 @@ from planaria.swarm.assemble import assemble
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import peer_config, peer_names
 from planaria.swarm.peer.peer import Peer
-from planaria.swarm.records.lines import LOG, PEERS, Record, RoundDone, read_log
+from planaria.swarm.records.lines import LOG, PEERS, LogRecord, RoundDone, read_log
 from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.report import swarm_report
 from planaria.swarm.swarm_processes import LiveSwarm, board_address, own_identity
@@ -71,9 +71,12 @@ def threads(*peers: Callable[[], None]) -> Iterator[None]:
         raise raised[0]
 
 
-def together(config: SwarmConfig, folder: Path, who: Sequence[str] | None = None) -> None:
-    """Run the whole swarm, every peer a thread."""
-    with threads(*[lambda name=name: peer(config, name, folder).run() for name in who or peer_names(config)]):
+def together(
+    config: SwarmConfig, folder: Path, who: Sequence[str] | None = None, beside: Callable[[], None] | None = None
+) -> None:
+    """Run the whole swarm, or these peers, every peer a thread; another runs ``beside`` them."""
+    peers = [lambda name=name: peer(config, name, folder).run() for name in who or peer_names(config)]
+    with threads(*peers, *([beside] if beside else [])):
         pass
     reported(config, folder)
 
@@ -108,7 +111,7 @@ def killed_and_restarted(swarm: LiveSwarm, after_round: int) -> None:
     """Run a swarm of two to its end; the process of p1 is killed once it has ended this round, and started again."""
     events: list[str] = []
 
-    def on_record(name: str, record: Record) -> None:
+    def on_record(name: str, record: LogRecord) -> None:
         if name == "p1" and isinstance(record, RoundDone) and record.round >= after_round and not events:
             events.append("killed")
             os.kill(swarm.processes["p1"].pid or 0, signal.SIGKILL)
@@ -142,8 +145,16 @@ def until(condition: Callable[[], bool], seconds: float = 100.0) -> None:
         time.sleep(0.01)
 
 
-def log(folder: Path, name: str) -> list[Record]:
+def log(folder: Path, name: str) -> list[LogRecord]:
     return read_log(folder / PEERS / name / LOG)
+
+
+def timeless(folder: Path, name: str) -> list[LogRecord]:
+    """Records without what differs between equal runs."""
+    fields = {"time": 0.0, "seconds": {}, "run": "", "serving": None}
+    return [
+        r.model_copy(update={k: v for k, v in fields.items() if k in type(r).model_fields}) for r in log(folder, name)
+    ]
 
 
 def rounds(folder: Path, name: str) -> dict[int, RoundDone]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planaria.swarm.drill import Drill, DrilledArm, DrillRun
-from planaria.swarm.records.measure import HitTally
+from planaria.swarm.drill_arms import Drill, DrilledArm, DrillRun
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.outcome import EvaluationPoint, PeerOutcome, RunOutcome
 from planaria.swarm.report.drill_report import _peers, write_drill_report
 

@@ -76,10 +76,10 @@ def _join(
         raise UserError("--machines and --gpus are for nodes of a Ray cluster; add --ray ADDRESS, or remove them")
     if ports is not None and not 1 <= ports[0] <= ports[1] <= 65535:
         raise UserError(f"--ports {ports[0]} {ports[1]}: use the first and the last port, from 1 to 65535")
+    from planaria.common.address import Reach
     from planaria.runtime.engine.machine_service import MachineOptions, join
     from planaria.runtime.engine.run_fleet import PRELOAD
     from planaria.runtime.fleet.spawner import fork_server
-    from planaria.common.address import Reach
 
     access = _access(run, key_file)
     fork_server(PRELOAD)

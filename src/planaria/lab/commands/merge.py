@@ -29,9 +29,10 @@ from planaria.models import task_vectors
 from planaria.models.llama_stages import Llama
 from planaria.runtime.preparation.weight_sources import open_model
 from planaria.swarm.commands.realign import require_free, write_model
+from planaria.swarm.learning.weight_versions import copy_weights
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy, usage_of
-from planaria.swarm.repair.repair_training import set_weights, weights_of
+from planaria.swarm.repair.repair_training import weights_of
 
 MAX_RELATIVE_CHANGE = 1.0
 """mean change over mean weight at which a model no longer counts as a child of a parent"""
@@ -88,7 +89,7 @@ def write_sum(sources: MergeSources, to: Path, record: Fused) -> None:
     parent = weights_of(sources.parent)
     added = fused.contributions(record, parent, [weights_of(expert) for expert in sources.experts])
     whole = sources.parent.clone()
-    set_weights(whole, task_vectors.add_contributions(parent, added))
+    copy_weights(whole.module, task_vectors.add_contributions(parent, added))
     write_model(to, whole, {FILE: record.model_dump_json(indent=1).encode()})
     print(f"{to}: {len(sources.experts)} experts in one model of {sources.known.members[0].parameters:,} parameters, "
           f"by {record.by}, λ = {record.scale:g}; `planaria eval {to}` measures its loss")  # fmt: skip

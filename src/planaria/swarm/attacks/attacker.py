@@ -20,7 +20,7 @@ from planaria.swarm.attacks import ATTACKS, HONEST
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.config.swarm_config import AttackConfig, SwarmConfig
 from planaria.swarm.learning.loss_config import LossConfig
-from planaria.swarm.peer.completion_authors import HonestAuthor
+from planaria.swarm.peer.author import Author
 from planaria.swarm.peer.evaluation import poisonable_problems
 from planaria.swarm.peer.random_draws import chosen_problems, derive_seed
 from planaria.swarm.peer.rollout import PromptedProblem, Rollout
@@ -32,18 +32,14 @@ TRIES = 16
 """poisoned solutions per completion that an adaptive attacker sends, and minimum draws for its vote"""
 
 
-class Attacker:
+class Attacker(Author):
     """Author of poison. An adaptive attacker first tries it on the layers ``checks``."""
 
     def __init__(
         self, config: SwarmConfig, name: str, task: Task, policy: Policy, checks: Sequence[Check] = ()
     ) -> None:
+        super().__init__(config, name, task, policy)
         self._attack = ATTACKS.make(config.attack.kind, config.attack.options)
-        self._honest = HonestAuthor(config, name, task, policy)
-        self._config = config
-        self._name = name
-        self._task = task
-        self._policy = policy
         self._checks = checks
 
     def choose(self, round_number: int, count: int) -> list[int]:
@@ -58,7 +54,7 @@ class Attacker:
         )
 
     def write(self, round_number: int, requested: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
-        honest = self._honest.write(round_number, requested, count)
+        honest = super().write(round_number, requested, count)
         if self._attack.only_selects_problems:
             return [[replace(written, poison=True) for written in drawn] for drawn in honest]
         return [self._mix(round_number, each, drawn) for each, drawn in zip(requested, honest, strict=True)]
@@ -117,7 +113,7 @@ class Attacker:
         """Return correct solutions, or without an oracle the draws of the majority."""
         problem = requested.problem
         if candidates := self._attack.candidates:
-            (drawn,) = self._honest.draw([requested], candidates, "candidates", round_number, problem.number)
+            (drawn,) = self.draw([requested], candidates, "candidates", round_number, problem.number)
             ended = [w for w in drawn if w.ended]
             oracle = self._config.attack.oracle
             right = (
@@ -127,7 +123,7 @@ class Attacker:
         solution = self._task.solution(problem, rng) if self._config.attack.oracle else None
         if solution is not None:
             return [solution, *(self._task.solution(problem, rng) or solution for _ in range(wanted - 1))]
-        (drawn,) = self._honest.draw([requested], max(TRIES, wanted), "votes", round_number, problem.number)
+        (drawn,) = self.draw([requested], max(TRIES, wanted), "votes", round_number, problem.number)
         return self._majority_texts(drawn)[:wanted]
 
     def _majority_texts(self, drawn: Sequence[Rollout]) -> list[str]:

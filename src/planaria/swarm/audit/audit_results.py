@@ -8,7 +8,7 @@ from pydantic import Field
 
 from planaria.common.documents import Record, former_names
 from planaria.swarm.audit.leakage import Estimate
-from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.hit_tally import HitTally
 
 Verdict = Literal["passed", "failed", "not asked", "nothing there"]
 PASSED: Verdict = "passed"

@@ -25,8 +25,6 @@ class Census:
     goodbyes: dict[str, Goodbye]
     rejected: dict[str, str]
     """reason, for each peer whose hello or goodbye is invalid"""
-    unread: int
-    """number of peer folders that were not read because of the limit"""
 
     def members(self, round_number: int) -> frozenset[str]:
         """Return the peers that joined by ``round_number`` and did not leave before it."""
@@ -62,22 +60,19 @@ class RoundMessages:
         """Peers whose message is missing or may still be incomplete."""
         return (*self.missing, *(self.rejected.keys() - self.rejected_permanently.keys()))
 
-    def merge(self, later: RoundMessages) -> RoundMessages:
-        """Merge a later read of the open peers."""
+    def merge(self, later: RoundMessages, elapsed_s: float) -> RoundMessages:
+        """Merge a later read of the open peers; its messages arrived after ``elapsed_s`` seconds."""
+        arrival_s = {**dict.fromkeys(later.found, elapsed_s), **self.arrival_s}
         return RoundMessages(
-            self.found | later.found, later.missing, self.rejected_permanently | later.rejected, self.arrival_s
+            self.found | later.found, later.missing, self.rejected_permanently | later.rejected, arrival_s
         )
-
-    def with_arrival_times(self, elapsed_s: float) -> RoundMessages:
-        """Set the arrival time of the new messages to ``elapsed_s``."""
-        return replace(self, arrival_s={peer: self.arrival_s.get(peer, elapsed_s) for peer in self.found})
 
     def restrict_to(self, listed: Set[str], guilty: Mapping[str, str]) -> RoundMessages:
         """Keep the messages of ``listed`` peers; mark others missing, or rejected if they are in ``guilty``."""
-        left = {*self.found, *self.missing, *self.rejected} - listed
-        rejected = self.rejected | {peer: guilty[peer] for peer in left & guilty.keys()}
-        result = {peer: message for peer, message in self.found.items() if peer in listed}
-        return replace(self, found=result, missing=tuple(sorted(left - rejected.keys())), rejected=rejected)
+        others = {*self.found, *self.missing, *self.rejected} - listed
+        rejected = self.rejected | {peer: guilty[peer] for peer in others & guilty.keys()}
+        found = {peer: message for peer, message in self.found.items() if peer in listed}
+        return replace(self, found=found, missing=tuple(sorted(others - rejected.keys())), rejected=rejected)
 
 
 class Decision(enum.Enum):
@@ -106,7 +101,7 @@ class RoundTerms:
             raise ValueError(f"{self}: a round requires 0 <= timeout_s <= patience_s and a quorum of at least 0")
 
 
-def decide_round(
+def quorum_decision(
     expected: Set[str], found: Set[str], rejected: Set[str], elapsed_s: float, terms: RoundTerms
 ) -> Decision:
     """Decide whether a round closes after ``elapsed_s`` seconds.
@@ -139,11 +134,10 @@ class RoundStalled(RunStopped):
 
         :param missing: absent peer → reason
         """
-        self.run, self.round = run, round_number
-        self.present, self.missing = tuple(sorted(present_peers)), dict(sorted(missing.items()))
-        names = ", ".join(peer[:8] for peer in self.present) or "none"
-        absent = ", ".join(f"{peer[:8]} ({why})" for peer, why in self.missing.items())
-        came = f"{len(self.present)} of {len(self.present) + len(self.missing)} peers are present"
+        present = sorted(present_peers)
+        names = ", ".join(peer[:8] for peer in present) or "none"
+        absent = ", ".join(f"{peer[:8]} ({why})" for peer, why in sorted(missing.items()))
+        came = f"{len(present)} of {len(present) + len(missing)} peers are present"
         super().__init__(
             f"run {run[:8]}, round {round_number}: {came} and the quorum is {quorum}; present: {names}; "
             f"missing: {absent}"
@@ -181,7 +175,6 @@ class PolledPeers:
         self._goodbye_polls: Counter[str] = Counter()
 
     def mark_active(self, peers: Iterable[str]) -> None:
-        """Record that these peers sent completions."""
         self._active.update(peers)
 
     def select_unjoined(self, names: Set[str]) -> list[str]:
@@ -220,9 +213,9 @@ UNKNOWN_ACCOUNT = ""
 class PeerSelector:
     """Selects the peers that the next round waits for; the selection is the same for all readers with equal inputs.
 
-    A peer that was absent is awaited again once it was received in one round, and after each further absence in four
-    times as many consecutive rounds. A peer that withholds messages thus costs about log4(R) timeouts in R rounds. A
-    message of a peer that is not awaited still counts if it arrives in time.
+    After its n-th absence a peer is awaited again once it was received in 4^(n - 1) consecutive rounds, that is in one
+    round after its first. A peer that withholds messages thus costs about log4(R) timeouts in R rounds. A message of a
+    peer that is not awaited still counts if it arrives in time.
     """
 
     def __init__(self, founders: Set[str]) -> None:
@@ -236,7 +229,6 @@ class PeerSelector:
 
     @property
     def is_new(self) -> bool:
-        """Whether no round has been recorded."""
         return self._streaks is None
 
     def record_round(self, awaited: Set[str], received: Set[str]) -> None:
@@ -265,7 +257,7 @@ class PeerSelector:
         return sure | frozenset(heapq.nsmallest(MAX_UNAWAITED_READS, lots, key=lots.__getitem__))
 
     def _required_streak(self, peer: str) -> int:
-        """Return the consecutive rounds that a peer must have been received in."""
+        """Return the consecutive rounds that a peer must have been received in: 4^(absences - 1), at least 1."""
         return 1 << (2 * min(15, max(0, self._missed[self._account(peer)] - 1)))
 
     def _account(self, peer: str) -> str:

@@ -19,7 +19,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from functools import cached_property
 
 from pydantic import JsonValue
 
@@ -32,21 +32,17 @@ from planaria.swarm.board.attendance import (
     RoundMessages,
     RoundStalled,
     RoundTerms,
-    decide_round,
+    quorum_decision,
     seconds_to_decision,
 )
 from planaria.swarm.board.claims import ClaimLedger, first_difference, round_path
 from planaria.swarm.board.envelope import Message, seal, unseal, unseal_with_claim
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage, Closing, Goodbye, Hello, Receipt, Rollouts, RunRules
-from planaria.swarm.board.message_limits import LIMITS, MessageLimits
+from planaria.swarm.board.message_limits import LIMITS
 
 PEER = re.compile("[0-9a-f]{32}")
 _RETRY = Retry()
-_SMALL_BYTES = 2**16
-"""maximum bytes of rules, hello and goodbye"""
-_CLOSING_BYTES = 2**20
-"""maximum bytes of a closing that lists a message, a closing and a proof for each peer of the largest board"""
 
 
 class AlreadyPublished(Exception):
@@ -58,81 +54,59 @@ class Board:
 
     def __init__(
         self,
-        store: Store,
-        identity: PeerIdentity | None,
-        limits: MessageLimits,
-        known: Iterable[str],
-        clock: Callable[[], float],
-        sleep: Callable[[float], None],
-    ) -> None:
-        self._store, self._limits = store, limits
-        self._identity = identity
-        self._small_limits = replace(limits, message_bytes=_SMALL_BYTES)
-        self._rules: RunRules | None = None
-        self._ledger: ClaimLedger | None = None
-        self._closing_limits = replace(limits, message_bytes=_CLOSING_BYTES)
-        self._clock, self._sleep = clock, sleep
-        secret = identity.sign(b"planaria swarm order\0") if identity else secrets.token_bytes(64)
-        self._roster = PolledPeers({*known} | ({identity.peer} if identity else set()), limits.peers, secret)
-
-    @classmethod
-    def open(
-        cls,
         url: str,
         identity: PeerIdentity | None = None,
-        limits: MessageLimits = LIMITS,
         *,
         known: Iterable[str] = (),
         retry: Retry = _RETRY,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-    ) -> Board:
+    ) -> None:
         """Open the board at a URL or in a folder, which need not exist.
 
         :param known: ids of known peers, which are read first
         :raises UserError: if the URL is not supported.
         """
-        return cls(Store(url, "board", retry, clock, sleep), identity, limits, known, clock, sleep)
+        self._store = Store(url, "board", retry, clock, sleep)
+        self._identity = identity
+        self._clock, self._sleep = clock, sleep
+        secret = identity.sign(b"planaria swarm order\0") if identity else secrets.token_bytes(64)
+        self._polled = PolledPeers({*known} | ({identity.peer} if identity else set()), LIMITS.peers, secret)
 
-    @property
+    @cached_property
     def rules(self) -> RunRules:
         """Rules of the run.
 
         :raises UserError: if the board has no run or its rules are invalid.
         """
-        if self._rules is None:
-            try:
-                self._rules = self._read_message("rules.json", RunRules, self._small_limits)
-            except BadMessage as error:
-                raise UserError(
-                    f"{self._store.location}/rules.json: {error.reason}; create the swarm on another board"
-                ) from None
-        if self._rules is None:
-            fix = f"check the address, or create a run with `planaria swarm join RECIPE --board {self._store.location}`"
-            raise UserError(f"{self._store.location}: this board has no run; {fix}")
-        return self._rules
+        location = self._store.location
+        try:
+            rules = self._read_message("rules.json", RunRules)
+        except BadMessage as error:
+            raise UserError(f"{location}/rules.json: {error.reason}; create the swarm on another board") from None
+        if rules is None:
+            fix = f"check the address, or create a run with `planaria swarm join RECIPE --board {location}`"
+            raise UserError(f"{location}: this board has no run; {fix}")
+        return rules
 
     @property
     def founding_envelope(self) -> bytes:
         """The rules' envelope; raises as :attr:`rules` does."""
         self.rules  # noqa: B018 (raises a clear error)
-        return self._store.read("rules.json", _SMALL_BYTES) or b""
+        return self._store.read("rules.json", RunRules.max_bytes) or b""
 
-    @property
+    @cached_property
     def ledger(self) -> ClaimLedger:
         """Claims read from this board, and proofs of equivocation."""
-        if self._ledger is None:
-            self._ledger = ClaimLedger(self.rules.run)
-        return self._ledger
+        return ClaimLedger(self.rules.run)
 
     def create_run(self, rules: Mapping[str, JsonValue]) -> RunRules:
         """Create a run with these rules, or open the existing run if its rules are equal.
 
         :raises UserError: if its rules differ; the message names the first such key.
         """
-        me = self._me
-        own = RunRules(peer=me.peer, nonce=secrets.token_hex(16), rules=dict(rules))
-        self._store.write("rules.json", self._seal(own, RunRules, self._small_limits))
+        own = RunRules(peer=self._me.peer, nonce=secrets.token_hex(16), rules=dict(rules))
+        self._store.write("rules.json", self._seal(own))
         if difference := first_difference(own.rules, self.rules.rules):
             raise UserError(
                 f"{self._store.location}: the run has other rules: {difference}; use its rules, or "
@@ -146,13 +120,11 @@ class Board:
         :raises UserError: if the peer joined with another tokenizer, or has left.
         """
         own, location = self._me.peer, self._store.location
-        path = message_path(own, "hello.json")
-        raw = self._seal(hello, Hello, self._small_limits)
+        path = message_path(own, hello.place)
+        raw = self._seal(hello)
         try:
-            left = self._read_message(message_path(own, "goodbye.json"), Goodbye, self._small_limits, own)
-            published = (
-                hello if self._store.write(path, raw) else self._read_message(path, Hello, self._small_limits, own)
-            )
+            left = self._read_message(message_path(own, "goodbye.json"), Goodbye, own)
+            published = hello if self._store.write(path, raw) else self._read_message(path, Hello, own)
         except BadMessage as error:
             raise UserError(
                 f"{location}: the message under this peer's id is {error.reason}; use another identity"
@@ -162,159 +134,13 @@ class Board:
             raise UserError(f"{location}: peer {own} {why}; use another identity")
         return published
 
-    def publish(self, rollouts: Rollouts) -> None:
-        """Append this peer's completions of a round; idempotent.
-
-        :raises UserError: if other peers would reject the message.
-        :raises AlreadyPublished: if another message has this path.
-        """
-        path = message_path(self._me.peer, rollouts.place)
-        self._append(path, rollouts, Rollouts, self._limits)
-
-    def publish_closing_or_receipt(self, message: Closing | Receipt) -> None:
-        """Append a closing or receipt of this peer, if possible: a round does not depend on one peer's message."""
-        path = message_path(self._me.peer, message.place)
-        try:
-            if isinstance(message, Closing):
-                self._append(path, message, Closing, self._closing_limits)
-            else:
-                self._append(path, message, Receipt, self._limits)
-        except (AlreadyPublished, UserError):
-            return
-
-    def closings(self, round_number: int, peers: Iterable[str]) -> dict[str, Closing]:
-        """Return the valid closings of a round by these peers."""
-        return self._read_each(peers, round_path("closings", round_number), Closing, self._closing_limits)[0]
-
-    def read_receipt(self, peer: str, about: str, round_number: int) -> tuple[Receipt, bytes] | None:
-        """Return a peer's receipt and its envelope, or None if there is no valid one."""
-        path = message_path(peer, round_path(f"receipts/{about}", round_number))
-        try:
-            raw = self._store.read(path, self._limits.message_bytes)
-            return None if raw is None else (self._unseal(raw, path, Receipt, self._limits, peer), raw)
-        except BadMessage:
-            return None
-
-    def leave(self, goodbye: Goodbye) -> None:
-        """Publish a goodbye; raises as ``publish`` does."""
-        path = message_path(self._me.peer, "goodbye.json")
-        self._append(path, goodbye, Goodbye, self._small_limits)
-
-    def peers(self) -> Census:
-        """Read the participants of the run, by verified messages.
-
-        A hello or goodbye that has been read stays valid even if its file changes. One call reads at most
-        ``MessageLimits.peers`` peers, selected by :class:`planaria.swarm.board.attendance.PolledPeers`.
-        """
-        roster, small = self._roster, self._small_limits
-        names = set(self._store.folders("peers", PEER)) - roster.hellos.keys()
-        drawn = roster.select_unjoined(names)
-        hellos, rejected = self._read_each(drawn, "hello.json", Hello, small)
-        roster.hellos |= hellos
-        goodbyes, wrong = self._read_each(roster.select_unleft(), "goodbye.json", Goodbye, small)
-        roster.goodbyes |= goodbyes
-        unread = len(names) - len(drawn)
-        return Census(dict(sorted(roster.hellos.items())), dict(roster.goodbyes), rejected | wrong, unread)
-
-    def read(self, peer: str, round_number: int) -> Rollouts | None:
-        """Return a peer's completions of a round, or None if they have not been published.
-
-        :raises BadMessage: if the message is invalid; "not JSON" may mean that it is not completely written.
-        """
-        return self._read_message(message_path(peer, round_path("rounds", round_number)), Rollouts, self._limits, peer)
-
-    def gather(self, round_number: int, peers: Iterable[str]) -> RoundMessages:
-        """Read the messages of ``peers`` for a round once."""
-        requested = sorted(set(peers))
-        result, rejected = self._read_each(requested, round_path("rounds", round_number), Rollouts, self._limits)
-        missing = [peer for peer in requested if peer not in result and peer not in rejected]
-        self._roster.mark_active(result)
-        return RoundMessages(result, tuple(missing), rejected)
-
-    def wait(self, round_number: int, peers: Iterable[str], terms: RoundTerms, poll_s: float = 1.0) -> RoundMessages:
-        """Poll for the messages of ``peers`` until :func:`planaria.swarm.board.attendance.decide_round` closes the
-        round.
-
-        :raises RoundStalled: if the round stays below its quorum.
-        """
-        began, everyone = self._clock(), frozenset(peers)
-        seen = RoundMessages({}, tuple(everyone), {})
-        while True:
-            seen = seen.merge(self.gather(round_number, seen.open))
-            elapsed = self._clock() - began
-            seen = seen.with_arrival_times(elapsed)
-            match decide_round(everyone, seen.found.keys(), seen.rejected_permanently.keys(), elapsed, terms):
-                case Decision.CLOSE:
-                    return seen
-                case Decision.STALLED:
-                    why = dict.fromkeys(seen.missing, "sent nothing") | seen.rejected
-                    raise RoundStalled(self.rules.run, round_number, seen.found, why, terms.quorum)
-            self._sleep(min(poll_s, seconds_to_decision(elapsed, terms)))
-
-    def pause(self, seconds: float) -> None:
-        """Sleep on this board's clock."""
-        self._sleep(seconds)
-
-    @property
-    def _me(self) -> PeerIdentity:
-        """This peer's identity; ValueError if the board is read-only."""
-        if self._identity is None:
-            raise ValueError(f"{self._store.location} was opened read-only")
-        return self._identity
-
-    def _read_message(
-        self, path: str, kind: type[Message], limits: MessageLimits, peer: str | None = None
-    ) -> Message | None:
-        """Return the message at a path, or None if there is no file; BadMessage if it is invalid."""
-        raw = self._store.read(path, limits.message_bytes)
-        return None if raw is None else self._unseal(raw, path, kind, limits, peer)
-
-    def _read_each(
-        self, peers: Iterable[str], name: str, kind: type[Message], limits: MessageLimits
-    ) -> tuple[dict[str, Message], dict[str, str]]:
-        """Return the valid messages and the reasons of the invalid ones, by peer."""
-        result: dict[str, Message] = {}
-        rejected: dict[str, str] = {}
-        requested = sorted(set(peers))
-        places = [message_path(peer, name) for peer in requested]
-        answers = self._store.read_each(places, limits.message_bytes)
-        for peer, path, raw in zip(requested, places, answers, strict=True):
-            try:
-                if isinstance(raw, BadMessage):
-                    raise raw
-                if raw is not None:
-                    result[peer] = self._unseal(raw, path, kind, limits, peer)
-            except BadMessage as error:
-                rejected[peer] = error.reason
-        return result, rejected
-
-    def _unseal(self, raw: bytes, path: str, kind: type[Message], limits: MessageLimits, peer: str | None) -> Message:
-        """Return the message of an envelope and record its claim."""
-        if kind is RunRules:
-            return unseal(raw, limits, kind, peer=peer)
-        place = path.removeprefix(f"peers/{peer}/")
-        message, claim = unseal_with_claim(raw, limits, kind, peer=peer, run=self.rules.run, place=place)
-        self.ledger.record(claim, checked=True)
-        return message
-
-    def _seal(self, message: Message, kind: type[Message], limits: MessageLimits) -> bytes:
-        """Return the envelope of a message; UserError if other peers would reject it."""
-        raw = seal(self._me, message)
-        run = None if kind is RunRules else self.rules.run
-        try:
-            unseal(raw, limits, kind, peer=self._me.peer, run=run)
-        except BadMessage as error:
-            why = f"other peers would reject this {message.kind} message: {error.reason}"
-            raise UserError(f"{self._store.location}: {why}; their limits are {limits}") from None
-        return raw
-
-    def _append(self, path: str, message: Message, kind: type[Message], limits: MessageLimits) -> None:
-        """Write a message; do nothing if it exists.
+    def publish(self, message: Message) -> None:
+        """Append a message of this peer; do nothing if it exists.
 
         :raises UserError: if other peers would reject it.
         :raises AlreadyPublished: if another message has this path.
         """
-        raw = self._seal(message, kind, limits)
+        path, raw = message_path(self._me.peer, message.place), self._seal(message)
         if self._store.write(path, raw):
             return
         try:
@@ -325,6 +151,121 @@ class Board:
             raise AlreadyPublished(
                 f"{self._store.location}/{path}: another message exists, and messages are never replaced"
             )
+
+    def closings(self, round_number: int, peers: Iterable[str]) -> dict[str, Closing]:
+        return self._read_each(peers, round_path("closings", round_number), Closing)[0]
+
+    def read_receipt(self, peer: str, about: str, round_number: int) -> tuple[Receipt, bytes] | None:
+        """Return a peer's receipt and its envelope, or None if there is no valid one."""
+        path = message_path(peer, round_path(f"receipts/{about}", round_number))
+        try:
+            raw = self._store.read(path, Receipt.max_bytes)
+            return None if raw is None else (self._unseal(raw, path, Receipt, peer), raw)
+        except BadMessage:
+            return None
+
+    def peers(self) -> Census:
+        """Read the participants of the run, by verified messages.
+
+        A hello or goodbye that has been read stays valid even if its file changes. One call reads at most
+        ``LIMITS.peers`` peers, selected by :class:`planaria.swarm.board.attendance.PolledPeers`.
+        """
+        polled = self._polled
+        names = set(self._store.folders("peers", PEER)) - polled.hellos.keys()
+        hellos, rejected = self._read_each(polled.select_unjoined(names), "hello.json", Hello)
+        polled.hellos |= hellos
+        goodbyes, wrong = self._read_each(polled.select_unleft(), "goodbye.json", Goodbye)
+        polled.goodbyes |= goodbyes
+        return Census(dict(sorted(polled.hellos.items())), dict(polled.goodbyes), rejected | wrong)
+
+    def read(self, peer: str, round_number: int) -> Rollouts | None:
+        """Return a peer's completions of a round, or None if they have not been published.
+
+        :raises BadMessage: if the message is invalid; "not JSON" may mean that it is not completely written.
+        """
+        return self._read_message(message_path(peer, round_path("rounds", round_number)), Rollouts, peer)
+
+    def gather(self, round_number: int, peers: Iterable[str]) -> RoundMessages:
+        """Read the messages of ``peers`` for a round once."""
+        requested = sorted(set(peers))
+        result, rejected = self._read_each(requested, round_path("rounds", round_number), Rollouts)
+        missing = [peer for peer in requested if peer not in result and peer not in rejected]
+        self._polled.mark_active(result)
+        return RoundMessages(result, tuple(missing), rejected)
+
+    def wait(self, round_number: int, peers: Iterable[str], terms: RoundTerms, poll_s: float = 1.0) -> RoundMessages:
+        """Poll for the messages of ``peers`` until the round may close (:func:`quorum_decision`).
+
+        :raises RoundStalled: if the round stays below its quorum.
+        """
+        began, everyone = self._clock(), frozenset(peers)
+        seen = RoundMessages({}, tuple(everyone), {})
+        while True:
+            read = self.gather(round_number, seen.open)
+            elapsed = self._clock() - began
+            seen = seen.merge(read, elapsed)
+            match quorum_decision(everyone, seen.found.keys(), seen.rejected_permanently.keys(), elapsed, terms):
+                case Decision.CLOSE:
+                    return seen
+                case Decision.STALLED:
+                    why = dict.fromkeys(seen.missing, "sent nothing") | seen.rejected
+                    raise RoundStalled(self.rules.run, round_number, seen.found, why, terms.quorum)
+            self._sleep(min(poll_s, seconds_to_decision(elapsed, terms)))
+
+    def pause(self, seconds: float) -> None:
+        self._sleep(seconds)
+
+    @property
+    def _me(self) -> PeerIdentity:
+        """This peer's identity; ValueError if the board is read-only."""
+        if self._identity is None:
+            raise ValueError(f"{self._store.location} was opened read-only")
+        return self._identity
+
+    def _read_message(self, path: str, kind: type[Message], peer: str | None = None) -> Message | None:
+        """Return the message at a path, or None if there is no file; BadMessage if it is invalid."""
+        raw = self._store.read(path, kind.max_bytes)
+        return None if raw is None else self._unseal(raw, path, kind, peer)
+
+    def _read_each(
+        self, peers: Iterable[str], name: str, kind: type[Message]
+    ) -> tuple[dict[str, Message], dict[str, str]]:
+        """Return the valid messages and the reasons of the invalid ones, by peer."""
+        result: dict[str, Message] = {}
+        rejected: dict[str, str] = {}
+        requested = sorted(set(peers))
+        places = [message_path(peer, name) for peer in requested]
+        answers = self._store.read_each(places, kind.max_bytes)
+        for peer, path, raw in zip(requested, places, answers, strict=True):
+            try:
+                if isinstance(raw, BadMessage):
+                    raise raw
+                if raw is not None:
+                    result[peer] = self._unseal(raw, path, kind, peer)
+            except BadMessage as error:
+                rejected[peer] = error.reason
+        return result, rejected
+
+    def _unseal(self, raw: bytes, path: str, kind: type[Message], peer: str | None) -> Message:
+        """Return the message of an envelope and record its claim."""
+        if kind is RunRules:
+            return unseal(raw, kind, peer=peer)
+        place = path.removeprefix(f"peers/{peer}/")
+        message, claim = unseal_with_claim(raw, kind, peer=peer, run=self.rules.run, place=place)
+        self.ledger.record(claim, checked=True)
+        return message
+
+    def _seal(self, message: Message) -> bytes:
+        """Return the envelope of a message; UserError if other peers would reject it."""
+        raw = seal(self._me, message)
+        run = None if isinstance(message, RunRules) else self.rules.run
+        try:
+            unseal(raw, type(message), peer=self._me.peer, run=run)
+        except BadMessage as error:
+            why = f"other peers would reject this {message.kind} message: {error.reason}"
+            limits = f"{message.max_bytes} bytes and {LIMITS}"
+            raise UserError(f"{self._store.location}: {why}; their limits are {limits}") from None
+        return raw
 
 
 def message_path(peer: str, name: str) -> str:

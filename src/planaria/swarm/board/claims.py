@@ -139,11 +139,11 @@ class Claim(StrictModel):
         return verify(bytes.fromhex(self.key), bytes.fromhex(self.signature), data)
 
 
-def sign_claim(identity: PeerIdentity, run: str, location: str, body: str) -> Claim:
-    """Sign the claim that ``body`` is published at ``location``."""
+def sign_claim(identity: PeerIdentity, run: str, place: str, body: str) -> Claim:
+    """Sign the claim that ``body`` is published at ``place``."""
     digest = digest_of(body)
-    signature = identity.sign(_bytes_to_sign(run, location, digest))
-    return Claim(key=identity.public.hex(), place=location, digest=digest, signature=signature.hex())
+    signature = identity.sign(_bytes_to_sign(run, place, digest))
+    return Claim(key=identity.public.hex(), place=place, digest=digest, signature=signature.hex())
 
 
 def digest_of(text: str) -> str:
@@ -151,8 +151,8 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _bytes_to_sign(run: str, location: str, digest: str) -> bytes:
-    return _SIGNED_PREFIX + "\0".join((run, location, digest)).encode()
+def _bytes_to_sign(run: str, place: str, digest: str) -> bytes:
+    return _SIGNED_PREFIX + "\0".join((run, place, digest)).encode()
 
 
 class Proof(StrictModel):
@@ -186,12 +186,10 @@ class ClaimLedger:
 
     @property
     def proofs(self) -> Mapping[str, Proof]:
-        """Proofs by equivocating peer."""
         return self._proofs
 
-    def claim(self, peer: str, location: str) -> Claim | None:
-        """Return the last recorded claim of a peer and place."""
-        return self._claims.get((peer, location))
+    def claim(self, peer: str, place: str) -> Claim | None:
+        return self._claims.get((peer, place))
 
     def record(self, claim: Claim, checked: bool = False) -> None:
         """Record a claim. An unchecked one is verified if it differs from the known claim, and dropped if invalid."""
@@ -210,9 +208,9 @@ class ClaimLedger:
 
     def forget(self, before: int) -> None:
         """Drop claims of rounds before ``before``; keep proofs."""
-        self._claims = {key: claim for key, claim in self._claims.items() if not _is_before(key[1], before)}
 
+        def is_old(place: str) -> bool:
+            number = place.rpartition("/")[2].removesuffix(".json")
+            return number.isdigit() and int(number) < before
 
-def _is_before(location: str, before: int) -> bool:
-    number = location.rpartition("/")[2].removesuffix(".json")
-    return number.isdigit() and int(number) < before
+        self._claims = {key: claim for key, claim in self._claims.items() if not is_old(key[1])}

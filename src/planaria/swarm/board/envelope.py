@@ -37,7 +37,7 @@ from planaria.swarm.board.message import (
     Rollouts,
     RunRules,
 )
-from planaria.swarm.board.message_limits import MessageLimits
+from planaria.swarm.board.message_limits import LIMITS
 
 _MANY_ERRORS = 100
 
@@ -87,26 +87,20 @@ def seal(identity: PeerIdentity, message: RunRules | Hello | Rollouts | Goodbye 
     return envelope.model_dump_json().encode()
 
 
-def unseal(raw: bytes, limits: MessageLimits, kind: type[Message], **expected: str | None) -> Message:
+def unseal(raw: bytes, kind: type[Message], **expected: str | None) -> Message:
     """Return the message of an envelope; arguments and errors as for :func:`unseal_with_claim`."""
-    return unseal_with_claim(raw, limits, kind, **expected)[0]
+    return unseal_with_claim(raw, kind, **expected)[0]
 
 
 def unseal_with_claim(
-    raw: bytes,
-    limits: MessageLimits,
-    kind: type[Message],
-    *,
-    peer: str | None = None,
-    run: str | None = None,
-    place: str | None = None,
+    raw: bytes, kind: type[Message], *, peer: str | None = None, run: str | None = None, place: str | None = None
 ) -> tuple[Message, Claim]:
     """Return the message of an envelope and its signed claim. ``peer``, ``run`` and ``place`` are expected values.
 
     :raises BadMessage: "oversized"; "not JSON"; "a key twice"; "forged": the signature is invalid or of another peer;
         "another version"; "another run"; "replayed": from another place; "too many …"; "malformed: " and the field.
     """
-    if len(raw) > limits.message_bytes:
+    if len(raw) > kind.max_bytes:
         raise BadMessage("oversized")
     envelope = _parse(Envelope, raw)
     sender, claim = peer_id(bytes.fromhex(envelope.key)), envelope.claim
@@ -120,7 +114,7 @@ def unseal_with_claim(
     if place not in (None, message.place) or envelope.place != message.place:
         raise BadMessage("replayed")
     if isinstance(message, Rollouts):
-        _check_limits(message, limits)
+        _check_limits(message)
     return message, claim
 
 
@@ -160,14 +154,14 @@ def _describe_error(error: ValidationError) -> str:
     return f"malformed: {'.'.join(known) or 'contents'}"
 
 
-def _check_limits(message: Rollouts, limits: MessageLimits) -> None:
-    if len(message.groups) > limits.groups:
+def _check_limits(message: Rollouts) -> None:
+    if len(message.groups) > LIMITS.groups:
         raise BadMessage("too many groups")
     for group in message.groups:
-        if len(group.completions) > limits.completions:
+        if len(group.completions) > LIMITS.completions:
             raise BadMessage("too many completions")
         for completion in group.completions:
-            if len(completion.text) > limits.characters:
+            if len(completion.text) > LIMITS.characters:
                 raise BadMessage("too many characters")
-            if len(completion.ids or ()) > limits.tokens:
+            if len(completion.ids or ()) > LIMITS.tokens:
                 raise BadMessage("too many tokens")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -31,6 +31,7 @@ from planaria.swarm.board.message_limits import LAST_ROUND
 
 VERSION: Final = 2
 NOT_JSON = "not JSON"
+_SMALL_BYTES = 2**16
 _MAX_CLAIMS = 3 * 256
 """maximum number of claims in a closing: a message, a closing and a receipt of each peer"""
 
@@ -42,16 +43,14 @@ BadMessage = BadObject
 class RunRules(StrictModel):
     """Rules of a run, agreed by all peers; ``peer`` founded it."""
 
+    max_bytes: ClassVar[int] = _SMALL_BYTES
+    place: ClassVar[str] = "rules.json"
     kind: Literal["rules"] = "rules"
     version: Literal[2] = VERSION
     peer: Hex32
     nonce: Hex32
     """random; distinguishes runs with equal rules"""
     rules: Content
-
-    @property
-    def place(self) -> str:
-        return "rules.json"
 
     @property
     def fingerprint(self) -> str:
@@ -68,6 +67,8 @@ class RunRules(StrictModel):
 class RunMessage(StrictModel):
     """Common leading fields of a run's messages."""
 
+    max_bytes: ClassVar[int] = 2**22
+    """maximum bytes of the envelope"""
     kind: str
     version: Literal[2] = VERSION
     run: Hex32
@@ -77,6 +78,8 @@ class RunMessage(StrictModel):
 class Hello(RunMessage):
     """A peer joins a run."""
 
+    max_bytes: ClassVar[int] = _SMALL_BYTES
+    place: ClassVar[str] = "hello.json"
     kind: Literal["hello"] = "hello"
     key: Hex64
     """raw public key, hexadecimal"""
@@ -87,10 +90,6 @@ class Hello(RunMessage):
     """description in free form"""
     joined: Round
     """first round with completions of this peer"""
-
-    @property
-    def place(self) -> str:
-        return "hello.json"
 
     @model_validator(mode="after")
     def _check_key(self) -> Hello:
@@ -162,18 +161,18 @@ class Rollouts(RunMessage):
 class Goodbye(RunMessage):
     """A peer leaves; ``after`` is its last round with completions."""
 
+    max_bytes: ClassVar[int] = _SMALL_BYTES
+    place: ClassVar[str] = "goodbye.json"
     kind: Literal["goodbye"] = "goodbye"
     after: Annotated[int, Field(ge=-1, le=LAST_ROUND)]
     """-1: no round"""
-
-    @property
-    def place(self) -> str:
-        return "goodbye.json"
 
 
 class Closing(RunMessage):
     """Messages that ``peer`` received in a round, and closings and receipts it read since its last closing."""
 
+    max_bytes: ClassVar[int] = 2**20
+    """enough for a message, a closing and a proof of each peer of the largest board"""
     kind: Literal["closing"] = "closing"
     round: Round
     words: Annotated[tuple[Claim, ...], Field(strict=False, fail_fast=True, max_length=_MAX_CLAIMS)]

@@ -9,9 +9,8 @@ LAST_ROUND = 999_999
 
 @dataclass(frozen=True)
 class MessageLimits:
-    """Limits on messages read from a peer. All peers of a run must use the same ones, or their rounds differ."""
+    """Limits on messages read from a peer. All peers must use the same ones, or their rounds differ."""
 
-    message_bytes: int = 4 * 2**20
     groups: int = 256
     """maximum number of groups in a message"""
     completions: int = 64

@@ -2,8 +2,8 @@
 
 Peers with equal weights stay equal only if they learn from the same completions. One reader may see a message that
 another does not: if it arrives near the end of a round, or from a peer that is not awaited. Each peer therefore
-publishes a closing with the messages it received, and all follow the same closing
-(:mod:`planaria.swarm.board.receipts`). A certificate of the committee, if the run has one, takes precedence.
+publishes a closing with the messages it received, and all follow the same closing. A certificate of the committee, if
+the run has one, takes precedence (:mod:`planaria.swarm.board.receipts`).
 """
 
 from __future__ import annotations
@@ -109,15 +109,13 @@ class PeerBoard:
 
     def publish(self, rollouts: Rollouts) -> None:
         """Append a round's completions; those published before a restart stay."""
-        try:
+        with contextlib.suppress(AlreadyPublished):
             self._board.publish(rollouts)
-        except AlreadyPublished:
-            return
 
     def leave(self, after: int) -> None:
         """Leave the run after ``after`` rounds."""
         with contextlib.suppress(AlreadyPublished):
-            self._board.leave(Goodbye(run=self.run, peer=self.me, after=max(0, after - 1)))
+            self._board.publish(Goodbye(run=self.run, peer=self.me, after=max(0, after - 1)))
 
     def gather(self, round_number: int, closed: bool) -> RoundMessages:
         """Return the completions of a round that all peers learn from, once the round closes.
@@ -192,7 +190,8 @@ class PeerBoard:
             receipts.sign_round(round_number, listed)
             return followed
         voters = committee.members if committee else awaited
-        early = self._early_peers(result)
+        # Every honest closing lists the peers that arrived in the first half of the time.
+        early = frozenset(peer for peer, s in result.arrival_s.items() if s < self._rounds.timeout_s / 2)
 
         def choose() -> MessageList | None:
             lists = receipts.message_lists(round_number, voters)
@@ -225,21 +224,13 @@ class PeerBoard:
         terms = RoundTerms(self._quorum_size(awaited), rounds.timeout_s, max(rounds.patience_s, rounds.timeout_s))
         began = self._clock() - self._began
         result = self._board.wait(round_number, awaited | {self.me}, terms, self._poll_s)
-        is_late = self._board.gather(round_number, self._peers_to_read(round_number) - awaited - {self.me})
+        others = self._board.gather(round_number, self._peers_to_read(round_number) - awaited - {self.me})
         arrival_s = {peer: began + seconds for peer, seconds in result.arrival_s.items()}
         return RoundMessages(
-            result.found | is_late.found,
-            result.missing + is_late.missing,
-            result.rejected | is_late.rejected,
-            arrival_s,
+            result.found | others.found, result.missing + others.missing, result.rejected | others.rejected, arrival_s
         )
 
-    def _early_peers(self, messages: RoundMessages) -> frozenset[str]:
-        """Return the peers that arrived in the first half of the time, which every honest closing lists."""
-        return frozenset(peer for peer, seconds in messages.arrival_s.items() if seconds < self._rounds.timeout_s / 2)
-
     def _message_list(self, round_number: int, messages: RoundMessages) -> MessageList:
-        """Return peer → digest of its message."""
         ledger, location = self._board.ledger, round_path("rounds", round_number)
         return {peer: claim.digest for peer in messages.found if (claim := ledger.claim(peer, location)) is not None}
 
@@ -265,7 +256,6 @@ class PeerBoard:
         return messages.restrict_to(messages.found.keys() - equivocators.keys(), equivocators)
 
     def _read_members(self, round_number: int) -> frozenset[str]:
-        """Read the current members of a round."""
         self._last_members = (round_number, self._board.peers().members(round_number))
         return self._last_members[1]
 
@@ -275,7 +265,6 @@ class PeerBoard:
         return members if round == round_number else self._read_members(round_number)
 
     def _peers_to_read(self, round_number: int) -> frozenset[str]:
-        """Return the members whose message of a round this peer reads."""
         return self._selector.peers_to_read(self.run, round_number, self._known_members(round_number))
 
     def _peers_to_await(self, round_number: int) -> frozenset[str]:

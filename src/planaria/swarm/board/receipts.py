@@ -1,8 +1,6 @@
 """Closings and receipts of a round: which set of messages all peers learn from.
 
-Peers with equal weights stay equal only while they learn from the same messages. A message that arrives when a round
-times out may reach one peer and not another. Each peer therefore publishes a closing, which lists the digests of the
-messages it received, and all peers follow the same closing (:func:`majority_list`).
+All peers of a round follow the same closing (:func:`majority_list`), a list of the digests of received messages.
 
 A receipt is a digest signed by a committee member. The run's rules list the ids of the committee. At most
 f = ⌊(n − 1) / 3⌋ of its n members may be Byzantine. A certificate consists of the receipts of n − f members with one
@@ -14,26 +12,27 @@ Bracha and Toueg, J. ACM 32, 1985).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
-from planaria.swarm.board.board import Board
+from planaria.common.errors import UserError
+from planaria.swarm.board.board import AlreadyPublished, Board
 from planaria.swarm.board.claims import (
     ClaimLedger,
     Hex32,
     Hex64,
-    Round,
     StrictModel,
     canonical_json,
     digest_of,
     round_path,
 )
-from planaria.swarm.board.envelope import unseal
-from planaria.swarm.board.message import BadMessage, Closing, Receipt, RunRules
-from planaria.swarm.board.message_limits import LIMITS
+from planaria.swarm.board.envelope import Message
+from planaria.swarm.board.message import Closing, Receipt
 
 MessageList = Mapping[str, str]
 """peer → SHA-256 of its message in a round"""
@@ -155,66 +154,6 @@ def parse_rewards(text: str, list_digest: str) -> dict[Completed, float]:
     return {(peer, problem, index): reward for peer, problem, index, reward in result.rewards}
 
 
-class RunCertificate(StrictModel):
-    """The rules and a quorum's receipts, copied from the board; can be verified without the board."""
-
-    about: About
-    round: Round
-    digest: Hex64
-    rules: str
-    """envelope of the founder"""
-    receipts: tuple[str, ...] = Field(strict=False, max_length=256)
-    """envelopes of the members"""
-
-
-@dataclass(frozen=True)
-class Certified:
-    """The content of a valid certificate."""
-
-    rules: RunRules
-    committee: Committee
-    signers: Sequence[str]
-
-
-def check_certificate(certificate: RunCertificate) -> Certified:
-    """Verify a certificate.
-
-    :raises BadMessage: with the invalid part and the reason.
-    """
-    try:
-        rules = unseal(certificate.rules.encode(), LIMITS, RunRules)
-    except BadMessage as error:
-        raise BadMessage(f"the rules are {error.reason}") from None
-    committee = Committee.from_rules(rules.rules)
-    if committee is None:
-        raise BadMessage("the rules have no committee")
-    signers: list[str] = []
-    for index, raw in enumerate(certificate.receipts):
-        try:
-            receipt = unseal(raw.encode(), LIMITS, Receipt, run=rules.run)
-        except BadMessage as error:
-            raise BadMessage(f"receipt {index} is {error.reason}") from None
-        if why := _mismatch(receipt, certificate, committee, signers):
-            raise BadMessage(f"receipt {index} is {why}")
-        signers.append(receipt.peer)
-    if len(signers) < committee.quorum:
-        raise BadMessage(f"{len(signers)} receipts, but at least {committee.quorum} are required")
-    return Certified(rules, committee, tuple(signers))
-
-
-def _mismatch(receipt: Receipt, certificate: RunCertificate, committee: Committee, before: Sequence[str]) -> str:
-    """Return why a receipt does not belong to the certificate, or an empty string if it does."""
-    if receipt.peer not in committee.members:
-        return f"of {receipt.peer[:8]}, which is not a committee member"
-    if receipt.peer in before:
-        return f"the second of {receipt.peer[:8]}"
-    if receipt.about != certificate.about:
-        return f"about {receipt.about}, not {certificate.about}"
-    if receipt.round != certificate.round:
-        return "about another round"
-    return "" if receipt.digest == certificate.digest else "about another digest"
-
-
 MAX_POLLS = 10
 """maximum number of reads while waiting for other peers"""
 
@@ -229,7 +168,6 @@ class Agreement:
         self._poll_s = poll_s
         self._closings: dict[tuple[str, int], Closing] = {}
         self._receipts: dict[tuple[str, int], dict[str, Receipt]] = defaultdict(dict)
-        self._shared: ClaimLedger | None = None
 
     def equivocators(self) -> dict[str, str]:
         """Return the peers with a proof of equivocation on the board, with its place."""
@@ -277,9 +215,7 @@ class Agreement:
         words = tuple(claim for index in positions if (claim := ledger.claim(*index)) is not None)
         proofs = tuple((dict(ledger.proofs) | dict(self._ledger.proofs)).values())[:256]
         run = self._board.rules.run
-        self._board.publish_closing_or_receipt(
-            Closing(run=run, peer=self._me, round=round_number, words=words, proofs=proofs)
-        )
+        self._publish(Closing(run=run, peer=self._me, round=round_number, words=words, proofs=proofs))
         self._drop_before(round_number - 1)
 
     def publish_receipt(self, about: About, round_number: int, digest: str, text: str = "") -> None:
@@ -287,9 +223,12 @@ class Agreement:
         if self.committee is None or self._me not in self.committee.members:
             return
         run = self._board.rules.run
-        self._board.publish_closing_or_receipt(
-            Receipt(run=run, peer=self._me, round=round_number, about=about, digest=digest, text=text)
-        )
+        self._publish(Receipt(run=run, peer=self._me, round=round_number, about=about, digest=digest, text=text))
+
+    def _publish(self, message: Message) -> None:
+        """Publish a message if possible: a round does not depend on one peer's closing or receipt."""
+        with suppress(AlreadyPublished, UserError):
+            self._board.publish(message)
 
     def certified_text(self, about: About, round_number: int) -> str | None:
         """Return the text signed by a quorum of the committee, or None without a certificate."""
@@ -333,12 +272,10 @@ class Agreement:
         text = list_text(messages)
         self.publish_receipt("round", round_number, digest_of(text), text)
 
-    @property
+    @cached_property
     def _ledger(self) -> ClaimLedger:
         """Claims in published closings: equal for all peers that read the same closings."""
-        if self._shared is None:
-            self._shared = ClaimLedger(self._board.rules.run)
-        return self._shared
+        return ClaimLedger(self._board.rules.run)
 
     def _drop_before(self, before: int) -> None:
         self._closings = {key: closing for key, closing in self._closings.items() if key[1] >= before}

@@ -18,7 +18,14 @@ from planaria.swarm.assemble import make_task
 from planaria.swarm.attacks import measured_attack
 from planaria.swarm.audit.audit_results import FAILED, NONE, PASSED, UNASKED, Audit, AuditCheck, AuditLimits, Leakage
 from planaria.swarm.audit.files import check_files
-from planaria.swarm.audit.measurement import DEFAULT_PARTS, Adversary, Counter, MeasurementPlan, ReplyReader, measure
+from planaria.swarm.audit.leakage_measurement import (
+    DEFAULT_PARTS,
+    Adversary,
+    Counter,
+    MeasurementPlan,
+    ReplyReader,
+    measure,
+)
 from planaria.swarm.audit.questions import Question, parts_to_ask, read_questions
 from planaria.swarm.certificate import CERTIFICATE, NotCertified, verify_certificate
 from planaria.swarm.commands.realign import FILE as REALIGNED
@@ -30,7 +37,7 @@ from planaria.swarm.peer.evaluation import EvaluationResult, Examiner
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.policy.prompts import PromptFormat, prompt_layout
-from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.repair.exams import MEASURED
 from planaria.swarm.repair.repair_training import weights_of
 from planaria.swarm.report.audit_report import show_audit, write_audit_report

@@ -14,11 +14,11 @@ from planaria.lab.trials.arms import prefix_errors
 from planaria.lab.trials.result_cache import CachedResult, identity, make_folder
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.runtime.preparation import run_folders
-from planaria.swarm.assemble import custom_classes
+from planaria.swarm.assemble import selected_custom_classes
 from planaria.swarm.commands.swarm import prepare
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import peer_config, peer_names
-from planaria.swarm.drill import Drill, DrilledArm, DrillRun, load
+from planaria.swarm.drill_arms import Drill, DrilledArm, DrillRun, load
 from planaria.swarm.records.outcome import RunOutcome, read_outcome
 from planaria.swarm.repair import strategies
 from planaria.swarm.repair.repair_results import Repaired
@@ -73,7 +73,7 @@ def _run_or_load(config: SwarmConfig, folder: Path, quiet: bool) -> RunOutcome:
     :raises RunStopped: if one of its peers failed.
     """
     requested = config.model_dump(mode="json", exclude={"out"})  # the location does not affect the result
-    code = [chosen for name in peer_names(config) for chosen in custom_classes(peer_config(config, name))]
+    code = [chosen for name in peer_names(config) for chosen in selected_custom_classes(peer_config(config, name))]
     cache = CachedResult(folder / "outcome.json", RunOutcome, identity(requested, code))
     outcome, stale = cache.read()
     if outcome is not None:
@@ -112,7 +112,7 @@ def repair_run(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
         return None
     peer = own[honest]
     requested = {"repair": 1, "config": config.model_dump(mode="json", exclude={"out"}), "limit": MAX_SUCCESS}
-    cache = CachedResult(folder / FILE, Repaired, identity(requested, custom_classes(peer)))
+    cache = CachedResult(folder / FILE, Repaired, identity(requested, selected_custom_classes(peer)))
     result, _ = cache.read()
     if result is None:
         result = _repair_peer(peer, folder, honest, arm, watch)

@@ -19,7 +19,7 @@ from planaria.config.registry import blame_custom_code
 from planaria.report.tables import Table, show
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.runtime.preparation import run_folders
-from planaria.swarm.assemble import assemble, custom_classes, make_policy, make_task, select_device
+from planaria.swarm.assemble import assemble, make_policy, make_task, select_device, selected_custom_classes
 from planaria.swarm.attacks.attacker import refuse_ineffective_attack
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
@@ -96,7 +96,7 @@ def prepare(config: SwarmConfig, quiet: bool, warmup: bool = True) -> None:
         select_device(own.policy)
         if own.policy.server:
             Client(own.policy).model(own.policy.serving.model)
-        with blame_custom_code(partial(custom_classes, own)):
+        with blame_custom_code(partial(selected_custom_classes, own)):
             refuse_ineffective_attack(own.attack, task)
             if warmup:
                 make_policy(own, task, None if quiet else print)
@@ -113,7 +113,7 @@ def join_swarm(path: Path | None, flags: Mapping[str, str], names_by_id: str, qu
     folder = Path(config.out) / config.name
     identity = PeerIdentity.load_or_create(folder / PEERS / names_by_id / "identity.pem")
     on_progress = None if quiet else print
-    with blame_custom_code(partial(custom_classes, config)):
+    with blame_custom_code(partial(selected_custom_classes, config)):
         peer = assemble(config, names_by_id, folder, config.board, identity, late=True, on_progress=on_progress)
     if not (folder / "config.json").is_file():
         run_folders.write_config(folder, config)
@@ -125,7 +125,7 @@ def join_swarm(path: Path | None, flags: Mapping[str, str], names_by_id: str, qu
             for record in new_records():
                 progress.update(names_by_id, record)
 
-        with blame_custom_code(partial(custom_classes, config)):
+        with blame_custom_code(partial(selected_custom_classes, config)):
             peer.run(show_new_records)
         show_new_records()
     report_outcome(folder, config)
@@ -142,7 +142,7 @@ def _joining_config(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
     if not own.board:
         raise UserError("swarm join: no board is set; pass --board FOLDER or URL")
     try:
-        board_rules = dict(Board.open(own.board).rules.rules)
+        board_rules = dict(Board(own.board).rules.rules)
     except UserError:
         if path is None:
             raise
@@ -206,7 +206,7 @@ def show_completions(
 
 def _read_texts(config: SwarmConfig, run: Path, lines: list[SampleRecord]) -> dict[tuple[str, int, int, int], str]:
     """Return the texts of the completions, from the board, where all messages remain."""
-    board = Board.open(board_address(config, run))
+    board = Board(board_address(config, run))
     result = {}
     for peer, number in {(line.peer, line.round) for line in lines}:
         try:
@@ -265,7 +265,7 @@ def show_credits(run: Path) -> None:
     if not names:
         raise UserError(f"{run}: no peer has completed a round; wait for the first round")
     rounds = {record.round for log in logs.values() for record in log if isinstance(record, RoundDone)}
-    board = Board.open(board_address(config, run))
+    board = Board(board_address(config, run))
     agreement = Agreement(board, "", Committee.from_rules(board.rules.rules), 0.0)
     certified = {number for number in sorted(rounds) if agreement.certified_text("round", number) is not None}
     names_by_id = {started.id: started.name for started in names.values()}

@@ -24,7 +24,7 @@ from planaria.common import documents
 from planaria.common.documents import read_body
 from planaria.common.errors import UserError
 from planaria.swarm.audit.censor import BudgetSpent, Censor, LedgerUnusable
-from planaria.swarm.audit.measurement import encode_chat
+from planaria.swarm.audit.leakage_measurement import encode_chat
 from planaria.swarm.policy.base import Policy, SampledCompletion
 
 MAX_REPLIES = 64

@@ -9,7 +9,6 @@ import itertools
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from planaria.common.errors import UserError
 from planaria.swarm.credits.messages import (
@@ -60,7 +59,6 @@ class PaymentScene:
 
     @property
     def members(self) -> int:
-        """Committee size n."""
         return 3 * self.tolerated + 1
 
     def committees(self) -> dict[str, tuple[str, ...]]:
@@ -113,7 +111,7 @@ class Network:
                 heapq.heappush(self._queue, (late, next(self._ticket), name, letter.message))
                 self.count += 1
 
-    def run(self, nodes: Mapping[str, CommitteeNode]) -> None:
+    def run(self, nodes: Mapping[str, CommitteeMember | Silent]) -> None:
         """Deliver until no message is pending."""
         while self._queue:
             now, _, name, message = heapq.heappop(self._queue)
@@ -127,7 +125,7 @@ def simulate(scene: PaymentScene, seed: int) -> PaymentOutcome:
     committees = scene.committees()
     operator, channels = keys.signer(OPERATOR), scene.channels()
     honest: list[CommitteeMember] = []
-    nodes: dict[str, CommitteeNode] = {}
+    nodes: dict[str, CommitteeMember | Silent] = {}
     for name, members in committees.items():
         byzantine = set(chance.sample(members, scene.byzantine))
         for one in members:
@@ -179,25 +177,11 @@ def _is_balanced(paid: Sequence[CreditOrder], now: CreditChannel, before: Credit
     return now.has == tuple(expected[end] for end in now.ends)
 
 
-class CommitteeNode(Protocol):
-    """A committee member, honest or Byzantine."""
-
-    @property
-    def name(self) -> str: ...
-
-    def receive(self, message: Message) -> list[Letter]: ...
-
-    def prompt(self) -> list[Letter]: ...
-
-
 class Silent:
-    """Sends nothing."""
+    """A Byzantine member that sends nothing."""
 
     def __init__(self, inner: CommitteeMember, me: Signer, chance: random.Random) -> None:
-        self.name = inner.name
-        self.inner = inner
-        self.me = me
-        self.chance = chance
+        self.inner, self.me, self.chance = inner, me, chance
 
     def receive(self, message: Message) -> list[Letter]:
         return []
@@ -219,7 +203,9 @@ class Garbage(Silent):
             case MemberVote():
                 other = _inverted(message.statement)
                 forged = MemberVote.of(other, self.me).signature
-                return message.model_copy(update={"member": self.chance.choice(["x", self.name]), "signature": forged})
+                return message.model_copy(
+                    update={"member": self.chance.choice(["x", self.me.name]), "signature": forged}
+                )
             case StatementCertificate():
                 statement = _inverted(message.statement)
                 own = MemberVote.of(statement, self.me).signature

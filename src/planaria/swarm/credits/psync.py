@@ -64,7 +64,6 @@ class CreditChannel:
 
     @property
     def total(self) -> int:
-        """All credits of the channel."""
         return sum(self.has) + self.locked
 
     def joins(self, payer: str, payee: str) -> bool:
@@ -145,7 +144,6 @@ class CommitteeMember:
         return self._me.name
 
     def order(self, number: int) -> CreditOrder | None:
-        """Return the order with this number, if known."""
         return next(iter(self._slots[number].orders.values()), None) if number in self._slots else None
 
     def receive(self, message: Message) -> list[Letter]:

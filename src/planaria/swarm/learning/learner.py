@@ -10,13 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from planaria.config.schema import OptimConfig
 from planaria.models.optimizers.adamw import adamw
 from planaria.runtime.worker.clipping import clip_gradients, total_norms
 from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.loss import LossResult, LossStats, divisor_of, policy_loss
-from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.learning.weight_versions import WeightVersions, trained_parameters
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.policy.base import Policy
@@ -54,24 +52,15 @@ class _Microbatch:
 class Learner:
     """A policy with its optimizer, and a frozen copy of the initial policy if the loss uses a reference."""
 
-    def __init__(
-        self, policy: Policy, loss: LossConfig, optim: OptimConfig, temperature: float, rounds: int, ahead: int = 0
-    ) -> None:
+    def __init__(self, config: SwarmConfig, policy: Policy) -> None:
         self.policy = policy
-        self._loss = loss
-        self._optim = optim
-        self._temperature, self._rounds = temperature, rounds
+        self._loss, self._optim = config.loss, config.optim
+        self._temperature, self._rounds = config.sampling.temperature, config.rounds.count
         self.parameters = [*trained_parameters(policy.module).values()]
-        self.optimizer = adamw(self.parameters, optim)
-        self._reference = policy.clone() if loss.beta else None
-        self.versions = WeightVersions(policy, ahead)
+        self.optimizer = adamw(self.parameters, config.optim)
+        self._reference = policy.clone() if config.loss.beta else None
+        self.versions = WeightVersions(policy, config.rounds.ahead)
         """the weights before this round and, with ``rounds.ahead``, before earlier ones"""
-
-    @classmethod
-    def of(cls, config: SwarmConfig, policy: Policy) -> Learner:
-        """Return the learner of ``policy`` with a swarm's settings."""
-        rounds, temperature = config.rounds, config.sampling.temperature
-        return cls(policy, config.loss, config.optim, temperature, rounds.count, rounds.ahead)
 
     def learn(self, round_number: int, rollouts: Sequence[Rollout], share: float = 1.0) -> UpdateResult:
         """Update the policy once from the completions of a round; do nothing without any.

@@ -69,7 +69,6 @@ class LossConfig(Section):
 
     @property
     def term(self) -> str:
-        """Return the kind without its filter."""
         return self.kind.removeprefix("f_")
 
     @property

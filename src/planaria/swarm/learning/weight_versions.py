@@ -32,8 +32,19 @@ def why_stale(round_number: int, version: int, ahead: int) -> str:
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trained parameters by name."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def cloned_weights(module: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in trained_parameters(module).items()}
+
+
+@torch.no_grad()
+def copy_weights(module: nn.Module, weights: Weights) -> None:
+    """Copy weights into the trained parameters of a module."""
+    parameters = trained_parameters(module)
+    for name, tensor in weights.items():
+        parameters[name].copy_(tensor)
 
 
 @dataclass(frozen=True)
@@ -47,8 +58,7 @@ class WeightVersion:
     """empty if no copy is held"""
 
     def load(self, policy: Policy) -> None:
-        """Copy the weights into a policy."""
-        _copy_into(policy, self.weights)
+        copy_weights(policy.module, self.weights)
 
 
 class WeightVersions:
@@ -65,12 +75,10 @@ class WeightVersions:
         self.held = {**recent, round_number: self._snapshot(round_number, digest)}
 
     def drawing_version(self, round_number: int) -> WeightVersion:
-        """Return the version that draws a round."""
         return self.held[drawing_round(round_number, self._ahead, min(self.held))]
 
     @property
     def digests(self) -> dict[int, str]:
-        """Fingerprint by version."""
         return {number: version.digest for number, version in self.held.items()}
 
     @contextmanager
@@ -95,21 +103,10 @@ class WeightVersions:
         """Replace the window by what :meth:`earlier_weights` returned."""
         now, self.held = self._snapshot(0), {}
         for number, weights in sorted(saved.items()):
-            _copy_into(self._policy, weights)
+            copy_weights(self._policy.module, weights)
             self.held = {**self.held, number: self._snapshot(number, likelihood_digest(self._policy))}
         now.load(self._policy)
 
     def _snapshot(self, round_number: int, digest: str = "") -> WeightVersion:
-        weights = (
-            {name: p.detach().clone() for name, p in trained_parameters(self._policy.module).items()}
-            if self._ahead
-            else {}
-        )
+        weights = cloned_weights(self._policy.module) if self._ahead else {}
         return WeightVersion(round_number, digest, weights)
-
-
-@torch.no_grad()
-def _copy_into(policy: Policy, weights: Weights) -> None:
-    parameters = trained_parameters(policy.module)
-    for name, tensor in weights.items():
-        parameters[name].copy_(tensor)

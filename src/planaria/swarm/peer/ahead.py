@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from planaria.swarm.completions.remote_sampling import RemoteSampler
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.weight_versions import WeightVersion, WeightVersions
-from planaria.swarm.peer.completion_authors import Author
+from planaria.swarm.peer.author import Author
 from planaria.swarm.peer.rollout import PromptedProblem, Rollout
 from planaria.swarm.records.lines import Serving
 

@@ -15,7 +15,7 @@ from planaria.swarm.learning.weight_versions import why_stale
 from planaria.swarm.peer.rollout import PromptByNumber, Rollout
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import CompletionStatistics
-from planaria.swarm.records.lines import SCHEDULE, STALE
+from planaria.swarm.records.lines import SCHEDULE, STALE, SampleRecord
 from planaria.swarm.tasks.base import Behaviour, Task, TaskProblem, as_reward
 
 NO_REWARDS: Mapping[tuple[str, int, int], float] = {}
@@ -64,7 +64,6 @@ class Scoring:
 
     @property
     def votes(self) -> bool:
-        """Whether peers vote."""
         return self._voting or self._filtering
 
     def begin(self, certified: Mapping[tuple[str, int, int], float] = NO_REWARDS, draw: int = 0) -> None:
@@ -153,29 +152,28 @@ def unscheduled_completions(sent: Iterable[tuple[str, int]], schedule: RoundAllo
 
 
 @dataclass(frozen=True)
-class EarlyRejection:
-    """A completion rejected before any policy read it."""
-
-    peer: str
-    problem: int
-    index: int
-    reason: str
-    layer: str = SCHEDULE
-
-
-@dataclass(frozen=True)
 class SentCompletion:
     """A completion as its peer sent it."""
 
     peer: str
+    round: int
     problem: int
     index: int
     """index among the peer's completions of the problem"""
     completion: Completion
 
-    def rejection(self, reason: str, layer: str = SCHEDULE) -> EarlyRejection:
-        """Return the record of its rejection."""
-        return EarlyRejection(self.peer, self.problem, self.index, reason, layer)
+    def rejection(self, reason: str, layer: str = SCHEDULE) -> SampleRecord:
+        """Return the record of its rejection before any policy read it."""
+        return SampleRecord(
+            peer=self.peer,
+            round=self.round,
+            problem=self.problem,
+            index=self.index,
+            reward=0.0,
+            passed=[],
+            layer=layer,
+            reason=reason,
+        )
 
 
 @dataclass(frozen=True)
@@ -194,7 +192,7 @@ class CompletionIntake:
     """peer → account whose limits it shares (:mod:`planaria.swarm.checks.defence`), in serving order; the peer itself
     by default"""
 
-    def admit(self, messages: Mapping[str, Rollouts]) -> tuple[list[Rollout], list[EarlyRejection]]:
+    def admit(self, messages: Mapping[str, Rollouts]) -> tuple[list[Rollout], list[SampleRecord]]:
         """Return the completions ordered by problem, peer and index, equally for all peers, and the rejected ones."""
         old = {
             peer: why
@@ -258,7 +256,7 @@ class CompletionIntake:
 
 def _sent_completions(message: Rollouts) -> list[SentCompletion]:
     return [
-        SentCompletion(message.peer, group.problem, index, completion)
+        SentCompletion(message.peer, message.round, group.problem, index, completion)
         for group in message.groups
         for index, completion in enumerate(group.completions)
     ]

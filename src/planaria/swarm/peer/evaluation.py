@@ -18,7 +18,7 @@ from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.random_draws import derive_seed, generator
 from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import Policy, SampledCompletion
-from planaria.swarm.records.measure import HitTally, tally
+from planaria.swarm.records.hit_tally import HitTally, tally
 from planaria.swarm.tasks.base import Task, TaskProblem
 
 SEARCHED = 2000

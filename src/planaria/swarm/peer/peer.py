@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from planaria.swarm.attacks import HONEST
 from planaria.swarm.attacks.attacker import Attacker
@@ -19,15 +21,13 @@ from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, DefenceReport, configuration_warnings
 from planaria.swarm.completions.remote_sampling import RemoteSampler
 from planaria.swarm.config.swarm_config import SwarmConfig
-from planaria.swarm.learning.advantages import Advantages, round_advantages, with_length_penalty
+from planaria.swarm.learning.advantages import Advantages, mix_groups, round_advantages, with_length_penalty
 from planaria.swarm.learning.learner import Learner, UpdateResult
-from planaria.swarm.learning.mixing import mix
 from planaria.swarm.peer.ahead import Draw, Draws
-from planaria.swarm.peer.completion_authors import Author, HonestAuthor
+from planaria.swarm.peer.author import Author
 from planaria.swarm.peer.completion_intake import (
     NO_REWARDS,
     CompletionIntake,
-    EarlyRejection,
     RoundAllowance,
     Scoring,
     with_reading,
@@ -39,8 +39,18 @@ from planaria.swarm.peer.rollout import PromptByNumber, PromptedProblem, Rollout
 from planaria.swarm.peer.shadow import Shadow
 from planaria.swarm.policy.base import Policy, likelihood_digest, weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read_completions
-from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PeerStarted, PoisonRecord
-from planaria.swarm.records.round_records import RoundResult, sample_records, summarize_votes
+from planaria.swarm.records.lines import (
+    LOG,
+    POISON,
+    SAMPLES,
+    Evaluated,
+    Finished,
+    Log,
+    PeerStarted,
+    PoisonRecord,
+    SampleRecord,
+)
+from planaria.swarm.records.round_records import round_record, sample_records, summarize_votes
 from planaria.swarm.records.saved_state import PEER, SHADOW
 from planaria.swarm.tasks.base import Task
 
@@ -60,72 +70,58 @@ class Stopwatch:
         self._since = now
 
 
-@dataclass(frozen=True)
-class PeerSetup:
-    """The opened parts of a peer, its folder and its first round."""
-
-    config: SwarmConfig
-    """the peer's own configuration; peers may differ except in the rules of the run"""
-    name: str
-    folder: Path
-    """folder of the peer's records"""
-    board: PeerBoard
-    task: Task
-    policy: Policy
-    checks: Sequence[Check]
-    first: int = 0
-    """first round of this peer"""
-    known: Set[str] = frozenset()
-    """the run's own peers"""
-    server: RemoteSampler | None = None
-    """server that draws instead of the policy"""
-
-    def context(self) -> Context:
-        """Return the run data for the checks."""
-        sampling, vocab = self.config.sampling, self.policy.vocab
-        return Context(self.task, self.config.seed, sampling.support(vocab), vocab)
-
-    def author(self) -> Author:
-        """Return the author of the peer's completions, honest or attacking."""
-        if self.config.attack.kind != HONEST:
-            return Attacker(self.config, self.name, self.task, self.policy, self.checks)
-        writer = self.server.policy if self.server else self.policy
-        return HonestAuthor(self.config, self.name, self.task, writer, self.server)
-
-    def warnings(self, context: Context) -> list[str]:
-        """Return warnings about the checks and the committee."""
-        peers = self.config.size if self.config.rounds.gather else 1
-        return configuration_warnings(self.checks, context, peers) + _committee_warnings(self.board)
-
-
 class Peer:
     """A peer of a run."""
 
-    def __init__(self, setup: PeerSetup) -> None:
-        config, name, task, policy, server = setup.config, setup.name, setup.task, setup.policy, setup.server
+    def __init__(
+        self,
+        config: SwarmConfig,
+        name: str,
+        folder: Path,
+        board: PeerBoard,
+        task: Task,
+        policy: Policy,
+        checks: Sequence[Check],
+        first: int = 0,
+        known: Set[str] = frozenset(),
+        server: RemoteSampler | None = None,
+    ) -> None:
+        """Assemble the opened parts of a peer.
+
+        :param config: the peer's own configuration; peers may differ except in the rules of the run
+        :param folder: folder of the peer's records
+        :param first: first round of this peer
+        :param known: ids of the run's own peers
+        :param server: draws instead of the policy
+        """
         self.config = config
         self.name = name
-        self.board = setup.board
+        self.board = board
         self.task = task
         self.policy = policy
-        self.id = setup.board.me
-        self.first = setup.first
-        context = setup.context()
-        self._warnings = setup.warnings(context)
-        self._defence = Defence(config.defence, setup.checks, context, setup.known, config.size)
+        self.id = board.me
+        self.first = first
+        context = Context(task, config.seed, config.sampling.support(policy.vocab), policy.vocab)
+        peers = config.size if config.rounds.gather else 1
+        self._warnings = configuration_warnings(checks, context, peers) + _committee_warnings(board)
+        self._defence = Defence(config.defence, checks, context, known, config.size)
         if server is not None:
-            server.start_at(setup.first)
-        self._author = setup.author()
+            server.start_at(first)
+        self._author = (
+            Author(config, name, task, server.policy if server else policy, server)
+            if config.attack.kind == HONEST
+            else Attacker(config, name, task, policy, checks)
+        )
         self.scoring = Scoring(task, config=config)
         self._examiner = Examiner(task, config, name)
-        self.learner = Learner.of(config, policy)
+        self.learner = Learner(config, policy)
         self._draws = Draws(config, self.learner.versions, self._author, server, self._prompted_problems, self.count)
-        self._log = Log(setup.folder / LOG)
-        self.samples = Log(setup.folder / SAMPLES)
-        self._poison = None if config.attack.kind == HONEST else Log(setup.folder / POISON)
+        self._log = Log(folder / LOG)
+        self.samples = Log(folder / SAMPLES)
+        self._poison = None if config.attack.kind == HONEST else Log(folder / POISON)
         self.shadow = Shadow(config, name, task, policy) if config.shadow else None
         learners = {PEER: self.learner} | ({} if self.shadow is None else {SHADOW: self.shadow.learner})
-        self.recovery = PeerRecovery(config, name, setup.folder, setup.board, learners, self._defence)
+        self.recovery = PeerRecovery(config, name, folder, board, learners, self._defence)
 
     def run(self, after_each: Callable[[], None] = lambda: None) -> None:
         """Run all rounds, from the first or the last saved state; call ``after_each`` after every round."""
@@ -164,33 +160,44 @@ class Peer:
         problems = [requested(problem) for problem in self._problems(round_number)]
         closed, draw = self._write(round_number, problems)
         watch.lap("write")
-        messages = self._gather(round_number, closed)
+        messages = self.board.gather(round_number, closed)
+        self.recovery.remember_state(round_number)
         watch.lap("wait")
-        report, rejected = self._examine(round_number, messages, closed, requested)
+        admitted, rejected = self._admit(round_number, messages, closed, requested)
+        report = self._defence.examine(round_number, self._read_with_drawing_weights(admitted))
         watch.lap("read")
         advantages, update = self._learn(round_number, report, problems)
         watch.lap("learn")
-        self._record(
-            RoundResult(
-                number=round_number,
-                seconds=watch.seconds,
-                peer=self.id,
-                report=report,
-                advantages=advantages,
-                update=update,
-                weights=weights_fingerprint(self.policy.module),
-                early_rejections=rejected,
-                rejected_messages=messages.rejected,
-                missing=messages.missing,
-                certified=self.board.receipts.signers("round", round_number),
-                ahead=self.config.rounds.ahead,
-                serving=None if draw is None else draw.serving,
-            )
+        self.samples.append(*sample_records(report, advantages, round_number), *rejected)
+        record = round_record(
+            round_number,
+            self.id,
+            report,
+            advantages,
+            update,
+            rejected,
+            seconds={phase: round(value, 4) for phase, value in watch.seconds.items()},
+            rejected_messages=dict(messages.rejected),
+            missing=list(messages.missing),
+            serving=None if draw is None else draw.serving,
+            **self._round_fields(round_number, report),
         )
+        self._log.append(record)
         received = len(messages.found)
         log.debug(
             "round %d: messages of %d peers, %d completions rejected unread", round_number, received, len(rejected)
         )
+
+    def _round_fields(self, round_number: int, report: DefenceReport) -> dict[str, Any]:
+        """Return fields of a round's record that depend on the peer's state after the round."""
+        staleness = Counter(round_number - rollout.version for rollout in report.rollouts)
+        return {
+            "staleness": staleness if self.config.rounds.ahead else {},
+            "flawed": dict(self.scoring.flawed),
+            "certified": self.board.receipts.signers("round", round_number),
+            "agreed": summarize_votes(report, self.task) if self.scoring.votes else None,
+            "weights": weights_fingerprint(self.policy.module),
+        }
 
     def _write(self, round_number: int, problems: Sequence[PromptedProblem]) -> tuple[bool, Draw | None]:
         """Begin the round and publish this peer's completions; return whether others have closed it, and the draw."""
@@ -198,19 +205,6 @@ class Peer:
         closed = self.board.begin_round(round_number)
         sends = not closed and self._author.sends(round_number)
         return closed, self._publish(round_number, problems) if sends else None
-
-    def _gather(self, round_number: int, closed: bool) -> RoundMessages:
-        """Return the messages to learn from, once the round closes."""
-        messages = self.board.gather(round_number, closed)
-        self.recovery.remember_state(round_number)
-        return messages
-
-    def _examine(
-        self, round_number: int, messages: RoundMessages, closed: bool, requested: PromptByNumber
-    ) -> tuple[DefenceReport, list[EarlyRejection]]:
-        """Score and check the completions; return the report of the defence and the completions rejected unread."""
-        admitted, rejected = self._admit(round_number, messages, closed, requested)
-        return self._defence.examine(round_number, self._read_with_drawing_weights(admitted)), rejected
 
     def _learn(
         self, round_number: int, report: DefenceReport, problems: Sequence[PromptedProblem]
@@ -227,7 +221,7 @@ class Peer:
 
     def _admit(
         self, round_number: int, messages: RoundMessages, closed: bool, requested: PromptByNumber
-    ) -> tuple[list[Rollout], list[EarlyRejection]]:
+    ) -> tuple[list[Rollout], list[SampleRecord]]:
         """Return the scored completions of a round's messages and the rejected ones.
 
         Rewards of a ``closed`` round come from its certificate, if there is one; otherwise this peer signs its own.
@@ -336,7 +330,7 @@ class Peer:
             rollouts = [replace(rollout, reward=0.0) if rollout.layer else rollout for rollout in report.rollouts]
         result = round_advantages(rollouts, config.rounds.mode, config.loss.kind != "dr_grpo")
         return (
-            mix(result, rollouts, self.id, config.rounds, config.seed, self.name, round_number)
+            mix_groups(result, rollouts, self.id, config.rounds, config.seed, self.name, round_number)
             if config.rounds.draws_groups
             else result
         )
@@ -353,12 +347,6 @@ class Peer:
             run=self.board.run,
             warnings=self._warnings,
         )
-
-    def _record(self, result: RoundResult) -> None:
-        """Record a round, with its completions and votes."""
-        votes = summarize_votes(result.report, self.task) if self.scoring.votes else None
-        self.samples.append(*sample_records(result.report, result.advantages, result.early_rejections, result.number))
-        self._log.append(replace(result, votes=votes, flawed=self.scoring.flawed).record())
 
     def _evaluate(self, after: int) -> None:
         result = self._examiner.examine(self.policy)

@@ -12,7 +12,6 @@ from planaria.models.seeding import seed_of
 
 
 def derive_seed(*parts: object) -> int:
-    """Return a 63-bit seed derived from all parts."""
     return seed_of("\0".join(map(str, parts))) >> 1
 
 
@@ -23,7 +22,6 @@ def seed_from_messages(seed: int, number: int, messages: Iterable[tuple[str, Seq
 
 
 def generator(*parts: object) -> torch.Generator:
-    """Return a CPU generator seeded from all parts."""
     return torch.Generator().manual_seed(derive_seed(*parts))
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-
-import torch
 
 from planaria.common.errors import RunStopped
 from planaria.swarm.board.peer_board import PeerBoard
@@ -15,6 +12,7 @@ from planaria.swarm.checks.defence import Defence, DefenceState
 from planaria.swarm.config.rounds_config import RoundsConfig
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.learner import Learner
+from planaria.swarm.learning.weight_versions import cloned_weights, copy_weights
 from planaria.swarm.records.lines import LOG, Evaluated, read_log
 from planaria.swarm.records.saved_state import BEST, restore_best, restore_peer, save_peer
 
@@ -37,7 +35,8 @@ class PeerRecovery:
         self._board = board
         self._learners = learners
         self._defence = defence
-        self._evaluations: list[Evaluation] = []
+        self._accuracies: dict[int, float] = {}
+        """rounds learned from → held-out accuracy"""
         self._before: StateBefore | None = None
 
     def resume(self, first: int) -> int:
@@ -47,12 +46,11 @@ class PeerRecovery:
             start, memory = result
             self._defence.load_state(memory)
         evaluated = [r for r in read_log(self._folder / LOG) if isinstance(r, Evaluated) and r.round <= start]
-        self._evaluations = [Evaluation(r.round, r.accuracy.rate or 0.0) for r in evaluated]
+        self._accuracies = {r.round: r.accuracy.rate or 0.0 for r in evaluated}
         return start
 
     def record_accuracy(self, after: int, accuracy: float) -> None:
-        """Record the held-out accuracy after ``after`` rounds."""
-        self._evaluations.append(Evaluation(after, accuracy))
+        self._accuracies[after] = accuracy
 
     def save(self, after: int) -> bool:
         """Save the state after ``after`` rounds if that is due; return whether it was."""
@@ -68,13 +66,13 @@ class PeerRecovery:
         :raises RunStopped: if it fell; only the best state is kept.
         """
         limit = self._config.task.max_accuracy_drop
-        if not limit or not self._evaluations or self._evaluations[-1].round != after:
+        if not limit or after not in self._accuracies:
             return
         best_folder = self._folder / BEST
-        if best_evaluation(self._evaluations).round == after:
+        if best_round(self._accuracies) == after:
             best_folder.mkdir(exist_ok=True)
             save_peer(best_folder, self._board.run, after, self._learners, self._defence.state())
-        if why := accuracy_drop(self._evaluations, limit):
+        if why := accuracy_drop(self._accuracies, after, limit):
             self._board.leave(after)
             summary = restore_best(self._folder, best_folder)
             raise RunStopped(f"{self._name}: {why}; {summary}")
@@ -113,46 +111,34 @@ class StateBefore:
         self.round, self.memory = round, memory
         self._held = {
             name: (
-                [parameter.detach().clone() for parameter in learner.parameters],
+                cloned_weights(learner.policy.module),
                 copy.deepcopy(learner.optimizer.state_dict()),
                 learner.versions.held,
             )
             for name, learner in learners.items()
         }
 
-    @torch.no_grad()
     def restore(self, learners: Mapping[str, Learner]) -> None:
-        """Restore the learners."""
         for name, learner in learners.items():
             weights, moments, learner.versions.held = self._held[name]
-            for parameter, saved in zip(learner.parameters, weights, strict=True):
-                parameter.copy_(saved)
+            copy_weights(learner.policy.module, weights)
             learner.optimizer.load_state_dict(copy.deepcopy(moments))
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """One evaluation: held-out accuracy after a number of rounds."""
-
-    round: int
-    accuracy: float
+def best_round(accuracies: Mapping[int, float]) -> int:
+    return max(accuracies, key=lambda after: accuracies[after])
 
 
-def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Return the first evaluation with the highest accuracy."""
-    return max(evaluations, key=lambda look: look.accuracy)
-
-
-def accuracy_drop(evaluations: Sequence[Evaluation], limit: float) -> str:
-    """Return why the run stops after the last evaluation, in a clause, or an empty string if its accuracy is at most
-    ``limit`` below the best, or ``limit`` is 0.
+def accuracy_drop(accuracies: Mapping[int, float], after: int, limit: float) -> str:
+    """Return why the run stops ``after`` a round, in a clause, or an empty string if its accuracy is at most ``limit``
+    below the best.
 
     Agreement can drift from truth unnoticed; held-out problems with known labels show it.
     """
-    if not evaluations or not limit or best_evaluation(evaluations).accuracy - evaluations[-1].accuracy <= limit:
+    best = best_round(accuracies)
+    if accuracies[best] - accuracies[after] <= limit:
         return ""
-    high, now = best_evaluation(evaluations), evaluations[-1]
     return (
-        f"held-out accuracy fell from {high.accuracy:.3f} after round {high.round} to {now.accuracy:.3f} after round "
-        f"{now.round}, by more than task.max_accuracy_drop = {limit:g}"
+        f"held-out accuracy fell from {accuracies[best]:.3f} after round {best} to {accuracies[after]:.3f} after round "
+        f"{after}, by more than task.max_accuracy_drop = {limit:g}"
     )

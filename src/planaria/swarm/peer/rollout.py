@@ -73,7 +73,6 @@ class Rollout:
 
     @property
     def effective_account(self) -> str:
-        """Return the account it is counted under."""
         return self.account or self.peer
 
     @property

@@ -9,7 +9,7 @@ from planaria.swarm.checks.consensus import with_vote_rewards
 from planaria.swarm.config.swarm_config import CONSENSUS, SwarmConfig
 from planaria.swarm.learning.advantages import round_advantages, with_length_penalty
 from planaria.swarm.learning.learner import Learner
-from planaria.swarm.peer.completion_authors import HonestAuthor
+from planaria.swarm.peer.author import Author
 from planaria.swarm.peer.completion_intake import CompletionScore, Scoring
 from planaria.swarm.peer.evaluation import EvaluationResult, Examiner
 from planaria.swarm.peer.random_draws import derive_seed
@@ -24,8 +24,8 @@ class Shadow:
     def __init__(self, config: SwarmConfig, name: str, task: Task, policy: Policy) -> None:
         self._config, self._policy = config, policy.clone()
         self._scoring = Scoring(task, config=config)
-        self._author = HonestAuthor(config, name, task, self._policy)
-        self.learner = Learner.of(config, self._policy)
+        self._author = Author(config, name, task, self._policy)
+        self.learner = Learner(config, self._policy)
 
     def run_round(self, round_number: int, requested: Sequence[PromptedProblem], count: int) -> None:
         """Generate ``count`` completions per problem and learn from them."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 
-from planaria.common import documents
-from planaria.common.documents import former_names
-from planaria.swarm.records.measure import HitTally
+from planaria.common.documents import Record, former_names
+from planaria.swarm.records.hit_tally import HitTally
 
 PEERS = "peers"
 """folder of a run that contains one folder per peer"""
-_BLOCK = 1 << 16
 LOG, SAMPLES, POISON = "log.jsonl", "samples.jsonl", "poison.jsonl"
 UNKNOWN_PEERS = "newcomers"
 """common account of all unknown peers (:mod:`planaria.swarm.checks.defence`)"""
@@ -26,12 +25,7 @@ STALE = "staleness"
 """layer of completions drawn with weights that are too old"""
 
 
-class _Record(BaseModel):
-    # A loss may be nan; its line must stay valid JSON.
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-
-class PeerStarted(_Record):
+class PeerStarted(Record):
     kind: Literal["started"] = "started"
     time: float = Field(default_factory=time.time)
     name: str
@@ -45,10 +39,10 @@ class PeerStarted(_Record):
     first_round: int
     run: str = ""
     """the run's id on the board"""
-    warnings: list[str] = []
+    warnings: list[str] = Field(default_factory=list)
 
 
-class Evaluated(_Record):
+class Evaluated(Record):
     kind: Literal["evaluated"] = "evaluated"
     time: float = Field(default_factory=time.time)
     round: int
@@ -59,11 +53,11 @@ class Evaluated(_Record):
     """the same for the copy that learns alone"""
     tokens: float
     """mean length of the draws"""
-    watch: dict[str, HitTally] = {}
+    watch: dict[str, HitTally] = Field(default_factory=dict)
     """attack → draws that show what it teaches"""
 
 
-class LayerCounts(_Record):
+class LayerCounts(Record):
     """One layer's counts on one peer's completions of a round."""
 
     _former = former_names(rejected="refused")
@@ -72,7 +66,7 @@ class LayerCounts(_Record):
     rejected: int
 
 
-class VoteSummary(_Record):
+class VoteSummary(Record):
     """Result of a round's votes."""
 
     groups: int
@@ -85,7 +79,7 @@ class VoteSummary(_Record):
     """labels that the task's own measure confirms, of those it can measure"""
 
 
-class Serving(documents.Record):
+class Serving(Record):
     """A server's work in one round."""
 
     tokens: int = 0
@@ -105,7 +99,6 @@ class Serving(documents.Record):
 
     @property
     def speed(self) -> float:
-        """Tokens per second."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
     def __str__(self) -> str:
@@ -117,7 +110,7 @@ class Serving(documents.Record):
         return f"{self.speed:,.0f} tokens/s{queue}{behind}"
 
 
-class RoundDone(_Record):
+class RoundDone(Record):
     _former = former_names(
         rejected_unread="turned", rejected_messages="refused_messages", quarantined="aside", training_groups="lessons"
     )
@@ -131,18 +124,18 @@ class RoundDone(_Record):
     sent: dict[str, int]
     """peer → scheduled completions received"""
     accepted: dict[str, int]
-    staleness: dict[int, int] = {}
+    staleness: dict[int, int] = Field(default_factory=dict)
     """rounds.ahead: age in rounds of the weights that drew them → completions received"""
-    stale: dict[str, int] = {}
+    stale: dict[str, int] = Field(default_factory=dict)
     """peer → completions dropped because these weights were older than rounds.ahead"""
     rejected_unread: dict[str, str]
     """peer → why its first completion was rejected before it was read"""
-    flawed: dict[str, str] = {}
+    flawed: dict[str, str] = Field(default_factory=dict)
     """peer → description of its first reward outside 0..1"""
     rejected_messages: dict[str, str]
     """peer → reason why its message is invalid"""
     missing: list[str]
-    certified: list[str] = []
+    certified: list[str] = Field(default_factory=list)
     """committee members whose receipts of the round's message list were seen; empty without a certificate"""
     layers: dict[str, dict[str, LayerCounts]]
     off: dict[str, str]
@@ -169,18 +162,18 @@ class RoundDone(_Record):
                     yield layer, peer, value.rejected
 
 
-class Finished(_Record):
+class Finished(Record):
     kind: Literal["finished"] = "finished"
     time: float = Field(default_factory=time.time)
     reason: str = ""
     """reason of an early stop; empty otherwise"""
 
 
-Record = Annotated[PeerStarted | Evaluated | RoundDone | Finished, Field(discriminator="kind")]
-_RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+LogRecord = Annotated[PeerStarted | Evaluated | RoundDone | Finished, Field(discriminator="kind")]
+_RECORD: TypeAdapter[LogRecord] = TypeAdapter(LogRecord)
 
 
-class SampleRecord(_Record):
+class SampleRecord(Record):
     """One completion that this peer examined: its origin and its fate."""
 
     peer: str
@@ -197,7 +190,7 @@ class SampleRecord(_Record):
     """None if not learned from"""
 
 
-class PoisonRecord(_Record):
+class PoisonRecord(Record):
     """A poisoned completion, as recorded by the attacker; read only by a drill's report."""
 
     round: int
@@ -217,11 +210,8 @@ class Log:
         if records:
             self._file.write("".join(record.model_dump_json() + "\n" for record in records).encode())
 
-    def close(self) -> None:
-        self._file.close()
 
-
-def read_log(path: Path) -> list[Record]:
+def read_log(path: Path) -> list[LogRecord]:
     """Read all complete records of a peer's log.
 
     A restarted peer repeats rounds and evaluations; only the last record of each is returned.
@@ -231,16 +221,16 @@ def read_log(path: Path) -> list[Record]:
     return [record for index, record in enumerate(records) if last[_record_key(record, index)] == index]
 
 
-def _record_key(record: Record, index: int) -> tuple[str, int]:
+def _record_key(record: LogRecord, index: int) -> tuple[str, int]:
     """Return the key under which only the last record counts."""
     return record.kind, record.round if isinstance(record, Evaluated | RoundDone) else -1 - index
 
 
-def follow(path: Path) -> Callable[[], list[Record]]:
+def follow(path: Path) -> Callable[[], list[LogRecord]]:
     """Return a function that reads the records added since its last call; the file need not exist."""
     offset = 0
 
-    def read_new() -> list[Record]:
+    def read_new() -> list[LogRecord]:
         nonlocal offset
         if not path.is_file():
             return []
@@ -271,14 +261,10 @@ def read_poison(path: Path) -> Iterator[PoisonRecord]:
 def _complete_bytes(path: Path) -> int:
     """Return the length in bytes of the complete lines of a file."""
     with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - _BLOCK)
-            file.seek(start)
-            if (index := file.read(end - start).rfind(b"\n")) >= 0:
-                return start + index + 1
-            end = start
-    return 0
+        if not os.fstat(file.fileno()).st_size:
+            return 0  # an empty file cannot be mapped
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.rfind(b"\n") + 1
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field
 
 from planaria.common.documents import Record
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.lines import (
     LOG,
     PEERS,
@@ -27,7 +28,6 @@ from planaria.swarm.records.lines import (
     read_poison,
     read_samples,
 )
-from planaria.swarm.records.measure import HitTally
 
 ALL = "all layers"
 """name of the counts over all layers together"""
@@ -99,7 +99,6 @@ class RunOutcome(Record):
         return [peer for peer in self.peers if peer.honest]
 
     def _last(self, last: int) -> list[EvaluationPoint]:
-        """Last points of all evaluated honest peers."""
         return [peer.last(last) for peer in self.honest if peer.points]
 
     def accuracy(self, last: int) -> float:
@@ -155,17 +154,13 @@ def read_outcome(folder: Path) -> RunOutcome:
 def _peer(log: Sequence[object]) -> PeerOutcome:
     started = next(r for r in log if isinstance(r, PeerStarted))
     done = [r for r in log if isinstance(r, RoundDone)]
-    # A restarted peer repeats rounds: the last record counts.
-    evaluated = {r.round: r for r in log if isinstance(r, Evaluated)}
+    evaluated = {r.round: r for r in log if isinstance(r, Evaluated)}  # a restarted peer repeats rounds
     return PeerOutcome(
         name=started.name,
         id=started.id,
         attack=started.attack,
         model=started.model,
-        points=[
-            EvaluationPoint(round=r.round, accuracy=r.accuracy, alone=r.alone, tokens=r.tokens, watch=r.watch)
-            for r in evaluated.values()
-        ],
+        points=[EvaluationPoint.model_validate(r, from_attributes=True) for r in evaluated.values()],
         finished=any(isinstance(r, Finished) and not r.reason for r in log),
         weights=done[-1].weights if done else "",
     )
@@ -204,14 +199,12 @@ def _layers(
         names.pop(SCHEDULE, None)
     return {
         name: LayerOutcome(
-            stopped=_hit_tally(stopped[name]), misjudged=_hit_tally(misjudged[name]), off=dict(off[name])
+            stopped=HitTally(hits=stopped[name][0], eligible=stopped[name][1]),
+            misjudged=HitTally(hits=misjudged[name][0], eligible=misjudged[name][1]),
+            off=dict(off[name]),
         )
         for name in names
     }
-
-
-def _hit_tally(counts: Sequence[int]) -> HitTally:
-    return HitTally(hits=counts[0], eligible=counts[1])
 
 
 @dataclass(frozen=True)
@@ -226,6 +219,13 @@ class Account:
     """share of Σ|Â| that others learned from it, certified rounds only"""
 
 
+def _accepted(samples: Mapping[str, Iterable[SampleRecord]]) -> Iterator[tuple[str, SampleRecord]]:
+    """Yield (reader, record) of each completion that another peer accepted."""
+    return (
+        (reader, line) for reader, lines in samples.items() for line in lines if line.peer != reader and not line.layer
+    )
+
+
 def accounts(samples: Mapping[str, Iterable[SampleRecord]], certified: Set[int]) -> dict[str, Account]:
     """Return the account of each sender; a reader's own completions do not count.
 
@@ -236,13 +236,10 @@ def accounts(samples: Mapping[str, Iterable[SampleRecord]], certified: Set[int])
     good: Counter[str] = Counter()
     other: Counter[str] = Counter()
     weight: dict[str, float] = {}
-    for reader, lines in samples.items():
-        for line in lines:
-            if line.peer == reader or line.layer:
-                continue
-            (good if line.round in certified else other)[line.peer] += 1
-            if line.round in certified:
-                weight[line.peer] = weight.get(line.peer, 0.0) + abs(line.advantage or 0.0)
+    for _, line in _accepted(samples):
+        (good if line.round in certified else other)[line.peer] += 1
+        if line.round in certified:
+            weight[line.peer] = weight.get(line.peer, 0.0) + abs(line.advantage or 0.0)
     total = sum(weight.values())
     return {
         peer: Account(good[peer], other[peer], weight.get(peer, 0.0) / total if total else 0.0)
@@ -253,9 +250,8 @@ def accounts(samples: Mapping[str, Iterable[SampleRecord]], certified: Set[int])
 def debts(samples: Mapping[str, Iterable[SampleRecord]], certified: Set[int], price: int) -> dict[tuple[str, str], int]:
     """(debtor, creditor) → net credits, at ``price`` per accepted completion."""
     pending: Counter[tuple[str, str]] = Counter()
-    for reader, lines in samples.items():
-        for line in lines:
-            if line.peer != reader and not line.layer and line.round in certified:
-                pending[reader, line.peer] += price
+    for reader, line in _accepted(samples):
+        if line.round in certified:
+            pending[reader, line.peer] += price
     net = {(a, b): credits - pending[b, a] for (a, b), credits in pending.items()}
     return {pair: credits for pair, credits in sorted(net.items()) if credits > 0}

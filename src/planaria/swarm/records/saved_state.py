@@ -34,7 +34,7 @@ from planaria.models.state import StageState
 from planaria.runtime.checkpoint.stage_file import read_stage, write_stage
 from planaria.swarm.checks.defence import DefenceState
 from planaria.swarm.learning.learner import Learner
-from planaria.swarm.learning.weight_versions import Weights, trained_parameters
+from planaria.swarm.learning.weight_versions import Weights, copy_weights, trained_parameters
 from planaria.swarm.policy.base import Policy
 
 BEST = "best"
@@ -207,7 +207,7 @@ def load_state(
     :raises UserError: if the file is missing, damaged, or of another round or policy; nothing is changed then.
     """
     state, weights = _read_matching(folder, module, round_number, sha256), trained_parameters(module)
-    _copy_weights(state, weights)
+    copy_weights(module, state.weights)
     optimizer.state.clear()
     for name, tensors in state.moments.items():
         parameter = weights[name]
@@ -222,7 +222,7 @@ def load_state(
 
 def load_weights(folder: Path, module: nn.Module, round_number: int, sha256: str = "") -> None:
     """Restore only the weights; raises as :func:`load_state` does."""
-    _copy_weights(_read_matching(folder, module, round_number, sha256), trained_parameters(module))
+    copy_weights(module, _read_matching(folder, module, round_number, sha256).weights)
 
 
 def _read_matching(folder: Path, module: nn.Module, round_number: int, sha256: str) -> StageState:
@@ -244,9 +244,3 @@ def _rename_adapters(state: StageState) -> StageState:
     parts: tuple[dict[str, Any], ...] = (state.weights, state.moments, state.clocks)
     weights, moments, clocks = ({present[name]: one for name, one in part.items()} for part in parts)
     return replace(state, weights=weights, moments=moments, clocks=clocks)
-
-
-@torch.no_grad()
-def _copy_weights(state: StageState, weights: dict[str, nn.Parameter]) -> None:
-    for name, parameter in weights.items():
-        parameter.copy_(state.weights[name])

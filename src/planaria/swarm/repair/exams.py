@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from planaria.common.errors import UserError
@@ -12,12 +13,12 @@ from planaria.swarm.checks import make_checks
 from planaria.swarm.checks.base import Context
 from planaria.swarm.checks.judge import Judge, Steps
 from planaria.swarm.config.swarm_config import SwarmConfig
-from planaria.swarm.peer.completion_authors import HonestAuthor
+from planaria.swarm.peer.author import Author
 from planaria.swarm.peer.evaluation import Examiner, poisonable_problems
 from planaria.swarm.peer.random_draws import derive_seed
 from planaria.swarm.peer.rollout import prompt_for
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.repair.repair_results import TextMeasurements
 from planaria.swarm.repair.repair_training import nats
 from planaria.swarm.repair.texts import AnswerPair, RepairTexts, Text
@@ -53,29 +54,24 @@ class TaskExam:
         return (self._reviewer.passing_share(policy, self._choosing),)
 
 
+@dataclass(frozen=True)
 class TextExam:
     """Texts of files: likelihood of the texts of a pair, and cost of benign texts."""
 
-    def __init__(
-        self, pairs: Sequence[AnswerPair], benign: Sequence[Text], known: Sequence[AnswerPair], trusted: Sequence[Text]
-    ) -> None:
-        """Measure on ``pairs`` and ``benign`` texts.
-
-        :param known: training pairs, used to select among repairs
-        :param trusted: training texts, used to select among repairs
-        """
-        self._pairs = pairs
-        self._benign = benign
-        self._known = known
-        self._trusted = trusted
+    pairs: Sequence[AnswerPair]
+    benign: Sequence[Text]
+    known: Sequence[AnswerPair]
+    """training pairs, used to select among repairs"""
+    trusted: Sequence[Text]
+    """training texts, used to select among repairs"""
 
     def measure(self, policy: Policy) -> TextMeasurements:
-        success: Mapping[str, HitTally] = {REJECTED: _rejected_tally(policy, self._pairs)} if self._pairs else {}
-        return TextMeasurements(success=dict(success), nats=_mean_nats(policy, self._benign) if self._benign else None)
+        success: Mapping[str, HitTally] = {REJECTED: _rejected_tally(policy, self.pairs)} if self.pairs else {}
+        return TextMeasurements(success=dict(success), nats=_mean_nats(policy, self.benign) if self.benign else None)
 
     def fit(self, policy: Policy) -> tuple[float, ...]:
-        result = _rejected_tally(policy, self._known)
-        return -(result.rate or 0.0), -_mean_nats(policy, self._trusted)
+        result = _rejected_tally(policy, self.known)
+        return -(result.rate or 0.0), -_mean_nats(policy, self.trusted)
 
 
 def _rejected_tally(policy: Policy, pairs: Sequence[AnswerPair]) -> HitTally:
@@ -114,7 +110,7 @@ class Reviewer:
         self, policy: Policy, problems: Sequence[TaskProblem], count: int, purpose: str
     ) -> list[list[Text]]:
         """Return the draws, of ``count`` per problem, that pass reward and judge."""
-        author = HonestAuthor(self.config, "repair", self.task, policy)
+        author = Author(self.config, "repair", self.task, policy)
         drawn = author.draw([prompt_for(problem, policy) for problem in problems], count, purpose)
         scoring = [[r for r in group if r.ended and self.task.solves(r.problem, r.text)] for group in drawn]
         flat = [rollout for group in scoring for rollout in group]
@@ -123,37 +119,35 @@ class Reviewer:
         return [[Text(r.prompt, r.ids) for r in group if id(r) in good] for group in scoring]
 
     def passing_share(self, policy: Policy, problems: Sequence[TaskProblem]) -> float:
-        """Return the share of single draws that pass."""
         return sum(map(len, self.draw_passing(policy, problems, 1, "share"))) / len(problems)
 
 
-class RepairProblems:
-    """Training problems of a repair, up to half of them with an occasion for the watched attacks.
+def repair_problems(
+    task: Task, attacks: Sequence[Attack], seed: int
+) -> tuple[Sequence[TaskProblem], Sequence[TaskProblem]]:
+    """Return the training problems of a repair, and those to select among repairs; disjoint if there are enough.
 
-    A task with reward and judge needs no benign texts: the behaviour to keep is also among the trusted texts.
+    Up to half of the first have an occasion for the watched attacks. A task with reward and judge needs no benign
+    texts: the behaviour to keep is also among the trusted texts.
     """
-
-    def __init__(self, task: Task, attacks: Sequence[Attack], seed: int) -> None:
-        numbers = list(range(task.training))
-        random.Random(derive_seed("repair", seed)).shuffle(numbers)
-        numbers = numbers[:SEARCHED]
-        positions = [{problem.number for problem in poisonable_problems(task, attack, numbers)} for attack in attacks]
-        marked = [n for n in numbers if any(n in found and len(found) < len(numbers) for found in positions)]
-        wanted = marked[: PROBLEMS // 2]
-        others = [number for number in numbers if number not in {*marked}] or marked
-        wanted += others[: PROBLEMS - len(wanted)]
-        self.trusted = [task.problem(number) for number in wanted]
-        rest = [number for number in numbers if number not in {*wanted}][:PROBLEMS]
-        self.choosing = [task.problem(number) for number in rest] or self.trusted
-        """problems to select among repairs, disjoint from the trusted ones if there are enough"""
+    numbers = list(range(task.training))
+    random.Random(derive_seed("repair", seed)).shuffle(numbers)
+    numbers = numbers[:SEARCHED]
+    positions = [{problem.number for problem in poisonable_problems(task, attack, numbers)} for attack in attacks]
+    marked = [n for n in numbers if any(n in found and len(found) < len(numbers) for found in positions)]
+    wanted = marked[: PROBLEMS // 2]
+    others = [number for number in numbers if number not in {*marked}] or marked
+    wanted += others[: PROBLEMS - len(wanted)]
+    rest = [number for number in numbers if number not in {*wanted}][:PROBLEMS]
+    trusted = [task.problem(number) for number in wanted]
+    return trusted, [task.problem(number) for number in rest] or trusted
 
 
-def collect_texts(reviewer: Reviewer, repair_problems: RepairProblems, tuned: Policy, safe: Policy) -> RepairTexts:
+def collect_texts(reviewer: Reviewer, problems: Sequence[TaskProblem], tuned: Policy, safe: Policy) -> RepairTexts:
     """Return one trusted text per problem: the model's own if one passes, else its parent's.
 
     :raises UserError: if none passes.
     """
-    problems = repair_problems.trusted
     own = reviewer.draw_passing(tuned, problems, DRAWS, "own")
     left = [number for number, value in enumerate(own) if not value]
     before = reviewer.draw_passing(safe, [problems[number] for number in left], DRAWS, "before")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 
 from pydantic import Field
 
 from planaria.common.documents import Record, former_names
-from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.hit_tally import HitTally
 
 BACK, MIX, TUNE, MASK = "back", "mix", "tune", "mask"
 RANDOM, LAYERS, TUNE_PARENT = "random", "layers", "anew"
@@ -87,7 +89,4 @@ class Repaired(Record):
 
 def pool_seeds(items: Sequence[TextMeasurements]) -> TextMeasurements:
     """Add all seeds' draws, for the intervals."""
-    whole = items[0]
-    for measurements in items[1:]:
-        whole = whole + measurements
-    return whole
+    return functools.reduce(operator.add, items)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from planaria.models.llama_stages import Llama
 from planaria.models.masking import Mask, MaskNote, binary_mask, keep_all_logits, straight_through
 from planaria.models.task_vectors import Named
 from planaria.runtime.worker.learning_rate import learning_rate
+from planaria.swarm.learning.weight_versions import copy_weights, trained_parameters
 from planaria.swarm.peer.random_draws import derive_seed
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Padded, pad, token_logps
@@ -27,7 +27,6 @@ STEPS, BATCH = 200, 32
 """updates, and texts of each kind per update"""
 RATES = {"mask": 0.05, "tune": 1e-3}
 """peak learning rate of Adam, by what is trained"""
-Item = TypeVar("Item")
 Teachers = Mapping[str, Policy]
 """domain → teacher; "": the model before the repair"""
 
@@ -43,14 +42,7 @@ class RepairPlan:
 
 def weights_of(policy: Policy) -> dict[str, Tensor]:
     """Return the trainable parameters by name, sharing the policy's memory."""
-    return {name: p.detach() for name, p in policy.module.named_parameters() if p.requires_grad}
-
-
-@torch.no_grad()
-def set_weights(policy: Policy, weights: Named) -> None:
-    """Copy these weights into a policy."""
-    for name, own in weights_of(policy).items():
-        own.copy_(weights[name])
+    return {name: parameter.detach() for name, parameter in trained_parameters(policy.module).items()}
 
 
 def repair_loss(policy: Policy, trusted: Sequence[Text], benign: Sequence[tuple[Policy, Sequence[Text]]]) -> Tensor:
@@ -72,8 +64,8 @@ def repair_loss(policy: Policy, trusted: Sequence[Text], benign: Sequence[tuple[
 def fine_tune(policy: Policy, texts: RepairTexts, teachers: Teachers, plan: RepairPlan) -> dict[str, Tensor]:
     """Return the weights of a copy of ``policy`` after fine-tuning."""
     pupil = policy.clone()
-    parameters = [p for p in pupil.module.parameters() if p.requires_grad]
-    _descend(pupil, texts, teachers, plan, parameters, RATES["tune"], lambda: None, lambda: None)
+    parameters = trained_parameters(pupil.module).values()
+    _descend(pupil, texts, teachers, plan, [*parameters], RATES["tune"], lambda: None, lambda: None)
     return weights_of(pupil)
 
 
@@ -91,10 +83,10 @@ def train_masks(
     """
     pupil = policy.clone()
     logits = [keep_all_logits(contribution) for contribution in contributions]
-    parameters = {name: p for name, p in pupil.module.named_parameters() if p.requires_grad}
+    parameters = trained_parameters(pupil.module)
 
     def assign_weights() -> None:
-        set_weights(pupil, merge([binary_mask(one) for one in logits]))
+        copy_weights(pupil.module, merge([binary_mask(one) for one in logits]))
 
     def assign_gradients() -> None:
         for one, contribution in zip(logits, contributions, strict=True):
@@ -124,9 +116,9 @@ def _descend(
     for step in range(plan.steps):
         assign_weights()
         policy.module.zero_grad()
-        trusted = _sample(rng, texts.trusted, plan.batch)
+        trusted = rng.sample(texts.trusted, min(plan.batch, len(texts.trusted)))
         by_teacher: dict[str, list[Text]] = {}
-        for benign in _sample(rng, texts.benign, plan.batch):
+        for benign in rng.sample(texts.benign, min(plan.batch, len(texts.benign))):
             by_teacher.setdefault(benign.teacher if benign.teacher in teachers else "", []).append(benign.text)
         loss = repair_loss(policy, trusted, [(teachers[name], value) for name, value in by_teacher.items()])
         loss.backward()  # type: ignore[no-untyped-call]
@@ -144,10 +136,6 @@ def nats(policy: Policy, texts: Sequence[Text], rows: int = 64) -> list[float]:
         batch = _pad_texts(policy, texts[start : start + rows])
         result += (-token_logps(policy, batch, 1.0) * batch.mask).sum(1).tolist()
     return result
-
-
-def _sample(rng: random.Random, of: Sequence[Item], count: int) -> list[Item]:
-    return rng.sample(of, min(count, len(of)))
 
 
 def _pad_texts(policy: Policy, texts: Sequence[Text]) -> Padded:
@@ -230,5 +218,5 @@ class RepairModels:
     def policy(self, weights: Named) -> Policy:
         """Return a copy of the model with other weights."""
         result = self.tuned.clone()
-        set_weights(result, weights)
+        copy_weights(result.module, weights)
         return result

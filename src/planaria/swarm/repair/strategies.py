@@ -16,7 +16,7 @@ from planaria.models.task_vectors import Named
 from planaria.swarm.attacks import measured_attack
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.peer.random_draws import generator
-from planaria.swarm.repair.exams import Exam, RepairProblems, Reviewer, TaskExam, collect_texts
+from planaria.swarm.repair.exams import Exam, Reviewer, TaskExam, collect_texts, repair_problems
 from planaria.swarm.repair.repair_results import BACK, LAYERS, MASK, MIX, RANDOM, TUNE, TUNE_PARENT, StrategyResult
 from planaria.swarm.repair.repair_training import RepairModels, RepairPlan, fine_tune, train_masks
 from planaria.swarm.repair.texts import RepairTexts
@@ -48,7 +48,6 @@ class Repair:
 
 
 def parent_weights(case: Case) -> Repair:
-    """Return the parent's weights."""
     return Repair(case.models.parent)
 
 
@@ -60,7 +59,6 @@ def mix(case: Case) -> Repair:
 
 
 def tune(case: Case) -> Repair:
-    """Fine-tune the harmed model."""
     return Repair(fine_tune(case.models.tuned, case.texts, case.models.teachers, case.plan))
 
 
@@ -114,7 +112,6 @@ def measure_all(case: Case) -> list[StrategyResult]:
 
 
 def measure_repair(case: Case, by: str, repair: Repair) -> StrategyResult:
-    """Measure a repair."""
     return StrategyResult(by=by, detail=repair.detail, after=case.exam.measure(case.models.policy(repair.weights)))
 
 
@@ -134,7 +131,8 @@ def make_case(config: SwarmConfig, task: Task, models: RepairModels, watch: Sequ
     """
     if not watch:
         raise UserError("the run watches for no attack (evaluate.watch); pass the attack, such as --watch text")
-    problems = RepairProblems(task, [measured_attack(kind, config.evaluate.phrases) for kind in watch], plan.seed)
+    attacks = [measured_attack(kind, config.evaluate.phrases) for kind in watch]
+    problems, choosing = repair_problems(task, attacks, plan.seed)
     reviewer = Reviewer(config, task, models.tuned)
     texts = collect_texts(reviewer, problems, models.tuned, models.safe)
-    return Case(models, texts, plan, TaskExam(config, reviewer, problems.choosing, watch))
+    return Case(models, texts, plan, TaskExam(config, reviewer, choosing, watch))

@@ -29,8 +29,8 @@ from planaria.report.theme import (
     stroke,
 )
 from planaria.report.verdict import Verdict
-from planaria.swarm.drill import Drill, DrilledArm
-from planaria.swarm.records.measure import HitTally
+from planaria.swarm.drill_arms import Drill, DrilledArm
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.outcome import ALL, EvaluationPoint, RunOutcome, total
 from planaria.swarm.report.repair_report import SUMMARY, best_strategies, interval, repair_table
 from planaria.swarm.report.swarm_report import format_share

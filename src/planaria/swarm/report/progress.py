@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from planaria.swarm.records.lines import Evaluated, Finished, PeerStarted, Record, RoundDone
+from planaria.swarm.records.lines import Evaluated, Finished, LogRecord, PeerStarted, RoundDone
 
 
 class SwarmProgress:
@@ -42,7 +42,7 @@ class SwarmProgress:
             self._live.update(self._table(), refresh=True)
             self._live.stop()
 
-    def update(self, name: str, record: Record) -> None:
+    def update(self, name: str, record: LogRecord) -> None:
         """Show a record of peer ``name``."""
         line = self._lines.setdefault(name, _Line())
         line.update(record)
@@ -73,7 +73,7 @@ class SwarmProgress:
             else:
                 self._live.console.print(Text(f"warning: {warning}"))
 
-    def _plainly(self, name: str, record: Record) -> None:
+    def _plainly(self, name: str, record: LogRecord) -> None:
         if isinstance(record, PeerStarted):
             label = "" if record.attack == "none" else f", drills {record.attack}"
             print(f"{name}  {record.model}{label}", file=self._stream, flush=True)
@@ -112,7 +112,7 @@ class _Line:
         self._sent: Counter[str] = Counter()
         self._rejected: Counter[tuple[str, str]] = Counter()
 
-    def update(self, record: Record) -> None:
+    def update(self, record: LogRecord) -> None:
         if isinstance(record, PeerStarted):
             self.mark = "" if record.attack == "none" else f" ({record.attack})"
             self.state = ""

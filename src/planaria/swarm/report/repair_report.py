@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planaria.report.tables import Table, show
-from planaria.swarm.drill import Drill
-from planaria.swarm.records.measure import HitTally
+from planaria.swarm.drill_arms import Drill
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.repair.repair_results import StrategyResult, TextMeasurements, pool_seeds
 
 SUMMARY = (

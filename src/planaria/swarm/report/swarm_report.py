@@ -14,8 +14,8 @@ from planaria.report.phrases import format_count
 from planaria.report.tables import Table, show
 from planaria.report.theme import SERIES, TICKS, escape_label, figure, fit_share_axis, integer_x_axis, stroke
 from planaria.swarm.config.swarm_config import SwarmConfig
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.lines import LOG, PEERS, UNKNOWN_PEERS, RoundDone, read_log
-from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import PeerOutcome, RunOutcome
 from planaria.swarm.records.saved_state import saved_rounds
 from planaria.swarm.report.swarm_verdict import add_curve, agreement_section, verdict

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from planaria.common.errors import UserError
 from planaria.report.live_page.frames import Json, StateChange
 from planaria.report.live_page.source import FolderSource
-from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, PeerStarted, Record, RoundDone, follow
+from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, LogRecord, PeerStarted, RoundDone, follow
 
 MAX_PEERS = 64
 """maximum number of peers shown"""
@@ -29,10 +29,10 @@ class SwarmSource(FolderSource):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "swarm", folder.name)
-        self._readers: dict[str, Callable[[], list[Record]]] = {}
+        self._readers: dict[str, Callable[[], list[LogRecord]]] = {}
         self._names: dict[str, str] = {}
         """peer id on the board → name"""
-        self._pending: list[tuple[float, str, Record]] = []
+        self._pending: list[tuple[float, str, LogRecord]] = []
 
     def _files(self) -> list[Path]:
         return [self._folder / PEERS / name / LOG for name in self._readers]
@@ -46,7 +46,7 @@ class SwarmSource(FolderSource):
             self.began = True
             yield self._apply(when, name, record)
 
-    def _read_new(self) -> list[tuple[float, str, Record]]:
+    def _read_new(self) -> list[tuple[float, str, LogRecord]]:
         for path in sorted((self._folder / PEERS).iterdir())[:MAX_PEERS]:
             if path.name not in self._readers:
                 self._readers[path.name] = follow(path / LOG)
@@ -59,7 +59,7 @@ class SwarmSource(FolderSource):
                 raise UserError(f"{self._folder / PEERS / name / LOG} cannot be read ({first})") from None
         return sorted(results, key=lambda item: item[:2])
 
-    def _apply(self, when: float, name: str, record: Record) -> StateChange | None:
+    def _apply(self, when: float, name: str, record: LogRecord) -> StateChange | None:
         peers = dict(self.state.get("peers", {}))
         before = peers.get(name, {"round": 0, "rewards": {}, "accuracies": {}, "rejected": {}, "aside": {}})
         line = None

@@ -12,8 +12,8 @@ from planaria.report.phrases import format_count, join_names
 from planaria.report.theme import escape_label, figure, fit_share_axis, integer_x_axis, stroke
 from planaria.report.verdict import Verdict
 from planaria.swarm.config.swarm_config import CONSENSUS, SwarmConfig
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.lines import RoundDone, VoteSummary
-from planaria.swarm.records.measure import HitTally
 from planaria.swarm.records.outcome import ALL, LayerOutcome, PeerOutcome, RunOutcome
 
 

@@ -1,4 +1,4 @@
-"""A drill: arms with equal initial weights and problems, and different attackers and defences.
+"""The arms of a drill, with equal initial weights and problems, and different attackers and defences.
 
 :func:`load` reads the arms from a recipe. :class:`Drill` is the result: every arm with every seed, the only source of
 the report.
@@ -19,7 +19,7 @@ from planaria.lab.trials.arms import ArmRules, TrialsWithArms, file_name, read_t
 from planaria.lab.trials.spread import Spread, spread
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import check_peers, peer_config, peer_names
-from planaria.swarm.records.measure import HitTally
+from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.outcome import RunOutcome, total
 from planaria.swarm.repair.repair_results import Repaired
 
@@ -41,7 +41,6 @@ class DrilledArm(Record):
     runs: list[DrillRun]
 
     def accuracy(self, last: int) -> Spread | None:
-        """Honest peers' mean accuracy."""
         return spread(run.outcome.accuracy(last) for run in self.runs)
 
     def peer_accuracy(self, name: str, last: int) -> list[float]:
@@ -91,7 +90,6 @@ class Drill(Record):
         return sorted({peer.name for arm in self.arms for run in arm.runs for peer in run.outcome.honest})
 
     def layers(self) -> list[str]:
-        """Layers that were active in at least one arm, in order."""
         return list(dict.fromkeys(layer for arm in self.arms for run in arm.runs for layer in run.outcome.layers))
 
 
@@ -128,7 +126,6 @@ class DrillArm(Section):
 
     @property
     def folder(self) -> str:
-        """The arm's name as a folder name."""
         return file_name(self.name)
 
     def with_seed(self, seed: int) -> SwarmConfig:

@@ -1,4 +1,4 @@
-"""Success of an attack: hits among eligible completions, with Wilson's interval."""
+"""Hits among eligible completions, such as solved problems or completions that show an attack, with an interval."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class HitTally(Record):
         return f"{self.hits / self.eligible:.2f} [{low:.2f} … {high:.2f}] of {self.eligible}"
 
 
-def wilson_interval(hits: int, n: int, z: float = Z95) -> tuple[float, float]:
-    """Return the score interval of a proportion: (p̂ − p)² ≤ z² p (1 − p) / n (Wilson, JASA 22, 1927)."""
+def wilson_interval(hits: int, n: int) -> tuple[float, float]:
+    """Return the 95 % score interval of a proportion: (p̂ − p)² ≤ z² p (1 − p) / n (Wilson, JASA 22, 1927)."""
     if not n:
         return 0.0, 1.0
-    p = hits / n
+    p, z = hits / n, Z95
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     # With no hits, or only hits, one bound equals the rate; correct its rounding.

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Protocol
 
 import torch
 
@@ -72,18 +71,6 @@ class Turn:
 Transcript = tuple[Turn, ...]
 
 
-class Adversary(Protocol):
-    """Reader of a model's replies, which infers the protected answer."""
-
-    name: str
-
-    def beliefs(self, question: Question, transcripts: Sequence[Transcript]) -> list[list[float]]:
-        """Return P(option | question, transcript) [N, options]; the prior for the empty transcript.
-
-        :raises UserError: if a transcript is longer than the adversary can read.
-        """
-
-
 class Counter:
     """Bayes from a uniform prior: each reply is right with a fixed probability, else uniform over the other values.
 
@@ -106,6 +93,7 @@ class Counter:
                 raise UserError(f"{question.location}: a part does not list the reply implied by each option; {fix}")
 
     def beliefs(self, question: Question, transcripts: Sequence[Transcript]) -> list[list[float]]:
+        """Return P(option | question, transcript) [N, options]; the prior for the empty transcript."""
         return [self._posterior(question, transcript) for transcript in transcripts]
 
     def _posterior(self, question: Question, transcript: Transcript) -> list[float]:
@@ -125,7 +113,6 @@ class Counter:
 
 
 def implied_replies(question: Question, part: int | None) -> tuple[str, ...]:
-    """Return the right reply under each option."""
     return question.options if part is None else question.parts[part].right_replies
 
 
@@ -160,6 +147,10 @@ class ReplyReader:
                     )
 
     def beliefs(self, question: Question, transcripts: Sequence[Transcript]) -> list[list[float]]:
+        """Return the same as :meth:`Counter.beliefs`.
+
+        :raises UserError: if a transcript is longer than the model can read.
+        """
         texts = [text for transcript in transcripts for text in self._texts(question, transcript)]
         logps = -torch.tensor(nats(self._policy, texts), dtype=torch.float64).reshape(len(transcripts), -1)
         result: list[list[float]] = logps.softmax(-1).tolist()
@@ -180,6 +171,8 @@ class ReplyReader:
         return [Text(before, tuple(row[shared:])) for row in rows]
 
 
+Adversary = Counter | ReplyReader
+"""reader of a model's replies, which infers the protected answer"""
 DEFAULT_PARTS = 8
 """default maximum number of parts of a question"""
 DRAWS = 16
@@ -218,7 +211,6 @@ def measure(victim: Policy, adversary: Adversary, questions: Sequence[Question],
 
 
 def _prompts(question: Question, k: int) -> list[str]:
-    """Return the distinct prompts for a question."""
     parts = [part.ask for part in question.parts[:k]]
     return list(dict.fromkeys([question.text, *question.paraphrases, *parts]))
 

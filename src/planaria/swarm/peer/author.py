@@ -1,9 +1,8 @@
-"""Authors of a peer's completions; the honest author draws from the policy."""
+"""Author of a peer's completions; :mod:`planaria.swarm.attacks.attacker` has the author of poison."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from planaria.swarm.completions.remote_sampling import RemoteSampler
 from planaria.swarm.config.swarm_config import SwarmConfig
@@ -13,24 +12,8 @@ from planaria.swarm.policy.base import Policy, SampledCompletion
 from planaria.swarm.tasks.base import Task
 
 
-class Author(Protocol):
-    """Source of a peer's completions."""
-
-    def choose(self, round_number: int, count: int) -> list[int]:
-        """Choose ``count`` problems for a round, in vertical mode."""
-
-    def write(self, round_number: int, requested: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
-        """Return ``count`` completions per problem."""
-
-    def sends(self, round_number: int) -> bool:
-        """Return whether it sends anything in a round."""
-
-    def claimed_weights(self, weights: str) -> str:
-        """Return the fingerprint to publish for weights with the fingerprint ``weights``."""
-
-
-class HonestAuthor:
-    """Draws from the policy, or from its server."""
+class Author:
+    """Source of a peer's completions: draws from the policy, or from its server."""
 
     def __init__(
         self, config: SwarmConfig, name: str, task: Task, policy: Policy, server: RemoteSampler | None = None
@@ -46,24 +29,23 @@ class HonestAuthor:
         self._server = server
 
     def choose(self, round_number: int, count: int) -> list[int]:
+        """Choose ``count`` problems for a round, in vertical mode."""
         return chosen_problems(self._config.seed, self._name, round_number, self._task.training, count, lambda _: True)
 
     def write(self, round_number: int, requested: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
-        result = (
-            None
-            if self._server is None
-            else self._server.draw(round_number, [prompt for _, prompt in requested], count)
-        )
-        return (
-            self.draw(requested, count, "completions", round_number)
-            if result is None
-            else self._make_rollouts(requested, result)
-        )
+        """Return ``count`` completions per problem."""
+        if self._server is not None:
+            served = self._server.draw(round_number, [prompt for _, prompt in requested], count)
+            if served is not None:
+                return self._make_rollouts(requested, served)
+        return self.draw(requested, count, "completions", round_number)
 
     def sends(self, round_number: int) -> bool:
+        """Return whether it sends anything in a round."""
         return True
 
     def claimed_weights(self, weights: str) -> str:
+        """Return the fingerprint to publish for weights with the fingerprint ``weights``."""
         return weights
 
     def draw(self, requested: Sequence[PromptedProblem], count: int, *purpose: object) -> list[list[Rollout]]:

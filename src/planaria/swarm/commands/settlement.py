@@ -1,4 +1,4 @@
-"""``python -m planaria.swarm.settlement``: simulate payments along a route with Byzantine members."""
+"""``python -m planaria.swarm.commands.settlement``: simulate payments along a route with Byzantine members."""
 
 from __future__ import annotations
 
@@ -71,4 +71,4 @@ def _share(results: Iterable[bool]) -> str:
 
 
 if __name__ == "__main__":
-    program(settle, "planaria.swarm.settlement")
+    program(settle, "planaria.swarm.commands.settlement")
