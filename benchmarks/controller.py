@@ -309,7 +309,7 @@ def read(url: str, watchers: int) -> None:
 def watched(folder: Path, watchers: int, shares: list[float]) -> Iterator[None]:
     """Serve the page of a run to watchers; append the page's share of all cores to ``shares``."""
     from planaria.cli.commands.watch import serve_page
-    from planaria.report.live_page.serving import ServerAddress
+    from planaria.report.live_page.http_server import ServerAddress
 
     printed: list[str] = []
     with serve_page(folder, ServerAddress(), None, False, printed.append) as page:

@@ -61,21 +61,21 @@ def arms(
 ) -> dict[str, Arm]:
     """Return all arms of one seed. ``rival``: a model with the compute of all experts."""
     read = [texts.read(expert) for expert in experts]
-    logps = {name: torch.stack([one.test[name] for one in read]).double() for name in texts.test}
-    found = {"parent": Arm(texts.read(parent).test)}
+    logps = {name: torch.stack([one.of("test")[name] for one in read]).double() for name in texts.test}
+    found = {"parent": Arm(texts.read(parent).of("test"))}
     found["own expert"] = Arm({name: logps[name][n] for n, name in enumerate(trained)})
     found["best single expert, known afterwards"] = Arm({d: own[own.mean((1, 2)).argmax()] for d, own in logps.items()})
     found |= ensembles(read, logps) | ridge_priors(args, run, parent, trained, texts, logps)
     found |= merges(args, run, experts, trained, texts)
     if rival is not None:
-        found["generalist"] = Arm(texts.read(rival).test)
+        found["generalist"] = Arm(texts.read(rival).of("test"))
     return found
 
 
 def ensembles(read: Sequence[DomainLogProbabilities], logps: Mapping[str, Tensor]) -> dict[str, Arm]:
     """Ensembles weighted by the experts' likelihoods."""
     experts = len(read)
-    held_out = {n: torch.stack([one.held_out[n] for one in read]).double() for n in read[0].held_out}
+    held_out = {n: torch.stack([one.of("held_out")[n] for one in read]).double() for n in read[0].of("held_out")}
     beliefs = {
         "uniform": posterior.uniform_prior(experts),
         "cached": scoring.belief(MixtureSpec(prior="cached"), held_out),

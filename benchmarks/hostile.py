@@ -22,7 +22,7 @@ from planaria.cli import main
 from planaria.cli.entry import program
 from planaria.config.recipe import fields
 from planaria.config.schema import RunConfig
-from planaria.lab.trace import trace as generate_trace
+from planaria.lab.commands.trace import trace as generate_trace
 from planaria.swarm.config.swarm_config import SwarmConfig
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again and again\n" * 60
@@ -113,7 +113,7 @@ VALUES = (
 )
 """values tried for every flag"""
 PATHS = ("HOME", "HOME/text.txt", "/dev/zero", "/dev/null", "/proc/self/mem", "x" * 5000, "\udcff.toml", "a\nb", "")
-TRACE_PROGRAM = "planaria.lab.trace"
+TRACE_PROGRAM = "planaria.lab.commands.trace"
 """first word of a command line of this program instead of ``planaria``"""
 READERS = frozenset(("train", "plan", "advise"))  # commands that read the same kind of recipe
 FURTHER = {"export": ("--to", "HOME/x"), "generate": ("--prompt", "a"), "run chaos": ("--kill", "stage=1")}

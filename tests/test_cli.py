@@ -15,7 +15,7 @@ from planaria.cli.usage_errors import RENAMED_COMMANDS, WITH_RECIPE
 from planaria.common.errors import RunStopped, UserError
 from planaria.config import recipe
 from planaria.config.shipped import find
-from planaria.lab.trace import trace
+from planaria.lab.commands.trace import trace
 from support import command_line
 from support.command_line import commands
 

@@ -22,8 +22,6 @@ RE_EXPORTING = (
     "pipeline.network.costs",
 )
 """modules, besides packages, whose names may be defined in another module"""
-PROGRAMS = ("lab.codes", "lab.trace", "swarm.commands.settlement")
-"""modules that are run with ``python -m``"""
 LEVELS = (
     ("common",),
     ("config",),
@@ -160,7 +158,7 @@ def test_imports_go_downwards_only() -> None:
 
 def test_only_commands_import_the_command_line() -> None:
     importers = {m for m in modules() for target in neighbours(m) if room(target) == "cli"} - {"planaria.__main__"}
-    commands = (*(f"planaria.{name}" for name in ("cli", "lab.commands", "swarm.commands", *PROGRAMS)),)
+    commands = (*(f"planaria.{name}" for name in ("cli", "lab.commands", "swarm.commands")),)
     assert not [m for m in importers if not m.startswith(commands)]
 
 
@@ -186,7 +184,7 @@ def test_the_core_reaches_other_parts_by_registration_only() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and str(node.value).startswith(inner)
     }
-    assert by_name == {"planaria.cli.entry", "planaria.report.live_page.run_source"}
+    assert by_name == {"planaria.cli.entry"}
 
 
 def test_a_runs_report_and_check_load_kinds_of_other_parts_only(tmp_path: Path) -> None:

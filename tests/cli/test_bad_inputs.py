@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from planaria.lab.trace import trace as trace_program
+from planaria.lab.commands.trace import trace as trace_program
 from support.command_line import exit_code, refused
 from support.command_mistakes import TEXT, files_of, mistake, train
 

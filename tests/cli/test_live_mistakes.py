@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from planaria.cli.commands import watch
-from planaria.report.live_page import run_source
 from support.command_line import refused
 
 CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}}'
@@ -26,10 +25,10 @@ def run(folder: Path) -> Path:
 def test_folders_that_are_not_runs_are_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "no such folder" in complaint(capfd, "watch", str(tmp_path / "nowhere"))
     assert "not a run (no config.json)" in complaint(capfd, "watch", str(tmp_path))
-    for name, what in run_source.PAGELESS_FOLDERS.items():
-        folder = tmp_path / f"with {name}"
-        (folder / name).mkdir(parents=True)
-        assert f"but {what}, which has no page" in complaint(capfd, "watch", str(folder))
+    for file, kind in (("drill.json", "drill"), ("experts.json", "experts")):
+        folder = tmp_path / f"with {file}"
+        (folder / file).mkdir(parents=True)
+        assert f"results of {kind!r}, which have no live page" in complaint(capfd, "watch", str(folder))
     good = str(run(tmp_path / "good"))
     assert "shows at most 8 runs, not 9" in complaint(capfd, "watch", *[good] * 9)
     assert "listed twice" in complaint(capfd, "watch", good, f"{good}/../good")

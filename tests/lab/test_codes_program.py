@@ -1,4 +1,4 @@
-"""``python -m planaria.lab.codes``: output, files and errors."""
+"""``python -m planaria.lab.commands.codes``: output, files and errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.lab.codes import search
+from planaria.lab.commands.codes import search
 from planaria.recovery import codes
 from support.command_line import exit_code, refused
 
@@ -61,7 +61,7 @@ def test_impossible_targets_are_refused(wrong: list[str], complaint: str, capsys
 
 
 def test_a_missing_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Missing option '--shards'; see `python -m planaria.lab.codes --help`" in refused(capsys, search)
+    assert "Missing option '--shards'; see `python -m planaria.lab.commands.codes --help`" in refused(capsys, search)
 
 
 def test_the_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ from planaria.report.run.perfetto import write_trace
 from planaria.report.run.recoveries import recoveries
 from support.live.harness import assert_no_orphans, checked, facts, folder_of, tiny
 from support.processes import Command
-from support.report.run_totals import tally_of
+from support.report.synthetic_run import tally_of
 from support.trace_rules import agrees_with_log
 from support.trace_rules import checked as rules_kept
 

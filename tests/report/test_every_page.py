@@ -69,7 +69,7 @@ def test_the_verdict_comes_first_with_numbers_and_losses(text: str) -> None:
     main = text.index("<main>")
     assert 0 < text.index('id="verdict"') - main < 700, "before all that could push it off the first screen"
     (summary,) = re.findall(r'<p class="summary">.*?</i>(.*?)</p>', text)
-    (lost,) = re.findall(r'<p class="lost">(.*?)</p>', text)
+    (lost,) = re.findall(r'<p class="cost">(.*?)</p>', text)
     numbers = re.findall(r"<div><b>(.*?)</b><span>(.*?)</span></div>", text)
     assert len(summary) > 20 and summary.endswith(".") and lost.endswith(".")
     assert 1 <= len(numbers) <= 2 and all(re.search(r"\d", number) and what for number, what in numbers)

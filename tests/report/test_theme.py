@@ -1,3 +1,5 @@
+"""Thinned curves, and colours that differ for colour-blind readers and can be read."""
+
 from __future__ import annotations
 
 import itertools
@@ -27,11 +29,11 @@ def test_a_thinned_curve_has_the_same_extremes_ends_and_order(heights: list[floa
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 SEEN = {
-    "by most": np.eye(3),
-    "without red cones": [
+    "normal": np.eye(3),
+    "protanopia": [
         [0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998],
     ],
-    "without green cones": [
+    "deuteranopia": [
         [0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881],
     ],
 }  # fmt: skip
@@ -46,13 +48,13 @@ def lab(colour: str, seen: object) -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-@pytest.mark.parametrize("who", SEEN)
+@pytest.mark.parametrize("vision", SEEN)
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_first_curves_differ_for_colour_blind_readers(who: str, dark: bool) -> None:
+def test_the_first_curves_differ_for_colour_blind_readers(vision: str, dark: bool) -> None:
     """A difference of 2.3 is just seen; curves differ in dash and mark, too."""
     colours = [DARK.get(colour, colour) if dark else colour for colour in SERIES[:6]]
     for one, other in itertools.combinations(colours, 2):
-        assert np.linalg.norm(lab(one, SEEN[who]) - lab(other, SEEN[who])) > 10, (one, other)
+        assert np.linalg.norm(lab(one, SEEN[vision]) - lab(other, SEEN[vision])) > 10, (one, other)
 
 
 def test_words_on_bars_and_curves_on_the_ground_can_be_read() -> None:

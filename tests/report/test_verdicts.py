@@ -14,11 +14,13 @@ from planaria.lab.report.comparison import verdict as of_comparison
 from planaria.lab.report.experts_verdict import verdict as of_experts
 from planaria.planner.guidelines import find_violations
 from planaria.report.phrases import format_count, format_number, join_names
+from planaria.report.run.recoveries import FaultsSummary
 from planaria.report.run.report import wall_time
 from planaria.report.run.run_verdict import NO_END, RunFacts, facts_of
 from planaria.report.run.run_verdict import verdict as of_run
 from planaria.report.run.schedule_figures import step_of
 from planaria.report.run.schedule_page import verdict as of_schedule
+from planaria.report.run.summary import RunMetrics
 from planaria.report.verdict import Verdict
 from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.outcome import ALL, LayerOutcome, RunOutcome
@@ -28,7 +30,9 @@ from support.report.every_page import drilled, mixed, peer, planned, replicated,
 from support.report.synthetic_comparison import MANNERS, MISSING, compared
 from support.report.synthetic_run import Synthesis
 
-QUIET = RunFacts(ended="finished", steps=40, planned=40, wall_s=10.0, loss=3.5, first_loss=7.0, tokens_per_s=900.0)
+QUIET = RunFacts(
+    ended="finished", steps=40, planned=40, wall_s=10.0, first_loss=7.0, last=RunMetrics(loss=3.5, tokens_per_s=900.0)
+)
 
 
 @given(st.integers(0, 10**7), st.text(min_size=1))
@@ -53,7 +57,7 @@ def test_a_verdict_is_escaped_and_has_a_sign_beside_its_colour() -> None:
 
 def test_the_verdict_on_a_run_without_failures() -> None:
     found = of_run(QUIET)
-    assert (found.good, found.badge) == (True, "finished") and found.lost == "Nothing was lost."
+    assert (found.good, found.badge) == (True, "finished") and found.cost == "Nothing was lost."
     assert found.summary == "Trained all 40 steps. Nothing failed. Every sample was used exactly once."
     assert [number for number, _ in found.numbers] == ["3.5000", "900"]
 
@@ -61,14 +65,14 @@ def test_the_verdict_on_a_run_without_failures() -> None:
 def test_the_verdict_counts_lost_controllers() -> None:
     found = of_run(replace(QUIET, leaderless_s=[0.25, 1.0]))
     assert found.good and "No worker was lost. 2 controllers were lost and replaced." in found.summary
-    assert found.lost == "Lost: 1.25 s without a controller."
+    assert found.cost == "Lost: 1.25 s without a controller."
 
 
 def test_the_verdict_on_a_run_that_lost_workers(tmp_path: Path) -> None:
     record = read_run(Synthesis(tmp_path, rollbacks={27: 20}).write())
     found = of_run(facts_of(record, wall_time(record)))
     assert found.good and "2 workers died; 1 recovery succeeded and 1 rolled back." in found.summary
-    assert "7 steps repeated after rollbacks" in found.lost and "s in recoveries (" in found.lost
+    assert "7 steps repeated after rollbacks" in found.cost and "s in recoveries (" in found.cost
     assert found.numbers[1][0].endswith(" s") and "median of 2 recoveries" in found.numbers[1][1]
 
 
@@ -104,19 +108,20 @@ def test_any_run_has_a_verdict(
     ended: str, deaths: int, times: list[float], outcomes: dict[str, int], loss: float | None, problems: list[str]
 ) -> None:
     facts = RunFacts(
-        ended, 3, 9, 0.0, problems, validation=loss, deaths=deaths, outcomes=outcomes, recovery_s=times, redone=deaths
-    )
+        ended, 3, 9, 0.0, problems, last=RunMetrics(loss), faults=FaultsSummary(0, deaths, outcomes=outcomes),
+        recovery_s=times, redone=deaths,
+    )  # fmt: skip
     found = of_run(facts)
-    assert len(found.numbers) <= 2 and found.summary and found.lost
+    assert len(found.numbers) <= 2 and found.summary and found.cost
     assert (found.good is True) == (ended == "finished" and not problems)
-    assert (found.lost == "Nothing was lost.") == (not deaths and not times and "cannot" not in outcomes)
+    assert (found.cost == "Nothing was lost.") == (not deaths and not times and "cannot" not in outcomes)
 
 
 def test_a_comparison_names_the_winner_its_lead_and_who_missed() -> None:
     found = of_comparison(compared())
     assert found.good is False and found.badge == "3 of 4 arms reached it"
     assert "checkfree-plus reached the target first" in found.summary
-    assert f"{MISSING} missed the target in 3 of 3 seeds" in found.lost
+    assert f"{MISSING} missed the target in 3 of 3 seeds" in found.cost
     assert found.numbers[0][0].startswith("× 1.")
     alone = of_comparison(compared({"fault-free": MANNERS["fault-free"]}))
     assert "there is no ranking" in alone.summary and alone.numbers[0][1] == "to the target without failures"
@@ -160,7 +165,7 @@ def test_a_plan_is_good_unless_a_faster_alternative_is_known() -> None:
     assert find_violations(step.problem, step.solution, step.times) == []
     found = of_schedule(plan, step, [])
     assert found.good and "A step takes 8.00 s on 8 nodes, 50.0% less than the best alternative" in found.summary
-    assert [number for number, _ in found.numbers] == ["8.00 s", "25.0 %"] and "nodes idle" in found.lost
+    assert [number for number, _ in found.numbers] == ["8.00 s", "25.0 %"] and "nodes idle" in found.cost
     beaten = of_schedule(plan.model_copy(update={"compared": {"rows": 7.0}}), step, [])
     assert not beaten.good and beaten.badge == "slower than an alternative" and "more than the best" in beaten.summary
 
@@ -194,9 +199,9 @@ def test_a_swarm_reports_its_losses() -> None:
     peers = [peer("p0", 50), peer("p1", 50).model_copy(update={"finished": False})]
     found = of_swarm(RunOutcome(peers=peers, layers=layers, rounds=2, seconds=1.0), 1)
     assert found.good is False and found.badge == "1 peer did not finish"
-    assert "2 of 9 poisoned completions were accepted" in found.lost and "p1 did not finish" in found.lost
-    assert "1 of 40 completions of honest peers were rejected" in found.lost
-    assert "of 4 rounds over all honest peers: all layers in 2" in found.lost
+    assert "2 of 9 poisoned completions were accepted" in found.cost and "p1 did not finish" in found.cost
+    assert "1 of 40 completions of honest peers were rejected" in found.cost
+    assert "of 4 rounds over all honest peers: all layers in 2" in found.cost
 
 
 def test_a_swarm_reports_that_accuracy_fell_and_does_not_count_the_start_as_the_end() -> None:
@@ -213,7 +218,7 @@ def test_a_drill_succeeds_if_an_arm_contains_the_attack() -> None:
     held, through = of_drill(drilled(with_rule=1)), of_drill(drilled(with_rule=30))
     assert held.good and held.numbers[0][0] == "80%" and held.numbers[1] == ("2%", "in defended, at best")
     assert "not clearly more than the 0% of control, without poison" in held.summary
-    assert "accuracy in defended is 0.78, -0.02 against control" in held.lost
+    assert "accuracy in defended is 0.78, -0.02 against control" in held.cost
     assert through.good is False and through.badge == "TEXT got through in every arm"
 
 
@@ -246,7 +251,7 @@ def test_quantities_keep_three_digits(number: float) -> None:
 def test_experts_are_better_worse_or_neither(ratio: float, good: bool | None) -> None:
     found = of_experts(mixed(ratio))
     assert found.good is good and found.numbers[0][0] == f"× {ratio:.3f}"
-    assert ("is worse than M_Ho-I_Ho on" in found.lost) == (good is False)
+    assert ("is worse than M_Ho-I_Ho on" in found.cost) == (good is False)
 
 
 @pytest.mark.parametrize(("rival", "good"), [(0.8, False), (1.05, True), (0.901, None)])
@@ -258,8 +263,8 @@ def test_experts_are_compared_with_one_model_of_the_same_compute(rival: float, g
         and "at × 2.0 its compute" in found.summary
     )
     assert "M_He-I_Ho beat equal experts of the same compute: × 0.900" in found.summary, "as before"
-    assert ("is worse than generalist-M on code, tables" in found.lost) == (good is False)
+    assert ("is worse than generalist-M on code, tables" in found.cost) == (good is False)
 
 
 def test_experts_that_were_lost_are_named() -> None:
-    assert "1 expert could not be trained (code-M-4)" in of_experts(mixed(0.9, lost=("code-M-4",))).lost
+    assert "1 expert could not be trained (code-M-4)" in of_experts(mixed(0.9, lost=("code-M-4",))).cost

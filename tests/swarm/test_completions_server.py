@@ -19,7 +19,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from planaria.report.live_page.serving import Server, ServerAddress, serve
+from planaria.report.live_page.http_server import Server, ServerAddress, serve
 from planaria.swarm.audit.censor import Censor, LeakageLedger, ledger_key
 from planaria.swarm.audit.questions import Question, QuestionPart
 from planaria.swarm.completions import server as completions_server

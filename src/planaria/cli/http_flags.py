@@ -12,7 +12,7 @@ from typer import Option
 from planaria.common.errors import UserError, install_command
 
 if TYPE_CHECKING:
-    from planaria.report.live_page.serving import ServerAddress
+    from planaria.report.live_page.http_server import ServerAddress
 
 ANYWHERE = "127.0.0.1:0"
 MIN_TOKEN = 16
@@ -42,7 +42,7 @@ def token_option(flag: str = "--token-file", panel: str | None = None) -> Any:
 
 def address(at: str | None, names: list[str], flag: str) -> ServerAddress:
     """Parse the HOST:PORT of ``flag``; UserError if ``at`` is not an address."""
-    from planaria.report.live_page.serving import ServerAddress
+    from planaria.report.live_page.http_server import ServerAddress
 
     host, colon, port = (at or ANYWHERE).rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):

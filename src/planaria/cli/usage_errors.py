@@ -21,7 +21,7 @@ RENAMED_COMMANDS = {
     "checkpoint export": "export RUN --to FOLDER --format FORMAT",
     "checkpoint import": "checkpoint convert FOLDER --from FORMAT --recipe RECIPE",
     "checkpoint verify": "checkpoint show RUN --verify",
-    "codes": "python -m planaria.lab.codes",
+    "codes": "python -m planaria.lab.commands.codes",
     "completion": "--show-completion",
     "diagnose": "report RUN --waits",
     "drill": "compare RECIPE",
@@ -31,8 +31,8 @@ RENAMED_COMMANDS = {
     "experts remove": "experts edit RUN --remove NAME",
     "experts weigh": "eval --experts RUN --worst",
     "init": "recipes NAME --to FILE",
-    "lab codes": "python -m planaria.lab.codes",
-    "lab trace": "python -m planaria.lab.trace",
+    "lab codes": "python -m planaria.lab.commands.codes",
+    "lab trace": "python -m planaria.lab.commands.trace",
     "network paths": "plan RECIPE --update",
     "realign": "swarm realign",
     "relay": "network relay",
@@ -49,7 +49,7 @@ RENAMED_COMMANDS = {
     "topology measure": "network measure",
     "topology paths": "plan RECIPE --update",
     "topology": "network",
-    "trace": "python -m planaria.lab.trace",
+    "trace": "python -m planaria.lab.commands.trace",
     "verify": "swarm show MODEL --certificate",
 }
 """earlier spelling of a command → its spelling: a command of planaria, or a program that Python runs"""

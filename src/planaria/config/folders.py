@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from planaria.common.errors import UserError
 from planaria.config import shipped
 
 PAGE = "report.html"
@@ -50,6 +51,15 @@ class FolderKind:
     def report(self, folder: Path) -> ReportPage:
         """Return the report; UserError if there is none."""
         raise NotImplementedError
+
+    def page_source(self, folder: Path) -> Any:
+        """Return the source of the folder's live page, or None if the folder is of another kind.
+
+        :raises UserError: if folders of this kind have no live page.
+        """
+        if self.matches(folder):
+            raise UserError(f"{folder} has results of {self.name!r}, which have no live page; see its report.html")
+        return None
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return one of ``functions``."""

@@ -222,14 +222,14 @@ class CheckpointConfig(Section):
 
 class ChaosConfig(Section):
     trace: str | None = None
-    """file of faults to inject on the fleet (see `python -m planaria.lab.trace`), or none"""
+    """file of faults to inject on the fleet (see `python -m planaria.lab.commands.trace`), or none"""
 
     @field_validator("trace")
     @classmethod
     def _check_trace(cls, trace: str | None) -> str | None:
         if trace == "":
             raise ValueError(
-                "chaos.trace is empty; set it to a trace file, such as `python -m planaria.lab.trace` writes, or none"
+                "chaos.trace is empty; set it to a file of `python -m planaria.lab.commands.trace`, or none"
             )
         return trace
 

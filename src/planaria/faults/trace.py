@@ -203,7 +203,7 @@ def read(path: Path) -> Trace:
 
     :raises UserError: naming file, fault and field, if it is invalid.
     """
-    content = documents.read_bytes(path, MAX_BYTES, "use a trace file, such as `python -m planaria.lab.trace` writes")
+    content = documents.read_bytes(path, MAX_BYTES, "use a trace file of `python -m planaria.lab.commands.trace`")
     documents.refuse_nul(content, path)
     try:
         return Trace.model_validate_json(content)

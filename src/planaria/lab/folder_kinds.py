@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from planaria.common import documents
 from planaria.config.folders import FIX, PAGE, FolderKind, ReportPage
@@ -19,6 +19,11 @@ class ComparisonFolder(FolderKind):
         results = documents.read_model(folder / self.marker, ComparisonResults, fix=FIX)
         return ReportPage(folder / PAGE, lambda to: write_comparison(results, to), lambda: body(results))
 
+    def page_source(self, folder: Path) -> Any:
+        from planaria.lab.report.comparison_source import ComparisonSource
+
+        return ComparisonSource(folder) if ComparisonSource.fits(folder) else None
+
 
 class ExpertsFolder(FolderKind):
     name, marker = "experts", "results.json"
@@ -28,6 +33,9 @@ class ExpertsFolder(FolderKind):
         "evaluate_exported": "planaria.lab.commands.ensemble:evaluate_model",
         "weigh_worst": "planaria.lab.commands.ensemble:weigh_worst",
     }
+
+    def matches(self, folder: Path) -> bool:
+        return super().matches(folder) or (folder / "experts.json").exists()
 
     def report(self, folder: Path) -> ReportPage:
         from planaria.lab.experts.experts_results import Results

@@ -22,7 +22,7 @@ class Verdict:
     """what happened, in one or two sentences"""
     numbers: Sequence[tuple[str, str]]
     """the one or two deciding numbers: value with unit, and its meaning"""
-    lost: str
+    cost: str
     """what it cost, in one sentence"""
 
     def html(self) -> str:
@@ -34,7 +34,7 @@ class Verdict:
         return (
             f'<div id="verdict" class="verdict {kind}"><p class="summary"><i aria-hidden="true">{sign}</i>'
             f'{_escape(self.summary)}</p><div class="deciding">{deciding}</div>'
-            f'<p class="lost">{_escape(self.lost)}</p></div>'
+            f'<p class="cost">{_escape(self.cost)}</p></div>'
         )
 
 

@@ -1,7 +1,7 @@
-"""Assignments and progress of workers, folded from a run's log without strategies or torch.
+"""Names, assignments and progress of a run's workers, as far as reports and displays show them.
 
-``control/apply.py`` folds the same facts into the controller's full state; ``tests/report/test_worker_assignments.py``
-compares the two.
+The controller's own state (``control/apply.py``) decides the run, so it needs strategies and complete logs; a reader of
+a log has neither. ``tests/report/test_worker_assignments.py`` checks that both agree.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from planaria.control.facts.decisions import (
 )
 from planaria.control.facts.events import Event, HostLeft, RunStarted, WorkerJoined, WorkerLost
 from planaria.control.state.roster import Status
+from planaria.report.run.naming import Naming
 
 
 class WorkerAssignments:
@@ -34,6 +35,7 @@ class WorkerAssignments:
 
     def _reset(self, started: RunStarted | None) -> None:
         self.started = started
+        self.naming = Naming(started)
         self.alive: set[str] = set()
         """workers that have joined and are not lost"""
         self.lost: set[str] = set()
@@ -59,9 +61,8 @@ class WorkerAssignments:
         """replica → its own count of the last step or validation it started"""
         self._run_step_of: dict[int, int] = {}
         """replica → step of the run that it started last"""
-        self._replica_of = started.replica_of if started else {}
         self._nodes: dict[int, set[int]] = {}
-        for node, replica in self._replica_of.items():
+        for node, replica in started.replica_of.items() if started else ():
             self._nodes.setdefault(replica, set()).add(node)
 
     @property
@@ -81,7 +82,7 @@ class WorkerAssignments:
 
     def replica(self, node: int) -> int:
         """Return the replica of a node."""
-        return self._replica_of.get(node, 0)
+        return self.naming.replica(node)
 
     def vacant(self, replica: int) -> set[int]:
         """Return the nodes of a replica without a worker."""

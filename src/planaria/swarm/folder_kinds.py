@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from planaria.common import documents
 from planaria.config.folders import FIX, PAGE, FolderKind, ReportPage
@@ -27,6 +27,11 @@ class SwarmFolder(FolderKind):
             lambda to: write_swarm_report(folder, config, outcome, to),
             lambda: body(folder, config, outcome),
         )
+
+    def page_source(self, folder: Path) -> Any:
+        from planaria.swarm.report.swarm_source import SwarmSource
+
+        return SwarmSource(folder) if self.matches(folder) else None
 
 
 class DrillFolder(FolderKind):

@@ -24,20 +24,9 @@ def test_difficulty_is_the_gain_of_the_last_doubling(curve: list[ProbeLoss], gai
     assert remaining_gain(curve) == pytest.approx(gain)
 
 
-def test_an_unusual_domain_that_is_learned_quickly_is_easy() -> None:
-    """The initial loss would rank these the other way."""
-    strange = [ProbeLoss(0, 6.0), ProbeLoss(20, 1.1), ProbeLoss(40, 1.0), ProbeLoss(80, 0.98)]
-    familiar = [ProbeLoss(0, 3.0), ProbeLoss(20, 2.9), ProbeLoss(40, 2.7), ProbeLoss(80, 2.4)]
-    assert remaining_gain(familiar) > remaining_gain(strange)
-
-
 def test_a_curve_of_one_point_is_rejected() -> None:
     with pytest.raises(ValueError, match="two points"):
         remaining_gain([ProbeLoss(0, 3.0), ProbeLoss(10, 2.0)])
-
-
-def test_three_domains_get_a_tier_each() -> None:
-    assert assign_tiers({"law": 0.3, "code": 0.1, "talk": 0.2}, 3) == {"code": 0, "talk": 1, "law": 2}
 
 
 @given(st.dictionaries(st.text(min_size=1), st.floats(0, 9), min_size=1, max_size=12), st.sampled_from([1, 3, 5]))

@@ -133,13 +133,6 @@ def test_too_few_documents_are_rejected_with_a_fix(sources: Path, tmp_path: Path
         write_domains(spec({"law": law, "talk": talk}), tmp_path)
 
 
-def test_untrained_domains_have_only_test_text(sources: Path, tmp_path: Path) -> None:
-    two = {name: parts_of(sources / "law" / f"{n}.txt") for n, name in enumerate(("a", "b"))}
-    write_domains(spec(two, untrained={"talk": DomainSpec(source=str(sources / "talk.txt"))}), tmp_path)
-    assert (tmp_path / TEST / "talk.jsonl").is_file()
-    assert not (tmp_path / TRAINED / "talk.jsonl").exists()
-
-
 def test_copied_text_stays_when_its_source_changes(sources: Path, tmp_path: Path) -> None:
     wanted = spec({"law": {"source": str(sources / "law")}, "talk": parts_of(sources / "talk.txt")})
     write_domains(wanted, tmp_path)

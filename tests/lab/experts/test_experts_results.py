@@ -48,12 +48,6 @@ def test_a_win_is_one_with_every_seed(results: Results) -> None:
     assert results.verdict(LARGER, "code") == "loss"
 
 
-def test_one_seed_without_a_difference_makes_a_tie() -> None:
-    others = [EVEN, {"law": 6.0, "code": 5.0}]
-    found = results_of(*(run(seed, **{SYNCHRONISED: EVEN, LONGER: other}) for seed, other in enumerate(others)))
-    assert [found.verdict(LONGER, domain) for domain in found.domains] == ["tie", "tie"]
-
-
 def test_the_geometric_mean_is_over_domains_seed_by_seed(results: Results) -> None:
     assert results.overall(LONGER) == pytest.approx([math.sqrt(7 / 8), math.sqrt(0.95 * 4.01 / 4)])
     assert results.ratios(LARGER, "code") == pytest.approx([1.1, 1.05])

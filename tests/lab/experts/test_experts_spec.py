@@ -51,10 +51,6 @@ def test_invalid_tables_are_rejected(given: dict[str, Any], complaint: str) -> N
         ExpertsSpec.model_validate(given)
 
 
-def test_one_size_is_valid_unless_difficulty_is_measured_by_size() -> None:
-    assert ExpertsSpec.model_validate({"domains": TWO, "sizes": {"M": 8}, "steps": [4]}).probe.by == ["probe"]
-
-
 def test_the_texts_of_domains_and_the_active_experts() -> None:
     domains = {**TWO, "mix": {"of": ["law", "talk"]}, "more": {"source": "more.txt", "after": "law"}}
     found = ExpertsSpec.model_validate({"domains": domains, **ONE})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.lab.experts.posterior import cached_prior, centre_prior, uniform_prior
+from planaria.lab.experts.posterior import cached_prior, centre_prior
 
 APART = torch.full((3, 20, 3), -400.0)
 APART[range(3), :, range(3)] = -100.0
@@ -52,17 +52,9 @@ def test_the_cached_prior_is_a_distribution_without_zeros(texts: list[list[float
     assert (found >= (1 / 3) * 0.7 ** len(texts) - 1e-12).all()
 
 
-def test_a_decay_of_one_excludes_no_expert() -> None:
-    assert torch.isfinite(cached_prior(torch.tensor([[0.0], [-2000.0]])[..., None], decay=1.0)).all()
-
-
 def test_the_nearest_expert_has_the_largest_prior_and_temperature_sharpens_it() -> None:
     centres, texts = torch.eye(2), torch.tensor([[1.0, 0.0], [0.7071, 0.7071]])
     found = centre_prior(texts, centres, temperature=0.1).exp()
     assert found[0, 0] == pytest.approx(1 / (1 + math.exp(-2 / 0.1)))
     assert found[:, 1].tolist() == pytest.approx([0.5, 0.5])
     assert centre_prior(texts, centres, temperature=10.0).exp()[0, 0] < 0.6
-
-
-def test_uniform() -> None:
-    assert uniform_prior(4).exp().tolist() == pytest.approx([0.25] * 4)

@@ -1,9 +1,10 @@
-"""The parent as text prior: causal, equal in measurement and generation, and stored with checks."""
+"""Text priors by the parent: causal, equal in measurement and generation, and stored with checks."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,32 +41,23 @@ def test_states_are_running_means() -> None:
         torch.testing.assert_close(found[:, at], rows[:, : at + 1].mean(1))
 
 
-def test_the_prior_identifies_the_domain_of_a_text(run: Path) -> None:
-    ensemble = Ensemble(run)
+VOTES = [{}, {"by": "average"}, {"by": "bayes"}, {"keep": 4}]
+MIXTURES = [{"prior": "ridge"}, *({"prior": "votes", "votes": votes} for votes in VOTES)]
+
+
+@pytest.mark.parametrize("mixture", MIXTURES, ids=str)
+def test_a_prior_identifies_the_domain_from_earlier_text_alone(tmp_path: Path, mixture: dict[str, Any]) -> None:
+    ensemble = Ensemble(write_ensemble(tmp_path, mixture))
     for number, domain in enumerate(DOMAINS):
-        prior = ensemble.log_prior(samples(ensemble, domain, 100)).exp()
-        assert prior.shape == (2, 100, 32)
-        assert prior.sum(0).allclose(torch.ones(100, 32, dtype=torch.float64))
-        assert float(prior[number, :, 16:].mean()) > 0.8
-
-
-def test_later_text_does_not_affect_earlier_priors(run: Path) -> None:
-    ensemble = Ensemble(run)
-    given = samples(ensemble, "digits")
-    before = ensemble.log_prior(given)
-    given[:, 17:] = samples(ensemble, "lower")[:, 17:]
-    after = ensemble.log_prior(given)
-    assert torch.equal(before[..., :17], after[..., :17])
-    given[:, 15] = 97
-    assert not torch.equal(after[..., 16:], ensemble.log_prior(given)[..., 16:])
-
-
-@pytest.mark.parametrize("length", [1, 17])
-def test_one_text_has_the_same_prior_alone_and_in_a_batch(run: Path, length: int) -> None:
-    ensemble = Ensemble(run)
-    given = samples(ensemble, "digits")
-    alone, among = ensemble.log_prior_after(given[2, :length].tolist()), ensemble.log_prior(given)[:, 2, length - 1]
-    torch.testing.assert_close(alone, among, atol=1e-4, rtol=1e-4)  # hidden states are fp32
+        given = samples(ensemble, domain, 10)
+        before = ensemble.log_prior(given)
+        assert before.shape == (2, 10, 32) and before.exp().sum(0).allclose(torch.ones(10, 32, dtype=torch.float64))
+        assert float(before.exp()[number, :, 16:].mean()) > 0.8
+        for length in (1, 17):  # hidden states are fp32
+            alone = ensemble.log_prior_after(given[2, :length].tolist())
+            torch.testing.assert_close(alone, before[:, 2, length - 1], atol=1e-4, rtol=1e-4)
+        given[:, 17:] = samples(ensemble, DOMAINS[1 - number], 10)[:, 17:]
+        assert torch.equal(ensemble.log_prior(given)[..., :17], before[..., :17]), "later text has no effect"
 
 
 @pytest.mark.parametrize(("top_k", "prefix"), [(0, 0), (1, 8)])

@@ -16,7 +16,7 @@ from planaria.lab.experts import manifest, ridge
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.experts_spec import MixtureSpec, VotesSpec
 from planaria.lab.experts.votes import FILE, VotesPrior, bayes_table, count_sums, token_counts
-from support.untrained_ensemble import text, write_ensemble
+from support.untrained_ensemble import write_ensemble
 
 V, END = 12, 11
 
@@ -85,20 +85,6 @@ def test_options_select_voters_and_scores() -> None:
 def test_the_control_is_naive_bayes() -> None:
     counts = [torch.tensor([3.0, 0.0]), torch.tensor([1.0, 1.0])]
     torch.testing.assert_close(bayes_table(counts).exp(), torch.tensor([[4 / 5, 1 / 2], [1 / 5, 1 / 2]]))
-
-
-@pytest.mark.parametrize("votes", [{}, {"by": "average"}, {"by": "bayes"}, {"keep": 4}])
-def test_the_prior_identifies_the_domain_of_a_text(tmp_path: Path, votes: dict[str, Any]) -> None:
-    ensemble = Ensemble(write_ensemble(tmp_path, {"prior": "votes", "votes": votes}))
-    for number, domain in enumerate(("digits", "lower")):
-        samples = torch.tensor(ensemble.tokenizer.encode(text(domain, 10 * 33))).view(10, 33)
-        prior = ensemble.log_prior(samples)
-        assert prior.shape == (2, 10, 32) and prior.exp().sum(0).allclose(torch.ones(10, 32, dtype=torch.float64))
-        assert bool((prior.argmax(0)[:, 16:] == number).all())
-        torch.testing.assert_close(ensemble.log_prior_after(samples[2, :17].tolist()), prior[:, 2, 16])
-        later = samples.clone()
-        later[:, 17:] = 0
-        assert torch.equal(ensemble.log_prior(later)[..., :17], prior[..., :17]), "later text has no effect"
 
 
 def test_one_domain_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from planaria.lab.compare.race_results import ArmScore, ComparisonResults, SeedT
 from planaria.lab.report.comparison import write_comparison
 from planaria.lab.report.comparison_figures import (
     colours,
-    failures_figure,
     hours_figure,
     loss_figure,
     pareto_front,
@@ -19,7 +18,7 @@ from planaria.lab.report.comparison_figures import (
 from planaria.lab.report.comparison_table import latex, show_table
 from planaria.lab.report.winner_figure import redundant_arm, winners_figure
 from planaria.report.tables import WIDE
-from support.report.synthetic_comparison import MANNERS, MISSING, SEEDS, STAGES, Manner, compared, digest, faults
+from support.report.synthetic_comparison import MANNERS, MISSING, SEEDS, Manner, compared, digest
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +129,6 @@ def test_the_loss_band_contains_all_seeds(found: ComparisonResults) -> None:
     assert reached == pytest.approx(found.arms[0].spread("hours")[0], rel=0.02)  # type: ignore[index]
 
 
-def test_bars_have_whiskers_from_least_to_most(found: ComparisonResults) -> None:
-    bar = hours_figure(found).data[0]
-    place = bar.y.index("checkfree-plus")
-    mean, least, most = found.arms[1].spread("hours") or (0, 0, 0)
-    assert bar.x[place] == mean
-    assert bar.x[place] + bar.error_x.array[place] == pytest.approx(most)
-    assert bar.x[place] - bar.error_x.arrayminus[place] == pytest.approx(least)
-
-
 def test_prices_are_on_a_logarithmic_axis_with_a_zero(found: ComparisonResults) -> None:
     fig = price_figure(found)
     ticks = dict(zip(fig.layout.xaxis.ticktext, fig.layout.xaxis.tickvals, strict=True))
@@ -188,14 +178,6 @@ def test_redundancy_without_its_computation_has_no_step_to_vary() -> None:
 def test_older_results_name_the_arms_that_compute_copies(changes: dict[str, str], computes: bool) -> None:
     fields = compared().arms[3].model_dump(mode="json", exclude={"computes_copies"}) | {"changes": changes}
     assert ArmScore.model_validate(fields).computes_copies is computes
-
-
-def test_every_failure_is_a_mark(found: ComparisonResults) -> None:
-    for failures in found.failures:
-        fig = failures_figure(found, failures)
-        marks = list(zip(fig.data[0].x, fig.data[0].y, strict=True))
-        assert marks == [(step, f"stage {stage}") for step, stage in faults(failures.seed)]
-        assert len(fig.layout.yaxis.categoryarray) == STAGES
 
 
 @pytest.mark.slow_after(1)

@@ -12,11 +12,11 @@ import pytest
 from planaria.lab.compare.race_results import ComparisonResults, add_reset_ratios
 from planaria.lab.compare.run_comparison import best_search_arm
 from planaria.lab.report.comparison import verdict, write_comparison
-from planaria.lab.report.comparison_figures import loss_figure, price_figure
+from planaria.lab.report.comparison_figures import price_figure
 from planaria.lab.report.comparison_table import columns, rows, show_table
 from planaria.lab.report.for_paper import write_for_paper
 from planaria.lab.report.winner_figure import winning_arms
-from planaria.lab.trials.spread import Spread, bootstrap
+from planaria.lab.trials.spread import bootstrap
 from support.report.synthetic_comparison import HELD, MANNERS, SEEDS, Manner, compared
 
 
@@ -192,11 +192,3 @@ def test_without_matplotlib_there_are_tables(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert write_for_paper(held, tmp_path) == ["table.csv", "table.tex", "runs.csv", "curves.csv"]
-
-
-def test_loss_over_steps_crosses_the_target_at_the_tables_step(held: ComparisonResults) -> None:
-    line = next(trace for trace in loss_figure(held, "steps").data if trace.name == "fault-free")
-    target = sum(run.target for run in held.arms[0].runs) / len(SEEDS)
-    reached = next(step for step, loss in zip(line.x, line.y, strict=True) if loss <= target)
-    ticks = held.arms[0].spread("ticks")
-    assert isinstance(ticks, Spread) and reached == pytest.approx(ticks.mean, rel=0.02)

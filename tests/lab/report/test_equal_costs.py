@@ -13,8 +13,7 @@ from planaria.lab.compare.race_results import ComparisonResults
 from planaria.lab.report.comparison import body
 from planaria.lab.report.equal_costs import budgets, equal_costs, equal_costs_table, has_equal_costs, loss_at_cost
 from support.recomputed_comparison import losses
-from support.report.raced_exchanges import STEP_BYTES, raced_exchanges
-from support.report.synthetic_comparison import compared
+from support.report.synthetic_comparison import STEP_BYTES, compared, raced_exchanges
 
 
 @pytest.fixture

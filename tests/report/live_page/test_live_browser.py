@@ -16,8 +16,7 @@ from planaria.control.facts import events as e
 from planaria.control.log.writer import RunLog
 from support.report.browser import Tab, browser, found
 from support.report.live_server import TOKEN, served
-from support.report.run_folders import folder
-from support.report.served_runs import run_in
+from support.report.served_runs import folder, run_in
 from support.report.trial_folders import comparison_in, swarm_in
 
 pytestmark = [

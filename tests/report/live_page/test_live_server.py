@@ -21,16 +21,15 @@ from planaria.common.errors import UserError
 from planaria.control.facts import events as e
 from planaria.control.log.state_file import LiveWorker, StateFile, start_ticks
 from planaria.control.log.writer import RunLog
-from planaria.report.live_page import limits, serving
+from planaria.report.live_page import http_server, limits
+from planaria.report.live_page.app import exposition
 from planaria.report.live_page.frames import apply_patch
 from planaria.report.live_page.guard import new_token
-from planaria.report.live_page.server import exposition
 from planaria.report.observe.tally import RunTally
 from planaria.runtime.preparation import run_folders
 from support.hostile_json import hostile
 from support.report.live_server import TOKEN, Client, served
-from support.report.run_folders import folder
-from support.report.served_runs import run_in
+from support.report.served_runs import folder, run_in
 
 
 def test_the_token_is_in_the_address_once_and_then_in_a_cookie_of_this_server_alone(tmp_path: Path) -> None:
@@ -65,7 +64,7 @@ def test_the_page_needs_no_script_or_style_but_its_own_files(tmp_path: Path) -> 
         for path in [*linked, *(f"/static/{name}" for name in modules)]:
             assert client.request(path).status == 200, path
         assert client.request("/static/app.js").headers["content-type"].startswith("text/javascript")
-        for path in ("/static/../server.py", "/static/%2e%2e%2fserver.py", "/static/nothing", "/nothing"):
+        for path in ("/static/../app.py", "/static/%2e%2e%2fapp.py", "/static/nothing", "/nothing"):
             assert client.request(path).status == 404, path
 
 
@@ -122,7 +121,7 @@ def test_a_thousand_idle_connections_do_not_block_requests(tmp_path: Path) -> No
 
 
 def test_a_connection_without_a_request_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.2)
     with (
         served([run_in(tmp_path / "run")]) as client,
         socket.create_connection((client.host, client.port)) as silent,
@@ -142,7 +141,7 @@ def _dropped(line: socket.socket) -> bool:
 
 @pytest.mark.slow
 def test_a_reader_that_does_not_receive_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "SEND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(http_server, "SEND_TIMEOUT_S", 0.3)
     run = run_in(tmp_path / "run")
     log = RunLog(run)
     for number in range(3000):
@@ -163,9 +162,9 @@ def test_a_reader_that_does_not_receive_is_dropped(tmp_path: Path, monkeypatch: 
 
 
 def test_streams_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from planaria.report.live_page import server
+    from planaria.report.live_page import app
 
-    monkeypatch.setattr(server, "MAX_STREAMS", 1)
+    monkeypatch.setattr(app, "MAX_STREAMS", 1)
     with served([run_in(tmp_path / "run")]) as client:
         stream = client.frames(until=lambda _: False)
         assert next(stream)["n"] == 0
@@ -332,9 +331,8 @@ def test_a_process_that_is_not_the_worker_gets_no_fault(tmp_path: Path) -> None:
 def test_closing_the_pipe_stops_the_server(tmp_path: Path) -> None:
     import threading
 
-    from planaria.report.live_page.run_source import FolderFollower
-    from planaria.report.live_page.server import Page
-    from planaria.report.live_page.serving import Server, ServerAddress, serve
+    from planaria.report.live_page.app import FolderFollower, Page
+    from planaria.report.live_page.http_server import Server, ServerAddress, serve
 
     read, write = os.pipe()
     announced: list[str] = []

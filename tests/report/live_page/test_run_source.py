@@ -10,10 +10,10 @@ import pytest
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.reader import CHAOS, EVENTS, LogFollower, read_run
+from planaria.control.log.reader import CHAOS, EVENTS, LogFollower
 from planaria.control.log.run_record import StepMetric
 from planaria.control.log.writer import RunLog
-from support.report.run_folders import folder
+from support.report.served_runs import folder
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -85,17 +85,3 @@ def test_faults_of_other_terminals_are_read_too(tmp_path: Path) -> None:
     (run / CHAOS).write_text(f'{{"t": 4.0, "event": {fault.model_dump_json()}}}\n')
     assert [fact.kind for _, fact in LogFollower(run).more()] == ["fault_injected", "commit"]
     log.close()
-
-
-def test_following_a_log_reads_the_same_as_reading_it_once(tmp_path: Path) -> None:
-    run = folder(tmp_path / "run")
-    log = RunLog(run, full=400)
-    for number in range(50):
-        log.event(1.0 + number, e.Trouble(detail=f"trouble {number}"))
-    log.close()
-    (run / EVENTS).rename(run / "aside")
-    (run / "aside").rename(run / EVENTS)
-    followed = [(t, fact) for t, fact in LogFollower(run).more()]
-    assert followed[0][0] == 1.0 and len(followed) == 50
-    with pytest.raises(UserError):  # whose first line must be the run's start
-        read_run(run)

@@ -10,14 +10,13 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.report.live_page.frames import Json, StateChange, apply_patch
+from planaria.report.live_page.page_source import PageSource
 from planaria.report.live_page.run_source import source_of
-from planaria.report.live_page.source import LogSource
 from planaria.swarm.records.lines import LOG, PEERS, Log
 from planaria.swarm.records.outcome import read_outcome
 from support.report.live_server import served
 from support.report.trial_folders import (
     EVERY,
-    IDS,
     STEPS,
     comparison_in,
     losses,
@@ -28,11 +27,11 @@ from support.report.trial_folders import (
 )
 
 
-def shown(source: LogSource) -> list[StateChange]:
+def shown(source: PageSource) -> list[StateChange]:
     return [frame for frame in source.read(10_000) if frame is not None]
 
 
-def played(source: LogSource) -> Json:
+def played(source: PageSource) -> Json:
     """Frames lead to the state, and come in order."""
     frames = [source.initial_frame(), *shown(source)]
     seen: Json = {}
@@ -120,7 +119,6 @@ def test_a_growing_swarm_is_followed_and_later_peers_are_shown(tmp_path: Path) -
         file.write("nonsense\n")
     with pytest.raises(UserError, match=r"carl.log\.jsonl cannot be read"):
         shown(source)
-    assert IDS
 
 
 def test_comparisons_and_swarms_are_served_beside_runs_and_accept_no_faults(tmp_path: Path) -> None:

@@ -31,11 +31,6 @@ def test_plain_output_has_a_line_for_each_pair() -> None:
     assert shown(io.StringIO()) == "1/3 pairs: Bern – [bold]Oslo\n2/3 pairs: Bern – Rome\n"
 
 
-def test_a_terminal_shows_how_many_pairs_are_done() -> None:
-    last = shown(Terminal()).rpartition("Bern – Rome")[2]
-    assert "2/3 pairs" in last
-
-
 def test_quiet_prints_nothing() -> None:
     assert shown(Terminal(), quiet=True) == ""
 
@@ -136,7 +131,3 @@ def test_a_terminal_shows_a_bar_for_all_jobs_and_one_for_each_running_job() -> N
 
 def test_without_a_terminal_jobs_print_their_notes_only() -> None:
     assert jobs_shown(io.StringIO()) == "[code]: killed by SIGKILL; taken up again\n"
-
-
-def test_quiet_shows_no_jobs() -> None:
-    assert jobs_shown(Terminal(), quiet=True) == ""

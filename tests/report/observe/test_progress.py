@@ -4,6 +4,7 @@ import io
 import re
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from planaria.control.facts.decisions import (
 )
 from planaria.control.facts.events import (
     EdgeBroken,
-    Event,
     FaultInjected,
     HostLeft,
     Linked,
@@ -56,10 +56,7 @@ def replay(record: RunRecord, progress: NoProgress) -> None:
     for t, fact in record.history:
         while metrics and metrics[0][0] <= t:
             progress.on_metric(metrics.pop(0)[1])
-        if isinstance(fact, Event.__origin__):  # type: ignore[attr-defined]
-            progress.on_event(t, fact)
-        else:
-            progress.on_decision(t, fact)
+        progress.on_fact(t, fact)
     for _, metric in metrics:
         progress.on_metric(metric)
     progress.stop()
@@ -119,11 +116,6 @@ def test_a_stream_that_cannot_encode_a_sign_gets_question_marks(tmp_path: Path) 
     assert "step 12  ? stage 2 rebuilt" in stream.read()
 
 
-def test_quiet_progress_prints_nothing(tmp_path: Path, capsys: object) -> None:
-    replay(read_run(Synthesis(tmp_path, steps=3, deaths={1: 1}).write()), NoProgress())
-    assert capsys.readouterr() == ("", "")  # type: ignore[attr-defined]
-
-
 def line_texts(*facts: object) -> list[str]:
     narrator = Narrator()
     lines = [narrator.describe(float(t), fact) for t, fact in enumerate(facts)]  # type: ignore[arg-type]
@@ -135,38 +127,45 @@ def form(outcome: str, step: int = 5) -> Form:
     return Form(generation=2, step=step, outcome=outcome, members=members, links=[])  # type: ignore[arg-type]
 
 
-def test_every_kind_of_problem_has_a_line() -> None:
-    edge = EdgeBroken(worker="a", node=1, peer=0, generation=1, detail="timeout")
-    up = [Linked(worker=worker, node=n, stage=n, generation=2, link_s=0.1) for n, worker in enumerate("ab")]
-    assert line_texts(edge, form("relinked"), *up) == ["broken edge 0–1 replaced"]
-    assert line_texts(form("rolled back")) == ["rolled back to step 5"]
-    assert line_texts(WorkerLost(worker="s", incarnation=0, cause="exit", detail="")) == [
-        "worker s (spare) lost: process ended"
-    ]
-    assert line_texts(FaultInjected(worker="b", node=1, signal="SIGSTOP", step=3, moment="")) == [
-        "SIGSTOP sent to worker b (stage 1)"
-    ]
-    assert line_texts(Unrecoverable(lost=[2, 1], reason="they are neighbours")) == [
-        "stages 1, 2 cannot be rebuilt: they are neighbours"
-    ]
-    assert line_texts(Seal(step=5, folder="f", stages=[0, 3], partial=True)) == [
-        "the remaining stages 0, 3 were saved in f"
-    ]
-    assert line_texts(Seal(step=5, folder="f", stages=[0, 3])) == []
-    assert line_texts(form("started"), WorkerFailed(worker="b", stage=1, generation=1, detail="disk full")) == [
-        "worker b (stage 1) failed: disk full"
-    ]
-    assert line_texts(ZombieIgnored(worker="b", incarnation=1, report="ready")) == [
-        "worker b (incarnation 1) woke up and was ignored"
-    ]
-    assert line_texts(Unrecoverable(lost=[], reason="20 generations in a row")) == [
-        "the run cannot continue: 20 generations in a row"
-    ]
-    starting = WorkersStarting(workers=["w0", "w2"], ready=3, waited_s=10.2, limit_s=120.0)
-    limit = "a start may take 120 s (fleet.start_timeout_s)"
-    assert line_texts(starting) == [f"waiting for w0 and w2 to start, for 10 s; 3 others are ready; {limit}"]
-    assert line_texts(StopOverdue(detail="step 3 was dropped")) == ["the stop request timed out: step 3 was dropped"]
-    assert line_texts(StopRequested(reason="Ctrl-C")) == ["will stop at the next whole step: Ctrl-C"]
+EDGE = EdgeBroken(worker="a", node=1, peer=0, generation=1, detail="timeout")
+UP = [Linked(worker=worker, node=n, stage=n, generation=2, link_s=0.1) for n, worker in enumerate("ab")]
+STARTING = WorkersStarting(workers=["w0", "w2"], ready=3, waited_s=10.2, limit_s=120.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ([EDGE, form("relinked"), *UP], "broken edge 0–1 replaced"),
+        ([form("rolled back")], "rolled back to step 5"),
+        ([WorkerLost(worker="s", incarnation=0, cause="exit", detail="")], "worker s (spare) lost: process ended"),
+        (
+            [FaultInjected(worker="b", node=1, signal="stop", step=3, moment="")],
+            "stop sent to worker b (stage 1)",
+        ),
+        ([Unrecoverable(lost=[2, 1], reason="neighbours")], "stages 1, 2 cannot be rebuilt: neighbours"),
+        ([Unrecoverable(lost=[], reason="20 in a row")], "the run cannot continue: 20 in a row"),
+        ([Seal(step=5, folder="f", stages=[0, 3], partial=True)], "the remaining stages 0, 3 were saved in f"),
+        ([Seal(step=5, folder="f", stages=[0, 3])], None),
+        (
+            [form("started"), WorkerFailed(worker="b", stage=1, generation=1, detail="disk full")],
+            "worker b (stage 1) failed: disk full",
+        ),
+        (
+            [ZombieIgnored(worker="b", incarnation=1, report="ready")],
+            "worker b (incarnation 1) woke up and was ignored",
+        ),
+        (
+            [STARTING],
+            "waiting for w0 and w2 to start, for 10 s; 3 others are ready; a start may take 120 s "
+            "(fleet.start_timeout_s)",
+        ),
+        ([StopOverdue(detail="step 3 was dropped")], "the stop request timed out: step 3 was dropped"),
+        ([StopRequested(reason="Ctrl-C")], "will stop at the next whole step: Ctrl-C"),
+        ([RunStep(generation=1, step=2)], None),
+    ],
+)
+def test_every_kind_of_problem_has_a_line(facts: list[object], line: str | None) -> None:
+    assert line_texts(*facts) == ([] if line is None else [line])
 
 
 def test_an_edge_is_not_reported_replaced_before_it_is_open() -> None:
@@ -229,22 +228,11 @@ def test_nothing_in_a_detail_moves_the_cursor() -> None:
     assert text.isprintable()
 
 
-def test_living_workers_are_counted() -> None:
-    narrator = Narrator()
-    for name in "abc":
-        narrator.describe(0.0, WorkerJoined(worker=name, incarnation=0, pid=1))
-    narrator.describe(1.0, form("started"))
-    assert (len(narrator.members.holders), narrator.members.spares) == (2, 1)
-    narrator.describe(2.0, WorkerLost(worker="b", incarnation=0, cause="exit", detail=""))
-    assert (len(narrator.members.holders), narrator.members.spares) == (1, 1)
-
-
 def test_story_gives_step_and_time(tmp_path: Path) -> None:
     record = read_run(Synthesis(tmp_path, steps=3, deaths={1: 2}).write())
     times, lines = zip(*timed_lines(record), strict=True)
     assert [line.step for line in lines] == [1, 1, 1] and list(times) == sorted(times)
     assert str(EventLine(3, "note", "x")) == "step 3  · x"
-    assert line_texts(RunStep(generation=1, step=2)) == []
 
 
 def shown(repeats: Repeats, times: list[float], subject: str = "link") -> list[str]:

@@ -24,6 +24,11 @@ from planaria.report.observe.trackers import trackers
 from support.report import synthetic_replicas as r
 
 
+@pytest.fixture(autouse=True)
+def _configured(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
+
+
 class Shown(NoProgress):
     """A progress display that records its calls."""
 
@@ -36,11 +41,8 @@ class Shown(NoProgress):
     def start(self, total: int, first: int) -> None:
         self.started = (total, first)
 
-    def on_event(self, t: float, event: Event) -> None:
-        self.facts.append(event)
-
-    def on_decision(self, t: float, decision: Decision) -> None:
-        self.facts.append(decision)
+    def on_fact(self, t: float, fact: Event | Decision) -> None:
+        self.facts.append(fact)
 
     def on_metric(self, metric: Metric) -> None:
         self.metrics.append(metric)
@@ -50,7 +52,6 @@ class Shown(NoProgress):
 
 
 def test_every_fact_is_logged_and_shown(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     shown = Shown()
     watch = RunObserver(tmp_path, 100, shown, trackers(ObserveConfig()))
     reported: list[tuple[float, Event | Decision]] = [
@@ -118,7 +119,6 @@ class Failing(Tracker):
     [("open", ["open"]), ("scalars", ["open", "scalars"]), ("close", ["open", "scalars", "scalars", "close"])],
 )
 def test_a_failing_tracker_is_dropped_and_the_others_continue(at: str, calls: list[str], tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     failing, sound = Failing(at=at), Failing(at="never")
     watch = RunObserver(tmp_path, 300, NoProgress(), {"failing": failing, "sound": sound})
     watch.on_event(0.0, r.started(1))
@@ -133,7 +133,6 @@ def test_a_failing_tracker_is_dropped_and_the_others_continue(at: str, calls: li
 
 
 def test_a_tracker_that_calls_exit_does_not_end_the_run(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     failing = Failing(at="open")
     failing._error = SystemExit
     watch = RunObserver(tmp_path, 300, NoProgress(), {"failing": failing})
@@ -145,7 +144,6 @@ def test_a_tracker_that_calls_exit_does_not_end_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tracked", [True, False])
 def test_trackers_shorten_the_interpreters_switch_interval(tracked: bool, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     usual = sys.getswitchinterval()
     watch = RunObserver(tmp_path, 300, NoProgress(), {"sound": Failing(at="never")} if tracked else {})
     watch.on_event(0.0, r.started(1))
@@ -161,7 +159,6 @@ def test_a_run_that_never_began_opens_no_tracker(tmp_path: Path) -> None:
 
 
 def test_spans_after_a_replicas_own_formations_are_kept(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     watch = RunObserver(tmp_path, 300, Shown())
     watch.on_event(1.0, r.started(3, steps=100))
     for replica, step in ((0, 50), (1, 0), (2, 0), (0, 52)):
@@ -176,7 +173,6 @@ def test_spans_after_a_replicas_own_formations_are_kept(tmp_path: Path) -> None:
 
 
 def test_metrics_of_replicas_are_logged_with_those_of_each(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     watch = RunObserver(tmp_path, 300, Shown())
     watch.on_event(0.0, r.started(3))
     for replica in range(3):
@@ -209,7 +205,6 @@ def test_the_log_of_a_full_disk_continues_once_a_failed_save_is_removed(
 
     monkeypatch.setattr(RotatingLog, "write", on_full_disk)
     monkeypatch.setattr("planaria.control.log.writer.DISK_RETRY_S", 0.4)
-    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     watch = RunObserver(tmp_path, 100, NoProgress())
     start = e.RunStarted(name="run", seed=1, stages=1, steps=9, first_step=3, samples_per_step=8, wall_time=0.0)
     for number, event in enumerate([start, *(e.Trouble(detail=f"notice {n}") for n in range(3))]):

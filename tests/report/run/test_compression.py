@@ -11,7 +11,6 @@ from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
 from planaria.exchange.compress import compression_report as compression
-from planaria.report import page
 from planaria.report.run.summary import summary
 from support.report.compression_facts import FACTS, sent
 
@@ -74,10 +73,6 @@ def test_of_several_groups_in_a_round_the_lowest_node_counts() -> None:
     found = record(*facts, kind="noloco", compress="top5%")
     assert [fact.relative_error for fact in compression.messages_of(found).lossy_messages(0)] == [0.25]
     assert "median over stages and rounds" in next(compression.summary_lines(found))
-
-
-def test_figures_are_available_by_name() -> None:
-    assert [*page.figures(compression.section(record(*FACTS)))] == ["contraction", "compression"]
 
 
 def test_reports_of_every_round_are_short_and_no_landmarks() -> None:

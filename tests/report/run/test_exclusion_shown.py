@@ -9,8 +9,9 @@ from planaria.control.facts import events as e
 from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.log_fold import LogFold
 from planaria.report.observe import prometheus
-from planaria.report.run.recoveries import faults_summary, recoveries
+from planaria.report.run.recoveries import FaultsSummary, faults_summary, recoveries
 from planaria.report.run.run_verdict import RunFacts, verdict
+from planaria.report.worker_assignments import WorkerAssignments
 from support.report import synthetic_replicas as r
 
 AWAY = d.ExcludeMember(
@@ -59,7 +60,7 @@ def test_a_later_death_under_an_excluded_workers_name_counts() -> None:
     ],
 )
 def test_the_verdict_on_a_run_counts_deaths_and_exclusions(deaths: int, excluded: int, summary: str) -> None:
-    facts = RunFacts("finished", 9, 9, 1.0, deaths=deaths, excluded=excluded, outcomes={"recovered": 1})
+    facts = RunFacts("finished", 9, 9, 1.0, faults=FaultsSummary(0, deaths, excluded, outcomes={"recovered": 1}))
     assert summary in verdict(facts).summary
 
 
@@ -82,8 +83,7 @@ def test_a_disbanded_replica_leaves_its_workers_as_spares() -> None:
 
 
 def test_verdicts_have_captions() -> None:
-    captions = Captions(shown(*BEGIN).members, 4)
-    captions.caption(r.started(1))
+    captions = Captions(WorkerAssignments(), 4)
     assert captions.caption(r.slow_worker()) == ("slow", "Stage 1 (b) is 3.0 times slower than its peers.")
     cleared = d.Cleared(replica=0, step=12, fault="slow worker", nodes=[1])
     assert captions.caption(cleared) == ("note", "Stage 1: its worker is no longer slow.")

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import Commit, Decision, Disband, Finish, Form, ReplicaRestarted, RunStep, Seal
 from planaria.control.facts.events import Event, ReplicaPosition, RunStarted
-from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.sample_ledger import LedgerLine, prove_exactly_once, sample_ledger
-from support.report.synthetic_run import Synthesis
 
 SAMPLES = 4
 
@@ -88,11 +86,6 @@ def test_a_late_seal_counts_for_its_step_and_later_samples_are_used_again() -> N
     facts = [*sealed, resumed, commit(1), commit(2), commit(3), Finish(outcome="finished")]
     assert [line.step for line in sample_ledger(record(facts))] == [0, 1, 2, 3]
     assert prove_exactly_once(record(facts)) == []
-
-
-def test_the_synthetic_run_uses_each_sample_once(tmp_path: Path) -> None:
-    folder = Synthesis(tmp_path, deaths={12: 2, 27: 3}, rollbacks={27: 20}).write()
-    assert prove_exactly_once(read_run(folder)) == []
 
 
 class Fleet:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.facts.decisions import Commit, Form
-from planaria.control.facts.events import FaultInjected, GraceExpired, RunStarted, Span, WorkerJoined, WorkReport
+from planaria.control.facts.decisions import Commit
+from planaria.control.facts.events import GraceExpired, RunStarted, Span, WorkerJoined, WorkReport
 from planaria.control.log import reader
 from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import ROUTINE, StepMetric, StreamedSequence, ValidationMetric, without_kinds
@@ -102,13 +102,6 @@ def test_lines_are_on_disk_before_close_and_have_the_documented_shape(tmp_path: 
     log.close()
 
 
-def test_faults_from_another_terminal_are_merged_in_time_order(tmp_path: Path) -> None:
-    record = read_run(Synthesis(tmp_path).write())
-    times = [t for t, _ in record.history]
-    assert times == sorted(times)
-    assert sum(isinstance(fact, FaultInjected) for _, fact in record.history) == 2
-
-
 def test_a_younger_clock_after_a_reboot_keeps_the_files_order(tmp_path: Path) -> None:
     log = begun(tmp_path)
     for t, generation in ((900.0, 1), (901.0, 2), (5.0, 3)):
@@ -174,12 +167,6 @@ def test_a_loss_that_is_not_a_number_is_kept(tmp_path: Path) -> None:
     log.close()
     (metric,) = read_run(tmp_path).trained
     assert math.isnan(metric.loss) and metric.grad_norm == {0: math.inf}
-
-
-def test_form_survives_with_all_its_members(tmp_path: Path) -> None:
-    record = read_run(Synthesis(tmp_path, steps=2, deaths={}).write())
-    (form,) = [fact for _, fact in record.history if isinstance(fact, Form)]
-    assert {m.stage: m.worker for m in form.members} == {s: f"w{s}" for s in range(5)}
 
 
 @pytest.mark.slow

@@ -17,10 +17,10 @@ def ready(
 
 def step(metrics: StepMetrics, t: float, number: int, loss: float) -> StepMetric:
     """One untroubled second of training; the record of its commit."""
-    assert metrics.on_decision(t, d.RunStep(generation=1, step=number)) is None
-    assert metrics.on_event(t + 0.8, ready(1, number, norm=3.0)) is None
-    assert metrics.on_event(t + 0.9, ready(0, number, loss=loss, norm=2.0)) is None
-    record = metrics.on_decision(t + 1.0, d.Commit(generation=1, step=number, progress=number))
+    assert metrics.apply(t, d.RunStep(generation=1, step=number)) is None
+    assert metrics.apply(t + 0.8, ready(1, number, norm=3.0)) is None
+    assert metrics.apply(t + 0.9, ready(0, number, loss=loss, norm=2.0)) is None
+    record = metrics.apply(t + 1.0, d.Commit(generation=1, step=number, progress=number))
     assert isinstance(record, StepMetric)
     return record
 
@@ -41,48 +41,34 @@ def test_throughput_counts_the_pauses_between_steps() -> None:
 
 def test_reports_of_a_step_that_was_dropped_do_not_count() -> None:
     metrics = StepMetrics(tokens_per_step=500)
-    metrics.on_decision(0.0, d.RunStep(generation=1, step=3))
-    metrics.on_event(0.5, ready(2, 3, norm=99.0))
-    metrics.on_event(0.6, ready(0, 3, loss=9.9, norm=99.0))
+    metrics.apply(0.0, d.RunStep(generation=1, step=3))
+    metrics.apply(0.5, ready(2, 3, norm=99.0))
+    metrics.apply(0.6, ready(0, 3, loss=9.9, norm=99.0))
     record = step(metrics, 1.0, 3, 5.5)
     assert (record.loss, record.grad_norm) == (5.5, {0: 2.0, 1: 3.0})
 
 
-def test_a_validation_gives_one_record_and_no_step() -> None:
-    metrics = StepMetrics(tokens_per_step=500)
-    assert metrics.on_decision(0.0, d.RunStep(generation=1, step=4, mode="evaluate")) is None
-    assert metrics.on_event(0.5, ready(1, 4, norm=None, mode="evaluate")) is None
-    record = metrics.on_event(0.6, ready(0, 4, loss=3.25, norm=None, mode="evaluate"))
-    assert record == ValidationMetric(t=0.6, step=4, val_loss=3.25)
-
-
 def test_a_validation_is_recognised_by_its_mode() -> None:
     metrics = StepMetrics(tokens_per_step=500)
-    metrics.on_decision(0.0, d.RunStep(generation=1, step=4, mode="evaluate"))
-    assert metrics.on_event(0.6, ready(0, 4, loss=3.25, norm=1.0, mode="evaluate")) is not None
-    metrics.on_decision(0.0, d.RunStep(generation=1, step=4))
-    assert metrics.on_event(0.6, ready(0, 4, loss=3.25, norm=None)) is None
-
-
-def test_other_facts_give_nothing() -> None:
-    metrics = StepMetrics(tokens_per_step=500)
-    assert metrics.on_event(0.0, e.WorkerJoined(worker="w0", incarnation=1, pid=1)) is None
-    assert metrics.on_decision(0.0, d.Save(generation=1, step=1)) is None
+    metrics.apply(0.0, d.RunStep(generation=1, step=4, mode="evaluate"))
+    assert metrics.apply(0.6, ready(0, 4, loss=3.25, norm=1.0, mode="evaluate")) is not None
+    metrics.apply(0.0, d.RunStep(generation=1, step=4))
+    assert metrics.apply(0.6, ready(0, 4, loss=3.25, norm=None)) is None
 
 
 def whole(metrics: StepMetrics, t: float, replica: int, own: int, block: int, loss: float) -> StepMetric | None:
     """A replica's step of a second, with one block of samples; the record of the run's step, if it has all of its."""
-    assert metrics.on_decision(t, r.run_step(replica, own, block)) is None
-    assert metrics.on_event(t + 0.5, r.ready(replica, own, loss, norm=loss + 1)) is None
-    assert metrics.on_event(t + 0.6, r.ready(replica, own, None, norm=loss + 2, stage=1)) is None
-    record = metrics.on_decision(t + 1.0, r.commit(replica, own, block))
+    assert metrics.apply(t, r.run_step(replica, own, block)) is None
+    assert metrics.apply(t + 0.5, r.ready(replica, own, loss, norm=loss + 1)) is None
+    assert metrics.apply(t + 0.6, r.ready(replica, own, None, norm=loss + 2, stage=1)) is None
+    record = metrics.apply(t + 1.0, r.commit(replica, own, block))
     assert record is None or isinstance(record, StepMetric)
     return record
 
 
 def of_three(**given: object) -> StepMetrics:
     metrics = StepMetrics(tokens_per_step=300)
-    metrics.on_event(0.0, r.started(3, steps=4, **given))
+    metrics.apply(0.0, r.started(3, steps=4, **given))
     return metrics
 
 
@@ -99,11 +85,11 @@ def test_replicas_have_a_record_together_when_the_last_of_a_steps_blocks_is_in()
 def test_reports_of_replicas_that_run_at_the_same_time_are_not_mixed_up() -> None:
     metrics = of_three()
     for replica in (0, 1, 2):
-        metrics.on_decision(0.0, r.run_step(replica, 0, replica))
-        metrics.on_event(0.5, r.ready(replica, 0, float(replica)))
-    metrics.on_decision(0.6, r.run_step(0, 0, 0))  # it begins the step anew
-    metrics.on_event(0.7, r.ready(0, 0, 30.0))
-    records = [metrics.on_decision(1.0, r.commit(replica, 0, replica)) for replica in (2, 0, 1)]
+        metrics.apply(0.0, r.run_step(replica, 0, replica))
+        metrics.apply(0.5, r.ready(replica, 0, float(replica)))
+    metrics.apply(0.6, r.run_step(0, 0, 0))  # it begins the step anew
+    metrics.apply(0.7, r.ready(0, 0, 30.0))
+    records = [metrics.apply(1.0, r.commit(replica, 0, replica)) for replica in (2, 0, 1)]
     assert records[:2] == [None, None] and isinstance(records[2], StepMetric)
     assert records[2].losses == {0: 30.0, 1: 1.0, 2: 2.0}
 
@@ -112,7 +98,7 @@ def test_a_replica_that_replaces_a_disbanded_one_completes_the_step() -> None:
     metrics = of_three()
     whole(metrics, 0.0, 0, 0, 0, 2.0)
     whole(metrics, 0.0, 1, 0, 1, 3.0)
-    metrics.on_decision(1.5, d.Disband(replica=2, workers=[], reason=""))
+    metrics.apply(1.5, d.Disband(replica=2, workers=[], reason=""))
     record = whole(metrics, 2.0, 0, 1, 2, 4.0)
     assert record is not None
     assert (record.step, record.loss, record.losses) == (0, 3.0, {0: 3.0, 1: 3.0})
@@ -122,7 +108,7 @@ def test_steps_undone_by_a_rollback_are_awaited_again() -> None:
     metrics = of_three()
     for replica in range(3):
         whole(metrics, 0.0, replica, 0, replica, 2.0)
-    metrics.on_decision(2.0, r.form(1, "cd", outcome="rolled back", step=0))
+    metrics.apply(2.0, r.form(1, "cd", outcome="rolled back", step=0))
     assert whole(metrics, 2.0, 0, 1, 3, 5.0) is None
     again = whole(metrics, 4.0, 1, 0, 1, 8.0)
     assert again is not None and (again.step, again.loss) == (0, 4.0)
@@ -136,8 +122,8 @@ def test_a_step_that_an_earlier_part_of_the_run_had_begun_is_complete_without_th
 
 
 def evaluate(metrics: StepMetrics, replica: int, step: int, loss: float) -> ValidationMetric | None:
-    metrics.on_decision(9.0, d.RunStep(replica=replica, generation=1, step=step, mode="evaluate"))
-    return metrics.on_event(9.5, r.ready(replica, step, loss, mode="evaluate"))
+    metrics.apply(9.0, d.RunStep(replica=replica, generation=1, step=step, mode="evaluate"))
+    return metrics.apply(9.5, r.ready(replica, step, loss, mode="evaluate"))
 
 
 def test_a_validation_is_the_mean_over_replicas_at_the_same_own_step() -> None:
@@ -153,7 +139,7 @@ def test_a_disbanded_replica_does_not_delay_validations() -> None:
     metrics = of_three()
     evaluate(metrics, 0, 2, 3.0)
     evaluate(metrics, 1, 2, 5.0)
-    record = metrics.on_decision(10.0, d.Disband(replica=2, workers=[], reason=""))
+    record = metrics.apply(10.0, d.Disband(replica=2, workers=[], reason=""))
     assert record == ValidationMetric(t=10.0, step=2, val_loss=4.0, val_losses={0: 3.0, 1: 5.0})
 
 
@@ -161,7 +147,7 @@ def test_a_replica_founded_later_neither_repeats_nor_delays_validations() -> Non
     metrics = of_three()
     for replica in range(3):
         evaluate(metrics, replica, 0, 6.0)
-    metrics.on_decision(5.0, d.ReplicaRestarted(replica=3))
+    metrics.apply(5.0, d.ReplicaRestarted(replica=3))
     assert evaluate(metrics, 3, 0, 4.0) is None
     assert [evaluate(metrics, replica, 2, 3.0) for replica in range(2)] == [None, None]
     expected = ValidationMetric(t=9.5, step=2, val_loss=3.0, val_losses={0: 3.0, 1: 3.0, 2: 3.0})
@@ -176,7 +162,7 @@ def test_the_last_validations_count_for_the_last_step() -> None:
     assert evaluate(metrics, 1, 5, 4.0) is None
     record = evaluate(metrics, 2, 4, 5.0)
     assert record is not None and (record.step, record.val_loss) == (4, 4.0)
-    assert metrics.on_decision(20.0, d.Finish(outcome="finished")) is None, "it was reported already"
+    assert metrics.apply(20.0, d.Finish(outcome="finished")) is None, "it was reported already"
 
 
 def test_a_replica_validated_after_its_last_step_is_not_validated_again() -> None:
@@ -186,5 +172,5 @@ def test_a_replica_validated_after_its_last_step_is_not_validated_again() -> Non
         whole(metrics, float(block), 1, block, block, 2.0)
     for replica, loss in ((1, 4.0), (2, 5.0)):
         assert evaluate(metrics, replica, 6, loss) is None
-    record = metrics.on_decision(20.0, d.Finish(outcome="finished"))
+    record = metrics.apply(20.0, d.Finish(outcome="finished"))
     assert isinstance(record, ValidationMetric) and (record.step, record.val_loss) == (4, 4.0)

@@ -15,7 +15,7 @@ from planaria.control.facts.events import ReplicaPosition
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.checkpoint_times import CheckpointTimes, saves
 from planaria.report.worker_assignments import WorkerAssignments
-from support.report.synthetic_replicas import commit, form, run_step, started
+from support.report.synthetic_replicas import commit, run_step, started
 
 
 @given(st.integers(2, 4).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), max_size=40))))
@@ -30,19 +30,6 @@ def test_progress_never_decreases_because_a_replica_is_behind(run: tuple[int, li
         assert members.progress == count // replicas, "committed blocks over the number of replicas"
         seen.append(members.progress)
     assert seen == sorted(seen)
-
-
-def test_a_rollback_of_one_replica_undoes_only_its_own_steps() -> None:
-    members = WorkerAssignments()
-    members.apply(started(2))
-    for step in range(4):
-        for replica in (0, 1):
-            members.apply(commit(replica, step, block=2 * step + replica, replicas=2))
-    assert members.progress == 4
-    members.apply(form(1, "cd", outcome="rolled back", step=2))
-    assert members.progress == 3
-    members.apply(form(0, "ab", outcome="recovered", step=4))
-    assert members.progress == 3
 
 
 def test_a_resumed_run_counts_earlier_steps() -> None:

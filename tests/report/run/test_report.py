@@ -15,7 +15,7 @@ from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.report import page
 from planaria.report.run import diagnosis, report
-from planaria.report.run.event_lines import SIGNS, Narrator, timed_lines
+from planaria.report.run.event_lines import SIGNS, timed_lines
 from planaria.report.run.figures import bytes_figure, loss_figure, recovery_figure
 from planaria.report.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
 from planaria.report.run.recoveries import recoveries
@@ -55,10 +55,6 @@ def test_repeated_slowness_is_one_line(record: RunRecord) -> None:
     (line,) = diagnosis.summary_lines(replace(record, history=facts, _known={}))
     assert line.startswith("slow          3 times from step 3 to 10: the link 1 → 2 is slow")
     assert SIGNS["slow"] != SIGNS["fault"], "no signal was sent to it"
-
-
-def test_the_default_folder_is_the_runs(folder: Path) -> None:
-    assert write_report(folder) == folder / "report.html"
 
 
 @pytest.mark.parametrize("name", ["<b>&worm</b>", "</script><script>alert(1)</script>"])
@@ -115,16 +111,6 @@ def test_undone_steps_are_a_separate_curve(record: RunRecord) -> None:
     assert list(curves["undone"].x) == list(range(20, 27))
     assert list(curves["fault"].x) == [12, 27]
     assert "SIGKILL" in curves["fault"].text[0]
-
-
-def test_a_slow_part_is_not_a_fault_in_the_loss_figure(record: RunRecord) -> None:
-    slow = SlowPartFound(
-        replica=0, step=5, fault="slow data", nodes=[0], workers=["w0"], seconds=0.5, initial_s=0.1, peer_median_s=0.0
-    )
-    reported = Narrator().describe(1.0, slow)
-    assert reported is not None
-    curves = {trace.name: trace for trace in loss_figure(record.metrics, [*timed_lines(record), (1.0, reported)]).data}
-    assert list(curves["fault"].x) == [12, 27]
 
 
 def test_bytes_are_the_senders_sums(record: RunRecord) -> None:

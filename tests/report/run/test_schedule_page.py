@@ -123,11 +123,6 @@ def test_every_pass_is_one_bar_where_the_clock_has_it() -> None:
     assert sum(sum(trace.x) for trace in traces.values()) == pytest.approx((times.ends - times.starts).sum() / S)
 
 
-def test_hover_text_has_node_microbatch_hop_and_times() -> None:
-    (forward, *_) = gantt_figure(step_of(two_meet())).data
-    assert "node 2 · stage 1<br>forward of microbatch 1, hop 1<br>4.000 to 6.000 s" in forward.customdata
-
-
 def test_a_forward_that_finds_its_node_busy_is_the_one_that_waits(tmp_path: Path) -> None:
     schedule = two_meet()
     assert strips(step_of(schedule)) == [(2.0, 4.0)]
@@ -148,12 +143,6 @@ def test_waiting_for_a_link_is_transit_not_a_wait_at_the_node() -> None:
     assert step.waits == [] and strips(step) == []
     messages, carried = step.links[0, 1]
     assert messages == 4 and carried >= (1 + 4) * S
-
-
-def test_waiting_for_admission_is_not_a_collision() -> None:
-    step = step_of(schedule_with(problem_with((1, 1), 3, 1, slots=1), [[0, 1, 0]] * 3))
-    assert max(done.starts for done in step.passes if done.hop == 0 and done.kind == "forward") > 0
-    assert step.waits == []
 
 
 def test_losses_that_wait_are_no_collisions_and_free_no_slot(tmp_path: Path) -> None:
@@ -228,13 +217,6 @@ def test_the_busiest_of_too_many_nodes_are_drawn_with_a_note(tmp_path: Path) -> 
     assert sum(len(trace.x) for trace in busy_figure(step).data) == problem.nodes
     assert f"The {MAX_NODES} busiest of 44 nodes." in text_of(schedule, tmp_path)
     assert "busiest of" not in text_of(two_meet(), tmp_path)
-
-
-def test_waits_at_nodes_that_are_not_drawn_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planaria.report.run.schedule_figures.MAX_NODES", 0)
-    schedule = two_meet()
-    assert strips(step_of(schedule)) == []
-    assert "1 of 2 forwards waited so, 2.00 s in all" in text_of(schedule, tmp_path)
 
 
 def test_names_from_outside_are_not_markup(tmp_path: Path) -> None:

@@ -116,17 +116,6 @@ def test_a_round_with_missing_members_has_a_line() -> None:
     assert line_texts(r.settle(4, 1)) == ["round 4: replica 1 continued alone without replicas 0, 2 (absent)"]
 
 
-def test_members_of_all_replicas_are_counted_and_those_of_a_disbanded_one_are_spares() -> None:
-    narrator = Narrator()
-    for t, fact in r.timed(BEGIN):
-        narrator.describe(t, fact)
-    assert (len(narrator.members.holders), narrator.members.spares) == (6, 1)
-    narrator.describe(50.0, r.form(0, "ab", 2, "recovered"))
-    assert (len(narrator.members.holders), narrator.members.spares) == (6, 1)
-    narrator.describe(51.0, d.Disband(replica=1, workers=["c", "d"], reason=""))
-    assert (len(narrator.members.holders), narrator.members.spares) == (4, 3)
-
-
 def test_a_line_has_the_run_step_that_its_replica_executes() -> None:
     narrator = Narrator()
     for t, fact in r.timed([*BEGIN, r.run_step(0, 8, 24), r.run_step(2, 7, 17)]):
@@ -140,10 +129,10 @@ def test_the_bar_counts_the_steps_of_all_replicas_and_never_decreases() -> None:
     progress = Progress(stream)
     progress.start(10, 0)
     for t, fact in r.timed(BEGIN):
-        (progress.on_event if hasattr(e, type(fact).__name__) else progress.on_decision)(t, fact)  # type: ignore[operator]
+        progress.on_fact(t, fact)
     shown = []
     for block, (replica, step) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (1, 1)]):
-        progress.on_decision(100.0 + block, r.commit(replica, step, block))
+        progress.on_fact(100.0 + block, r.commit(replica, step, block))
         progress.on_metric(StepMetric(t=0.0, step=step, loss=2.0, tokens_per_s=1.0, grad_norm={}))
         shown.append(progress._done)
     assert shown == [0, 0, 1, 1, 1, 2]

@@ -8,7 +8,6 @@ from planaria.config.options import Options
 from planaria.control.facts import events as e
 from planaria.control.facts.update_reports import rounded
 from planaria.exchange.robust import robust_report as trust
-from planaria.report import page
 from planaria.report.run.event_lines import Narrator
 from support.report.trust_facts import FACTS, NAN, SHORT, compared, counted, record, refused
 
@@ -80,10 +79,6 @@ def test_replicas_that_are_judged_as_wholes_have_a_row_each() -> None:
     _, rows = trust._rival_table(trust.trust_of(of))
     assert [row[:3] for row in rows] == [["2", "all", "2"]]
     assert "over all stages" in "".join(trust.section(of)) and "stage by stage" in section(*FACTS)
-
-
-def test_the_figure_can_be_had_by_its_name() -> None:
-    assert [*page.figures(trust.section(record(*FACTS)))] == ["trust"]
 
 
 def test_repeated_rejections_of_gradients_are_shown_once_per_stage_and_reason() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import shutil
 import subprocess
@@ -101,11 +100,6 @@ class Tab:
         for kind in ("keyDown", "keyUp"):
             own = text if kind == "keyDown" else {}
             self.do("Input.dispatchKeyEvent", type=kind, key=key, code=code or key, modifiers=modifiers, **own)
-
-    def picture(self, file: Path, whole: bool = False) -> None:
-        """Write a screenshot as a PNG."""
-        message = self.do("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(message["data"]))
 
 
 @contextmanager

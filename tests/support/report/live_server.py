@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from planaria.report.live_page.run_source import FolderFollower
-from planaria.report.live_page.server import InjectFault, Page
-from planaria.report.live_page.serving import Server, ServerAddress, serve
+from planaria.report.live_page.app import FolderFollower, InjectFault, Page
+from planaria.report.live_page.http_server import Server, ServerAddress, serve
 
 TOKEN = "a-token-of-a-test-and-of-nothing-else"
 

@@ -22,9 +22,9 @@ from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.lines import VoteSummary
 from planaria.swarm.repair.repair_results import MASK, Repaired, StrategyResult, TextMeasurements
 from planaria.swarm.report import drill_report, swarm_report
-from support.report import compression_facts, every_page, failover_facts, holder_facts, raced_exchanges, trust_facts
+from support.report import compression_facts, every_page, failover_facts, holder_facts, trust_facts
 from support.report import synthetic_replicas as r
-from support.report.synthetic_comparison import HELD, Manner, compared
+from support.report.synthetic_comparison import HELD, Manner, compared, raced_exchanges
 
 ROUNDS = 24
 """coded steps: enough for the report to compare schemes"""
@@ -46,7 +46,7 @@ def bodies(folder: Path) -> Iterator[tuple[str, Iterator[str]]]:
     found = compared(HELD | {"tuned": Manner({}, workers=9)})
     searched = found.model_copy(update={"search": found.arms[:1]})
     yield "comparison", comparison.body(searched)
-    yield "comparison", comparison.body(raced_exchanges.raced_exchanges())
+    yield "comparison", comparison.body(raced_exchanges())
     unpriced = searched.arms[0].model_copy(update={"step_s": 0.0})
     yield "comparison", comparison.body(searched.model_copy(update={"arms": [unpriced, *searched.arms[1:]]}))
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.log.reader import CONFIG
 from planaria.control.log.run_record import StepMetric
 from planaria.control.log.writer import RunLog
-from support.report.run_folders import folder
 
 STARTED = e.RunStarted(
     name="run", seed=1, stages=2, steps=9, first_step=0, samples_per_step=2, wall_time=0.0, routes=[[0, 1, 2, 0]]
@@ -30,4 +30,13 @@ def run_in(path: Path) -> Path:
     log.decision(54.0, d.Commit(generation=1, step=0, progress=0))
     log.metric(StepMetric(t=54.0, step=0, loss=2.5, tokens_per_s=10.0, grad_norm={}))
     log.close()
+    return path
+
+
+CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}, "pipeline": {"stages": 2}}'
+
+
+def folder(path: Path) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / CONFIG).write_text(CONFIGURED)
     return path

@@ -22,11 +22,13 @@ from planaria.control.facts.events import (
     WorkerLost,
     WorkReport,
 )
-from planaria.control.log.run_record import StepMetric, ValidationMetric
+from planaria.control.log.run_record import RunRecord, StepMetric, ValidationMetric
 from planaria.control.log.segments import FULL
 from planaria.control.log.writer import RunLog
 from planaria.pipeline.plan.actions import Key, StepPlan
 from planaria.pipeline.plan.build import build_plan
+from planaria.report.observe.tally import RunTally
+from planaria.report.run.naming import naming_of
 
 STAGES, MICROBATCHES, STEPS = 4, 8, 40
 ACTIVATION = 4 * 128 * 128 * 4  # bytes: samples x tokens x dim x fp32
@@ -196,3 +198,15 @@ class Synthesis:
         back = self.rollbacks.get(step, step)
         self._form(back, "rolled back" if step in self.rollbacks else "recovered", stage)
         return back
+
+
+def tally_of(record: RunRecord) -> RunTally:
+    """Return the totals of a complete record."""
+    tally = RunTally(naming_of(record))
+    for _, work in record.worked:
+        tally.apply_work_report(work)
+    for t, fact in record.history:
+        tally.apply(t, fact)
+    for metric in record.metrics:
+        tally.apply_metric(metric)
+    return tally

@@ -27,8 +27,8 @@ from planaria.cli.http_flags import (
 from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
-    from planaria.report.live_page.server import InjectFault
-    from planaria.report.live_page.serving import ServerAddress
+    from planaria.report.live_page.app import InjectFault
+    from planaria.report.live_page.http_server import ServerAddress
 
 START_S = 30.0
 """seconds that the server of a new run may take to start; after that, the run continues without it"""
@@ -87,11 +87,10 @@ def _serve_until_closed(
 
     :raises UserError: before serving, if a folder is not a run, or another argument is invalid.
     """
+    from planaria.report.live_page.app import FolderFollower, Page
     from planaria.report.live_page.guard import new_token
+    from planaria.report.live_page.http_server import Server, serve
     from planaria.report.live_page.limits import MAX_RUNS
-    from planaria.report.live_page.run_source import FolderFollower
-    from planaria.report.live_page.server import Page
-    from planaria.report.live_page.serving import Server, serve
 
     if len(folders) > MAX_RUNS:
         raise UserError(f"watch: shows at most {MAX_RUNS} runs, not {len(folders)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar, cast, overload
@@ -162,13 +162,19 @@ class RunRecord:
         """Start events of all parts of the run with their times."""
         return [(t, fact) for t, fact in self.landmarks if isinstance(fact, RunStarted)]
 
-    def cached(self, find: Callable[[RunRecord], Found]) -> Found:
-        """Return ``find(self)``, cached. The result must not be modified."""
-        if find not in self._known:
-            self._known[find] = find(self)
-        return cast(Found, self._known[find])
-
     def _history_without(self, kinds: frozenset[str]) -> Iterator[Timed]:
         if isinstance(self.history, StreamedSequence):
             return self.history.without(kinds)
         return without_kinds(self.history, lambda timed: timed[1].kind, kinds)
+
+
+def cached(fold: Callable[[RunRecord], Found]) -> Callable[[RunRecord], Found]:
+    """Decorate a function of a record, which then runs once per record. Its result must not be modified."""
+
+    @wraps(fold)
+    def once(record: RunRecord) -> Found:
+        if fold not in record._known:
+            record._known[fold] = fold(record)
+        return cast(Found, record._known[fold])
+
+    return once

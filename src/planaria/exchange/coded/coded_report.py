@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.run_record import RunRecord
+from planaria.control.log.run_record import RunRecord, cached
 from planaria.exchange.coded.choose import SchemeChoice, choose
 from planaria.exchange.coded.coded_facts import CloseRound, CodedStep, ResultsSent
 from planaria.exchange.coded.coding import Coding, make_coding
@@ -39,12 +39,9 @@ class RoundTimes:
     seconds: float
 
 
+@cached
 def completed_rounds(record: RunRecord) -> list[RoundTimes]:
-    """Return the completed rounds in order; cached."""
-    return record.cached(_laps)
-
-
-def _laps(record: RunRecord) -> list[RoundTimes]:
+    """Return the completed rounds in order."""
     laps: list[RoundTimes] = []
     nodes = Arrangement({})
     coded, began = CodedStep(), 0.0

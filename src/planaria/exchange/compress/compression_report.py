@@ -11,7 +11,7 @@ from statistics import median
 import plotly.graph_objects as go
 
 from planaria.control.facts.events import MessageCompressed
-from planaria.control.log.run_record import RunRecord
+from planaria.control.log.run_record import RunRecord, cached
 from planaria.report import page
 from planaria.report.phrases import format_count
 from planaria.report.theme import BLUE, GREY, ORANGE, RED, add_curve, figure, integer_x_axis, stroke, symbol
@@ -62,12 +62,9 @@ def share(facts: Iterable[MessageCompressed]) -> float:
     return sum(sent for sent, _ in sizes) / sum(dense for _, dense in sizes)
 
 
+@cached
 def messages_of(record: RunRecord) -> MessageTotals:
     """Return the messages of the log; empty for one replica."""
-    return record.cached(_messages)
-
-
-def _messages(record: RunRecord) -> MessageTotals:
     totals = MessageTotals()
     if record.config.exchange.replicas == 1:
         return totals

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import plotly.graph_objects as go
 
 from planaria.control.facts.events import UpdateRejected, UpdatesWeighted
-from planaria.control.log.run_record import RunRecord
+from planaria.control.log.run_record import RunRecord, cached
 from planaria.report import page
 from planaria.report.phrases import format_count
 from planaria.report.theme import BLUE, MUTED, PAPER, RED, figure, integer_x_axis
@@ -78,12 +78,9 @@ class TrustHistory:
         return total / count if count else None
 
 
+@cached
 def trust_of(record: RunRecord) -> TrustHistory:
     """Return the trust in a log; repeated rounds count again."""
-    return record.cached(_fold_trust)
-
-
-def _fold_trust(record: RunRecord) -> TrustHistory:
     last = max(
         (fact.round for _, fact in record.history if isinstance(fact, UpdatesWeighted | UpdateRejected)), default=0
     )

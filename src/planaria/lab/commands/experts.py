@@ -25,7 +25,7 @@ from planaria.lab.experts.ensemble import domain_weights_over_text as weights_ov
 from planaria.lab.experts.experts_results import FittedWeights, Results, SeedResult
 from planaria.lab.experts.experts_spec import ExpertsSpec, expand_clusters, expert_shapes, load
 from planaria.lab.experts.lineage import numbered_name
-from planaria.lab.experts.log_probabilities import DomainTexts
+from planaria.lab.experts.log_probabilities import DomainTexts, stack_readings
 from planaria.lab.experts.manifest import EnsembleManifest, Expert
 from planaria.lab.experts.minimax_weights import FLOOR
 from planaria.lab.experts.scoring import fit_weights
@@ -156,11 +156,11 @@ def _fit_worst(
     """Return the weights for the worst domain of the experts trained here, or None if there are too few or too many."""
     if not 2 <= len(ensemble.members) < 1 / FLOOR:
         return None
-    read = [texts.read(folder / member.model) for member in ensemble.members]
+    logps = stack_readings([texts.read(folder / member.model) for member in ensemble.members])
     return fit_weights(
         [member.name for member in ensemble.members],
-        {name: torch.stack([probabilities.held_out[name] for probabilities in read]).double() for name in domains},
-        {name: torch.stack([probabilities.test[name] for probabilities in read]).double() for name in domains},
+        {name: logps[f"held_out.{name}"] for name in domains},
+        {name: logps[f"test.{name}"] for name in domains},
         ensemble.mixture,
         ensemble.mixture.prefix or ensemble.context,
     )

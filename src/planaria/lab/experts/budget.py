@@ -36,7 +36,6 @@ class ExpertPlan(Record):
 class ArmCost:
     """Cost of one arm's experts together, without their parents."""
 
-    arm: str
     flops: float
     """6 N + 12 L D T for each token, embeddings included"""
     parameter_tokens: float
@@ -80,13 +79,12 @@ def arm_costs(
 
     :raises UserError: when the costs of arms of experts differ by more than ``MAX_COST_DIFFERENCE``.
     """
-    costs = {arm: arm_cost(arm, jobs, models, step_tokens, speaking) for arm, jobs in arms.items()}
-    _require_equal_costs([cost for arm, cost in costs.items() if not is_generalist(arm)])
+    costs = {arm: arm_cost(jobs, models, step_tokens, speaking) for arm, jobs in arms.items()}
+    _require_equal_costs({arm: cost for arm, cost in costs.items() if not is_generalist(arm)})
     return costs
 
 
 def arm_cost(
-    arm: str,
     jobs: Sequence[ExpertPlan],
     models: Mapping[str, ModelConfig],
     step_tokens: int,
@@ -95,7 +93,6 @@ def arm_cost(
     """Return the cost of one arm. The arguments are those of :func:`arm_costs`."""
     tokens = [(models[job.size], job.steps * step_tokens) for job in jobs]
     return ArmCost(
-        arm,
         sum(flops_per_token(model) * count for model, count in tokens),
         float(sum(parameter_count(model) * count for model, count in tokens)),
         float(sum(_inner_parameters(model) * count for model, count in tokens)),
@@ -103,13 +100,14 @@ def arm_cost(
     )
 
 
-def _require_equal_costs(ledger: Sequence[ArmCost]) -> None:
+def _require_equal_costs(costs: Mapping[str, ArmCost]) -> None:
     for label in ("flops", "parameter_tokens"):
-        least, most = (pick(ledger, key=lambda cost: getattr(cost, label)) for pick in (min, max))
-        low, high = getattr(least, label), getattr(most, label)
+        amounts = {arm: getattr(cost, label) for arm, cost in costs.items()}
+        least, most = (pick(amounts, key=amounts.__getitem__) for pick in (min, max))
+        low, high = amounts[least], amounts[most]
         if high > (1 + MAX_COST_DIFFERENCE) * low:
             raise UserError(
-                f"experts: {most.arm} would take {high / low - 1:.1%} more compute ({label}) than {least.arm}; make "
+                f"experts: {most} would take {high / low - 1:.1%} more compute ({label}) than {least}; make "
                 "experts.sizes and experts.steps symmetric about their middle"
             )
 

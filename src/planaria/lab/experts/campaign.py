@@ -59,7 +59,7 @@ def arms_of(spec: ExpertsSpec, base: RunConfig, tier: Mapping[str, Mapping[str, 
             elif arm != SYNCHRONISED:
                 arms[f"{arm}, by {by}"] = jobs
     models, tokens = expert_shapes(base.model, spec), step_tokens(base)
-    flops = arm_cost(SYNCHRONISED, arms[SYNCHRONISED], models, tokens).flops
+    flops = arm_cost(arms[SYNCHRONISED], models, tokens).flops
     for size in spec.rivals:
         arm, job = generalist(size, flops, models[size], tokens)
         arms[arm] = [job]
@@ -179,7 +179,7 @@ class Campaign:
             return self.texts.text_priors
         parent, texts = self.parents[line[self.spec.middle]].model, {name: self.spec.parts(name) for name in domains}
         prior = prior_of_parent(parent, self.folder, texts, mixture, self.base.data.cache)
-        return self.texts.priors(lambda samples: prior.priors(samples, domains, mixture.temperature))
+        return {key: prior.priors(samples, domains, mixture.temperature) for key, samples in self.texts.samples.items()}
 
     def _difficulty(self, by: str) -> dict[str, float]:
         """Return domain → its difficulty by one measure."""

@@ -32,20 +32,28 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class DomainLogProbabilities:
-    """Log-probabilities [N, T] in nats by one model, for each domain."""
+    """Log-probabilities [N, T] in nats by one model, for each split and domain (``test.law``, ``held_out.law``)."""
 
-    test: Mapping[str, Tensor]
-    held_out: Mapping[str, Tensor]
+    by_text: Mapping[str, Tensor]
+
+    def of(self, split: str) -> dict[str, Tensor]:
+        """Return domain → log-probabilities of a split, ``test`` or ``held_out``."""
+        return {key.partition(".")[2]: p for key, p in self.by_text.items() if key.startswith(f"{split}.")}
 
     @property
     def losses(self) -> dict[str, float]:
         """Test domain → nats per token."""
-        return {name: -float(logps.mean()) for name, logps in self.test.items()}
+        return {name: -float(logps.mean()) for name, logps in self.of("test").items()}
 
     @property
     def held_out_losses(self) -> dict[str, float]:
         """Trained domain → nats per token on its held-out text."""
-        return {name: -float(logps.mean()) for name, logps in self.held_out.items()}
+        return {name: -float(logps.mean()) for name, logps in self.of("held_out").items()}
+
+
+def stack_readings(readings: Sequence[DomainLogProbabilities]) -> dict[str, Tensor]:
+    """Return split and domain → the log-probabilities of several models [E, N, T] in float64."""
+    return {key: torch.stack([one.by_text[key] for one in readings]).double() for key in readings[0].by_text}
 
 
 class DomainTexts:
@@ -70,7 +78,7 @@ class DomainTexts:
         self.test = samples(TEST, "domains", spec.domains) | samples(TEST, "untrained", spec.untrained)
         self.held_out = samples(HELD_OUT, "domains", spec.domains)
         self.text_priors = self._cluster_priors(spec) if spec.mixture.prior == "clusters" else {}
-        """with prior = "clusters", :meth:`priors` by the embedding of the text before each token"""
+        """with prior = "clusters", split and domain → ln π [active domains, N, T] by the text before each token"""
 
     def read(self, model: Path) -> DomainLogProbabilities:
         """Return the readings of the exported ``model``, which are stored in its parent folder."""
@@ -78,20 +86,15 @@ class DomainTexts:
         readings = _read_stored(file)
         if readings is None:
             read = import_model(model).eval()
-            readings = {f"test.{name}": token_logps(read, samples) for name, samples in self.test.items()}
-            readings |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
+            readings = {key: token_logps(read, samples) for key, samples in self.samples.items()}
             write_tensors(file, readings)
-            readings = readings
-        return DomainLogProbabilities(
-            {name: readings[f"test.{name}"] for name in self.test},
-            {name: readings[f"held_out.{name}"] for name in self.held_out},
-        )
+        return DomainLogProbabilities({key: readings[key] for key in self.samples})
 
-    def priors(self, prior: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """Return split and domain ("test.law") → ln π [active domains, N, T] of its samples by a text prior."""
-        samples = {f"test.{name}": tensor for name, tensor in self.test.items()}
-        samples |= {f"held_out.{name}": tensor for name, tensor in self.held_out.items()}
-        return {key: prior(tensor) for key, tensor in samples.items()}
+    @property
+    def samples(self) -> dict[str, Tensor]:
+        """Split and domain (``test.law``) → samples."""
+        test = {f"test.{name}": samples for name, samples in self.test.items()}
+        return test | {f"held_out.{name}": samples for name, samples in self.held_out.items()}
 
     def _cluster_priors(self, spec: ExpertsSpec) -> dict[str, Tensor]:
         if not (self._folder / embedding.FILE).is_file():
@@ -102,7 +105,9 @@ class DomainTexts:
             Embedding.fit(trained).save(self._folder)
         known, tokenizer = Embedding.open(self._folder), Tokenizer.open(self._folder / "tokenizer.json")
         domains, temperature = spec.speaking, spec.mixture.temperature
-        return self.priors(lambda samples: known.priors(samples, tokenizer.decode, domains, temperature))
+        return {
+            key: known.priors(samples, tokenizer.decode, domains, temperature) for key, samples in self.samples.items()
+        }
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:

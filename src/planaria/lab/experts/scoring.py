@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from statistics import fmean
 
 import torch
@@ -16,7 +17,7 @@ from planaria.lab.experts import posterior
 from planaria.lab.experts.budget import GENERALIST, ArmCost, ExpertPlan
 from planaria.lab.experts.experts_results import WORST, ArmResult, DomainScore, FittedWeights
 from planaria.lab.experts.experts_spec import ExpertsSpec, MixtureSpec
-from planaria.lab.experts.log_probabilities import DomainLogProbabilities
+from planaria.lab.experts.log_probabilities import DomainLogProbabilities, stack_readings
 from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE
 
 
@@ -33,7 +34,7 @@ def arm_result(
     whose experts are active.
     """
     trained = [job for job in jobs if job.name in readings]
-    logps_of = _stack_readings([readings[job.name] for job in trained])
+    logps_of = stack_readings([readings[job.name] for job in trained])
     fixed = belief(spec.mixture, {name: logps_of[f"held_out.{name}"] for name in spec.domains})
     by_text = _expert_priors(positions, trained, spec.speaking) if positions else {}
 
@@ -46,7 +47,6 @@ def arm_result(
         }
 
     length, mixture = next(iter(logps_of.values())).shape[-1], spec.mixture
-    costs = {name: amount for name, amount in vars(cost).items() if name != "arm"}
     ks = {f"top-{k}": k for k in range(1, len(trained))}
     return ArmResult(
         experts=trained,
@@ -61,7 +61,7 @@ def arm_result(
             job.name: {name: domain_score.loss for name, domain_score in scores("test.", mixture, n).items()}
             for n, job in enumerate(trained if len(trained) > 1 else ())
         },
-        **costs,
+        **asdict(cost),
     )
 
 
@@ -97,13 +97,6 @@ def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> DomainScore:
         averaged=-float(posterior.mean_expert_logps(logps, log_prior).mean()),
         speaking=log_w.exp().mean((1, 2)).tolist(),
     )
-
-
-def _stack_readings(readings: Sequence[DomainLogProbabilities]) -> dict[str, Tensor]:
-    """Return part and domain → the log-probabilities of several experts [E, N, T]."""
-    by_text = {f"test.{name}": [reading.test[name] for reading in readings] for name in readings[0].test}
-    by_text |= {f"held_out.{name}": [reading.held_out[name] for reading in readings] for name in readings[0].held_out}
-    return {name: torch.stack(logps).double() for name, logps in by_text.items()}
 
 
 REFERENCE_PRIORS = ("uniform", "cached")

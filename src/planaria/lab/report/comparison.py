@@ -268,7 +268,7 @@ def verdict(results: ComparisonResults) -> Verdict:
         + _control_sentences(results)
         + (f" {badge[0].upper()}{badge[1:]}." if missed else ""),
         numbers=_deciding_numbers(results, ranked),
-        lost=_loss_sentence(missed, others),
+        cost=_cost_sentence(missed, others),
     )
 
 
@@ -349,7 +349,7 @@ def _deciding_numbers(results: ComparisonResults, ranked: Ranking) -> list[tuple
     return numbers
 
 
-def _loss_sentence(missed: list[ArmScore], others: list[ArmScore]) -> str:
+def _cost_sentence(missed: list[ArmScore], others: list[ArmScore]) -> str:
     clauses = [
         f"{arm.name} missed the target in {arm.missed} of {format_count(len(arm.runs), 'seed')}" for arm in missed
     ]

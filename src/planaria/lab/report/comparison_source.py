@@ -19,7 +19,7 @@ from planaria.lab.compare.race_results import ComparisonResults, smoothed_losses
 from planaria.lab.trials.arms import file_name
 from planaria.lab.trials.result_cache import read_result
 from planaria.report.live_page.frames import Json, StateChange
-from planaria.report.live_page.source import FolderSource
+from planaria.report.live_page.page_source import FolderSource
 
 NUMBERS = "comparison.json"
 RACE = re.compile(r"(?P<arm>[^.]+)\.(?P<seed>\d+)\.(?P<kind>json|job|ticks)")

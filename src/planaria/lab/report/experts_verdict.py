@@ -17,7 +17,7 @@ def verdict(results: Results) -> Verdict:
     """
     if not results.generalists and len(results.ensembles) == 1:
         only = f"Only equal experts ({SYNCHRONISED}) were scored with every seed."
-        return Verdict(None, "nothing to compare", only, [], _loss_sentence(results, "", SYNCHRONISED))
+        return Verdict(None, "nothing to compare", only, [], _cost_sentence(results, "", SYNCHRONISED))
     if not results.generalists:
         return _verdict_against_even(results)
     rival = min(results.generalists, key=lambda arm: Spread.of(results.overall(arm)).mean)
@@ -33,7 +33,7 @@ def verdict(results: Results) -> Verdict:
         (f"× {own.mean:.3f}", f"perplexity of {best} over that of {rival}, mean over {domains}"),
         (f"× {times:.1f}", f"compute per token of {best} over that of {rival}"),
     ]
-    return Verdict(good, badge, text.strip(), numbers, _loss_sentence(results, best, rival))
+    return Verdict(good, badge, text.strip(), numbers, _cost_sentence(results, best, rival))
 
 
 def _verdict_against_even(results: Results) -> Verdict:
@@ -47,7 +47,7 @@ def _verdict_against_even(results: Results) -> Verdict:
         (f"× {own.mean:.3f}", f"perplexity of {best} over equal experts', mean over {domains}"),
         (f"{wins} : {losses}", f"domains won and lost by more than {TIE:.1%} with every seed"),
     ]
-    return Verdict(good, badge, _uneven_sentence(results), numbers, _loss_sentence(results, best, SYNCHRONISED))
+    return Verdict(good, badge, _uneven_sentence(results), numbers, _cost_sentence(results, best, SYNCHRONISED))
 
 
 def _uneven_sentence(results: Results) -> str:
@@ -81,7 +81,7 @@ def _seed_range(results: Results, own: Spread) -> str:
     return f" ({own.least:.3f} to {own.most:.3f} over {format_count(len(results.seeds), 'seed')})"
 
 
-def _loss_sentence(results: Results, best: str, rival: str) -> str:
+def _cost_sentence(results: Results, best: str, rival: str) -> str:
     """Describe experts that could not be trained, and domains on which the best arm is worse."""
     experts = sorted({name for run in results.runs for name in run.lost})
     lost = [f"{format_count(len(experts), 'expert')} could not be trained ({join_names(experts)})"] if experts else []

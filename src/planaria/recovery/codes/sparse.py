@@ -1,7 +1,7 @@
 """A binary code defined by its checks: a lost shard is the XOR of the others in a check.
 
-A code file has the checks as lists of shard numbers, data 0 … k−1 first; ``python -m planaria.lab.codes`` searches and
-writes such codes. Reading a file recounts its distance.
+A code file has the checks as lists of shard numbers, data 0 … k−1 first; ``python -m
+planaria.lab.commands.codes`` searches and writes such codes. Reading a file recounts its distance.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def parse_code(text: str) -> CodeFile:
 
 def read_code(path: Path) -> CodeFile:
     """Return the contents of a code file; UserError if it cannot be read."""
-    return documents.read_model(path, CodeFile, MAX_FILE_BYTES, "make one with `python -m planaria.lab.codes`")
+    return documents.read_model(path, CodeFile, MAX_FILE_BYTES, "make one with `python -m planaria.lab.commands.codes`")
 
 
 def from_checks(rows: tuple[tuple[int, ...], ...], shards: int, location: object) -> ErasureCode:

@@ -54,7 +54,6 @@ class Captions:
 
     def __init__(self, members: WorkerAssignments, microbatches: int) -> None:
         self._members, self._microbatches = members, microbatches
-        self._naming = Naming()
         self._sources: dict[int, d.Source] = {}
         """node that waits for a state → its source"""
         self._restarted: set[int] = set()
@@ -64,7 +63,6 @@ class Captions:
         """Return a fact's caption, if it has one; ``left``: nodes that lost their holder."""
         match fact:
             case e.RunStarted():
-                self._naming = Naming(fact)
                 self._sources = {}
                 self._restarted = set()
                 return Caption("calm", "The workers are starting: one for each stage of the model, and the spares.")
@@ -82,6 +80,10 @@ class Captions:
                 return self._step_caption(fact)
             case _:
                 return self._other_caption(fact)
+
+    @property
+    def _naming(self) -> Naming:
+        return self._members.naming
 
     def _name(self, nodes: Iterable[int]) -> str:
         return self._naming.name(nodes)

@@ -114,7 +114,7 @@ class LogFold:
         if isinstance(fact, d.RunStep | d.Commit | e.StageReady):
             return self._frame(t, patch | self._step_changes(t, fact))
         if isinstance(fact, d.SlowPartFound | d.Cleared | d.HandOverSlowStage | d.Reroute | e.RunStarted):
-            patch |= {"slow": slow_summary(self.tally.verdicts, Naming(self.members.started))}
+            patch |= {"slow": slow_summary(self.tally.verdicts, self.members.naming)}
         if type(fact) in INVISIBLE_FACTS:
             return None
         after = self._full_changes(t, fact) | patch

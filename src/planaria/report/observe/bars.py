@@ -102,7 +102,7 @@ class BarDisplay:
             self._bar.update(self._bar.task_ids[0], completed=completed, description=text)
         return self._bar is not None
 
-    def _print(self, line: str) -> None:
+    def print_note(self, line: str) -> None:
         """Print a line, above the bar if there is one."""
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -128,7 +128,7 @@ class SearchProgress(BarDisplay):
         spent = max(progress.seconds / self._budget.seconds, progress.moves / self._budget.moves)
         if not self._update(min(1.0, spent), text) and progress.step_s < 0.99 * self._printed:
             self._printed = progress.step_s
-            self._print(f"{progress.seconds:8.1f} s  {text}")
+            self.print_note(f"{progress.seconds:8.1f} s  {text}")
 
 
 class SurveyProgress(BarDisplay):
@@ -146,7 +146,7 @@ class SurveyProgress(BarDisplay):
         """Report one more finished pair; ``text`` holds its result."""
         self._done += 1
         if not self._update(self._done, text):
-            self._print(f"{self._done}/{self._pairs} pairs: {text}")
+            self.print_note(f"{self._done}/{self._pairs} pairs: {text}")
 
 
 class CountProgress(BarDisplay):
@@ -170,7 +170,7 @@ class CountProgress(BarDisplay):
         self._done += count
         if not self._update(self._done, self._label) and time.monotonic() - self._printed >= MIN_INTERVAL_S:
             self._printed = time.monotonic()
-            self._print(f"{self._label}: {self._done}/{self._total} {self._unit}")
+            self.print_note(f"{self._label}: {self._done}/{self._total} {self._unit}")
 
 
 class JobsProgress(BarDisplay):
@@ -180,10 +180,6 @@ class JobsProgress(BarDisplay):
         count = "{task.completed:.0f}/{task.total:.0f} steps"
         super().__init__(*columns(count), quiet=quiet, stream=stream, transient=True)
         self._tasks: list[TaskID] = []
-
-    def print_note(self, line: str) -> None:
-        """Print a line."""
-        self._print(line)
 
     def on_progress(self, title: str, reached: int, steps: int, running: Mapping[str, tuple[int, int]]) -> None:
         """Show progress: ``reached`` of all ``steps``, and (reached, steps) of each job in ``running``."""

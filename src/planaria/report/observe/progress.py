@@ -31,11 +31,8 @@ class NoProgress:
     def show(self) -> None:
         """Begin to show a run that was recalled."""
 
-    def on_event(self, t: float, event: Event) -> None:
-        """Process an event at monotonic time ``t``."""
-
-    def on_decision(self, t: float, decision: Decision) -> None:
-        """Process a decision at monotonic time ``t``."""
+    def on_fact(self, t: float, fact: Event | Decision) -> None:
+        """Process an event or decision at monotonic time ``t``."""
 
     def on_metric(self, metric: Metric) -> None:
         """Process the metrics of a step or validation."""
@@ -76,14 +73,10 @@ class Progress(NoProgress):
         self._bar.add_task("train", total=self._total, completed=self._done, parts=())
         self._bar.start()
 
-    def on_event(self, t: float, event: Event) -> None:
-        self._show(self._narrator.describe(t, event))
-        self._refresh()
-
-    def on_decision(self, t: float, decision: Decision) -> None:
-        self._show(self._narrator.describe(t, decision))
+    def on_fact(self, t: float, fact: Event | Decision) -> None:
+        self._show(self._narrator.describe(t, fact))
         self._done = self._members.progress
-        if isinstance(decision, Form) and decision.is_rollback:
+        if isinstance(fact, Form) and fact.is_rollback:
             self._printed = self._tenth()
         self._refresh()
 

@@ -47,12 +47,6 @@ def exposition(runs: Mapping[str, RunTally]) -> str:
     return "".join(line + "\n" for family in FAMILIES for line in _lines(family, runs))
 
 
-def names() -> frozenset[str]:
-    """Return all names that a query can use; histograms by their parts."""
-    suffixes = ("_bucket", "_sum", "_count")
-    return frozenset(f.name + suffix for f in FAMILIES for suffix in (suffixes if f.kind == "histogram" else ("",)))
-
-
 def _lines(family: MetricFamily, runs: Mapping[str, RunTally]) -> Iterator[str]:
     samples = ((run, sample) for run, tally in runs.items() for sample in family.samples(tally))
     labelled = (sample._replace(labels={"run": run, **sample.labels}) for run, sample in samples)

@@ -21,10 +21,11 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import Metric, StepMetric
 from planaria.control.log.writer import RunLog, SharedHistory
-from planaria.report.observe.observer_state import ObserverState
 from planaria.report.observe.progress import NoProgress
+from planaria.report.observe.report_sampling import ReportSampling
+from planaria.report.observe.tally import RunTally
 from planaria.report.observe.tracker import Setting, Tracker
-from planaria.report.run.naming import Naming
+from planaria.report.run.metrics import StepMetrics
 from planaria.report.run.recovery_timing import RecoveryTiming
 
 SWITCH_INTERVAL_S = 0.0005
@@ -43,6 +44,26 @@ class RunIdentity(NamedTuple):
 
     identity: str
     settings: Mapping[str, Setting]
+
+
+class ObserverState:
+    """Numbers of the display, tallies, metrics and names of a run.
+
+    A standby maintains this state while it waits.
+    """
+
+    def __init__(self, tokens_per_step: int, progress: NoProgress) -> None:
+        self.progress = progress
+        self.tally, self.metrics = RunTally(), StepMetrics(tokens_per_step)
+        self.sampling = ReportSampling()
+
+    def recall(self, t: float, fact: e.Event | d.Decision) -> Metric | None:
+        """Apply an event or decision of another controller; return the metrics that it completes."""
+        self.progress.recall(t, fact)
+        self.tally.apply(t, fact)
+        if isinstance(fact, d.Form):
+            self.sampling.restart(fact.replica, fact.step)
+        return self.metrics.apply(t, fact)
 
 
 class RunObserver:
@@ -70,7 +91,7 @@ class RunObserver:
         self._log, self._shared = RunLog(folder, shared), shared
         state = state or ObserverState(tokens_per_step, progress)
         self._progress, self._tally, self._metrics = state.progress, state.tally, state.metrics
-        self._naming, self._sampling = state.naming, state.sampling
+        self._sampling = state.sampling
         self._folder = folder
         self._trackers = [TrackerThread(name, tracker) for name, tracker in (trackers or {}).items()]
         self._identity, self._started = identity, False
@@ -90,28 +111,27 @@ class RunObserver:
         t += self._offset
         self._log.event(t, event, notice)
         if isinstance(event, e.RunStarted):
-            self._naming = Naming(event)
             self._progress.start(event.steps, event.first_step)
-        self._progress.on_event(t, event)
-        if isinstance(event, e.RunStarted) and not self._started:
-            self._open_trackers()
-        self._track_recoveries(self._tally.apply(t, event))
-        self._record_metric(self._metrics.on_event(t, event))
-        self._check_display(t)
+            if not self._started:
+                self._open_trackers()
+        self._apply(t, event)
 
     def on_decision(self, t: float, decision: d.Decision) -> None:
         t += self._offset
         self._log.decision(t, decision)
         if isinstance(decision, d.Form):
             self._sampling.restart(decision.replica, decision.step)
-        self._progress.on_decision(t, decision)
-        self._track_recoveries(self._tally.apply(t, decision))
-        self._record_metric(self._metrics.on_decision(t, decision))
+        self._apply(t, decision)
+
+    def _apply(self, t: float, fact: e.Event | d.Decision) -> None:
+        self._progress.on_fact(t, fact)
+        self._track_recoveries(self._tally.apply(t, fact))
+        self._record_metric(self._metrics.apply(t, fact))
         self._check_display(t)
 
     def on_worked(self, t: float, worked: e.WorkReport) -> None:
         t += self._offset
-        for when, report in self._sampling.select(t, worked, self._naming.replica(worked.node)):
+        for when, report in self._sampling.select(t, worked, self._tally.members.replica(worked.node)):
             self._log.worked(when, report)
         self._track_recoveries(self._tally.apply_work_report(worked))
 

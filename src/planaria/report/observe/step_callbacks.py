@@ -44,11 +44,8 @@ class StepListener(NoProgress):
         self._steps = total
         self._display.start(total, first)
 
-    def on_event(self, t: float, event: Event) -> None:
-        self._display.on_event(t, event)
-
-    def on_decision(self, t: float, decision: Decision) -> None:
-        self._display.on_decision(t, decision)
+    def on_fact(self, t: float, fact: Event | Decision) -> None:
+        self._display.on_fact(t, fact)
 
     def show(self) -> None:
         self._display.show()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planaria.control.facts.decisions import Save, Seal
 from planaria.control.facts.events import CONTROLLER, SaveFailed, StageCopied, StageSaved
-from planaria.control.log.run_record import RunRecord
+from planaria.control.log.run_record import RunRecord, cached
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,9 @@ class CheckpointTimes:
     """checkpoints whose replicas should be equal but differ"""
 
 
+@cached
 def saves(record: RunRecord) -> CheckpointTimes:
     """Return the checkpoints of a run."""
-    return record.cached(_saves)
-
-
-def _saves(record: RunRecord) -> CheckpointTimes:
     sealed = 0
     unequal = 0
     in_background = dict[tuple[int, int], bool]()

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.run_record import RunRecord
+from planaria.control.log.run_record import RunRecord, cached
 from planaria.control.state.gauges import DirectedPair, NodeGauge
 from planaria.report import page
 from planaria.report.phrases import format_seconds
@@ -57,12 +57,9 @@ class Diagnosis:
         return [finding.blamed for finding in self.findings if finding.until is None]
 
 
+@cached
 def diagnosis_of(record: RunRecord) -> Diagnosis:
     """Return the diagnosis in a log."""
-    return record.cached(_diagnosis)
-
-
-def _diagnosis(record: RunRecord) -> Diagnosis:
     diagnosis = Diagnosis([], [], {})
     now: dict[int, NodeGauge] = {}
     after: list[list[float]] = []

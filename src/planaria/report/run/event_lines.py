@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from planaria.common.printing import printable
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.run_record import RunRecord
+from planaria.control.log.run_record import RunRecord, cached
 from planaria.report.phrases import format_count, join_names
 from planaria.report.run.naming import Naming, naming_of, replicas, stages
 from planaria.report.run.repeats import Repeats
@@ -55,7 +55,6 @@ class Narrator:
         self._vacated: list[int] = []
         """nodes that the present fact leaves without a worker"""
         self._rounds = Rounds(self.members)
-        self._naming = Naming()
         self._lost_at: dict[int, float] = {}
         self._broken: set[tuple[int, int]] = set()
         self._rebuilding: dict[int, d.Rebuild | d.Handover] = {}
@@ -78,14 +77,18 @@ class Narrator:
         history = self._rounds.apply(t, fact, self._vacated)
         return self._line_of(fact) if history is None else self._round_line(history)
 
+    @property
+    def _naming(self) -> Naming:
+        return self.members.naming
+
     @singledispatchmethod
     def _line_of(self, fact: e.Event | d.Decision) -> EventLine | None:
-        """Return the line of a fact, or None for kinds without one."""
-        return None
+        """Return the line of a fact, if any; kinds that are not registered below need no state."""
+        parts = _stateless_line(fact)
+        return None if parts is None else self._line(*parts)
 
     @_line_of.register
-    def _on_run_started(self, started: e.RunStarted) -> None:
-        self._naming = Naming(started)
+    def _on_run_started(self, _: e.RunStarted) -> None:
         self._lost_at.clear()
 
     @_line_of.register
@@ -219,20 +222,6 @@ class Narrator:
         return self._line("relink", text, history.members[0])
 
     @_line_of.register
-    def _on_exclude_member(self, decision: d.ExcludeMember) -> EventLine:
-        lost = ", ".join(decision.workers)
-        return self._line("loss", f"replica {decision.member} excluded: {decision.reason}; workers that leave: {lost}")
-
-    @_line_of.register
-    def _on_adopt(self, adopt: d.Adopt) -> EventLine:
-        return self._line("rollback", f"replica {adopt.replica} catches up with another: {adopt.reason}", adopt.replica)
-
-    @_line_of.register
-    def _on_replica_restarted(self, restarted: d.ReplicaRestarted) -> EventLine:
-        text = f"replica {restarted.replica} starts again as a copy of another"
-        return self._line("recovery", text, restarted.replica)
-
-    @_line_of.register
     def _on_disband(self, disband: d.Disband) -> EventLine:
         self._drop_pending(disband.replica)
         spares = ", ".join(disband.workers) if disband.workers else "none"
@@ -246,52 +235,15 @@ class Narrator:
         return self._line("fault", text, self._replica_of(fault.node))
 
     @_line_of.register
-    def _on_replanned(self, plan: e.Replanned) -> EventLine:
-        return self._line(
-            "relink", f"new plan for {format_count(len(plan.nodes), 'node')}, found in {plan.seconds:.2f} s"
-        )
-
-    @_line_of.register
     def _on_worker_failed(self, failed: e.WorkerFailed) -> EventLine:
         role = self._role(failed.stage if failed.stage < 0 else self.members.node_of.get(failed.worker))
         return self._line("loss", f"worker {failed.worker} ({role}) failed: {failed.detail}")
-
-    @_line_of.register
-    def _on_trouble(self, trouble: e.Trouble) -> EventLine:
-        return self._line("note", trouble.detail)
-
-    @_line_of.register
-    def _on_save_failed(self, failed: e.SaveFailed) -> EventLine:
-        return self._line("loss", f"checkpoint {failed.step} was not saved: {failed.detail}")
 
     @_line_of.register
     def _on_unrecoverable(self, loss: d.Unrecoverable) -> EventLine:
         whose = f" of replica {loss.replica}" if self._naming.several else ""
         lost = f"{stages(loss.lost)}{whose} cannot be rebuilt" if loss.lost else f"the run{whose} cannot continue"
         return self._line("loss", f"{lost}: {loss.reason}", loss.replica)
-
-    @_line_of.register
-    def _on_workers_starting(self, starting: e.WorkersStarting) -> EventLine:
-        names = join_names(starting.workers, 6)
-        waiting = f"waiting for {names} to start, for {starting.waited_s:.0f} s; {starting.ready} others are ready"
-        return self._line("note", f"{waiting}; a start may take {starting.limit_s:g} s (fleet.start_timeout_s)")
-
-    @_line_of.register
-    def _on_zombie_ignored(self, zombie: e.ZombieIgnored) -> EventLine:
-        return self._line("note", f"worker {zombie.worker} (incarnation {zombie.incarnation}) woke up and was ignored")
-
-    @_line_of.register
-    def _on_stop_requested(self, stop: e.StopRequested) -> EventLine:
-        return self._line("note", f"will stop at the next whole step: {stop.reason}")
-
-    @_line_of.register
-    def _on_leader_started(self, leader: e.LeaderStarted) -> EventLine:
-        text = f"controller lost ({leader.cause}); continuing as term {leader.term} after {leader.leaderless_s:.2f} s"
-        return self._line("recovery", text)
-
-    @_line_of.register
-    def _on_stop_overdue(self, stop: e.StopOverdue) -> EventLine:
-        return self._line("loss", f"the stop request timed out: {stop.detail}")
 
     @_line_of.register
     def _on_relay_silent(self, silent: e.RelaySilent) -> EventLine | None:
@@ -301,19 +253,6 @@ class Narrator:
     def _on_relay_answers(self, answers: e.RelayAnswers) -> EventLine:
         self._silent.discard(answers.relay)
         return self._line("relink", f"relay {answers.relay} answers again")
-
-    @_line_of.register
-    def _on_host_joined(self, joined: e.HostJoined) -> EventLine:
-        workers = format_count(joined.workers, "worker")
-        return self._line("note", f"machine {joined.host} ({joined.detail}) joined with {workers}")
-
-    @_line_of.register
-    def _on_host_left(self, left: e.HostLeft) -> EventLine:
-        return self._line("note", f"machine {left.host} takes no more workers: {left.detail}")
-
-    @_line_of.register
-    def _on_remove_machine(self, decision: d.RemoveMachine) -> EventLine:
-        return self._line("loss", f"machine {decision.host} rejected: {decision.reason}")
 
     @_line_of.register
     def _on_seal(self, seal: d.Seal) -> EventLine | None:
@@ -347,12 +286,54 @@ class Narrator:
         return EventLine(step, tone, printable(text))
 
 
+def _stateless_line(fact: e.Event | d.Decision) -> tuple[Tone, str, int | None] | None:
+    """Return tone, text and replica of a line that depends on its fact alone; None for kinds without a line."""
+    replica = None
+    match fact:
+        case d.ExcludeMember():
+            text = f"replica {fact.member} excluded: {fact.reason}; workers that leave: {', '.join(fact.workers)}"
+            tone: Tone = "loss"
+        case d.Adopt():
+            tone, text = "rollback", f"replica {fact.replica} catches up with another: {fact.reason}"
+            replica = fact.replica
+        case d.ReplicaRestarted():
+            tone, text = "recovery", f"replica {fact.replica} starts again as a copy of another"
+            replica = fact.replica
+        case d.RemoveMachine():
+            tone, text = "loss", f"machine {fact.host} rejected: {fact.reason}"
+        case e.Replanned():
+            nodes = format_count(len(fact.nodes), "node")
+            tone, text = "relink", f"new plan for {nodes}, found in {fact.seconds:.2f} s"
+        case e.Trouble():
+            tone, text = "note", fact.detail
+        case e.SaveFailed():
+            tone, text = "loss", f"checkpoint {fact.step} was not saved: {fact.detail}"
+        case e.WorkersStarting():
+            waiting = f"waiting for {join_names(fact.workers, 6)} to start, for {fact.waited_s:.0f} s"
+            limit = f"a start may take {fact.limit_s:g} s (fleet.start_timeout_s)"
+            tone, text = "note", f"{waiting}; {fact.ready} others are ready; {limit}"
+        case e.ZombieIgnored():
+            tone, text = "note", f"worker {fact.worker} (incarnation {fact.incarnation}) woke up and was ignored"
+        case e.StopRequested():
+            tone, text = "note", f"will stop at the next whole step: {fact.reason}"
+        case e.StopOverdue():
+            tone, text = "loss", f"the stop request timed out: {fact.detail}"
+        case e.LeaderStarted():
+            after = f"continuing as term {fact.term} after {fact.leaderless_s:.2f} s"
+            tone, text = "recovery", f"controller lost ({fact.cause}); {after}"
+        case e.HostJoined():
+            workers = format_count(fact.workers, "worker")
+            tone, text = "note", f"machine {fact.host} ({fact.detail}) joined with {workers}"
+        case e.HostLeft():
+            tone, text = "note", f"machine {fact.host} takes no more workers: {fact.detail}"
+        case _:
+            return None
+    return tone, text, replica
+
+
+@cached
 def timed_lines(record: RunRecord) -> list[tuple[float, EventLine]]:
     """Return all lines of a run with their times, in order."""
-    return list(record.cached(_timed_lines))
-
-
-def _timed_lines(record: RunRecord) -> list[tuple[float, EventLine]]:
     narrator = Narrator()
     # Reports of single stages are only needed for the rounds of several replicas.
     facts = record.history if naming_of(record).several else record.turns

@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
@@ -63,44 +63,40 @@ class StepMetrics:
 
     def apply(self, t: float, fact: e.Event | d.Decision) -> Metric | None:
         """Return the metric that an event or a decision completes, or None if it completes none."""
-        if d.is_decision(fact):
-            return self.on_decision(t, fact)
-        return self.on_event(t, cast(e.Event, fact))
+        match fact:
+            case e.RunStarted() if fact.max_replicas > 1:
+                self._start(fact)
+            case e.SaveFailed() if fact.worker == e.CONTROLLER:
+                self._saved_before = 0
+            case e.StageReady():
+                self._ready[fact.replica][fact.stage, fact.worker] = fact
+                if fact.loss is not None and fact.mode == "evaluate":
+                    return self._apply_validation(t, fact, fact.loss)
+            case d.RunStep():
+                self._begin(t, fact)
+            case d.Commit():
+                return self._step_metric(t, fact)
+            case _ if self._started is not None:
+                return self._apply_replica_decision(t, fact, self._started)
+        return None
 
-    def on_event(self, t: float, event: e.Event) -> ValidationMetric | None:
+    def _apply_validation(self, t: float, report: e.StageReady, loss: float) -> ValidationMetric | None:
         """Return the metric of a validation if this is its last report."""
-        if isinstance(event, e.RunStarted) and event.max_replicas > 1:
-            self._start(event)
-        if isinstance(event, e.SaveFailed) and event.worker == e.CONTROLLER:
-            self._saved_before = 0
-        if isinstance(event, e.StageReady):
-            self._ready[event.replica][event.stage, event.worker] = event
-            if event.loss is not None and event.mode == "evaluate":
-                if self._replicas == 1:
-                    return ValidationMetric(t=t, step=event.step, val_loss=event.loss)
-                step = self._validation_step.get(event.replica, event.step)
-                if event.replica in self._founded_later and step != self._last_step:
-                    return None
-                self._validated[step][event.replica] = event.loss
-                _drop_oldest(self._validated, MAX_OPEN_VALIDATIONS)
-                return self._validation_metric(t, [step])
-        return None
+        if self._replicas == 1:
+            return ValidationMetric(t=t, step=report.step, val_loss=loss)
+        step = self._validation_step.get(report.replica, report.step)
+        if report.replica in self._founded_later and step != self._last_step:
+            return None
+        self._validated[step][report.replica] = loss
+        _drop_oldest(self._validated, MAX_OPEN_VALIDATIONS)
+        return self._validation_metric(t, [step])
 
-    def on_decision(self, t: float, decision: d.Decision) -> Metric | None:
-        """Return the metric of a step if this is its last commit."""
-        if isinstance(decision, d.RunStep):
-            self._ready[decision.replica].clear()
-            if not self._commits:
-                self._commits.append(t)
-            over = self._started is not None and self._blocks_left <= 0
-            self._validation_step[decision.replica] = (
-                self._last_step if self._last_step is not None and over else decision.step
-            )
-        elif isinstance(decision, d.Commit):
-            return self._step_metric(t, decision)
-        elif self._started is not None:
-            return self._apply_replica_decision(t, decision, self._started)
-        return None
+    def _begin(self, t: float, run: d.RunStep) -> None:
+        self._ready[run.replica].clear()
+        if not self._commits:
+            self._commits.append(t)
+        last = self._last_step if self._blocks_left <= 0 else None
+        self._validation_step[run.replica] = run.step if last is None else last
 
     def _start(self, started: e.RunStarted) -> None:
         self._started, self._replicas = started, started.replicas
@@ -108,7 +104,9 @@ class StepMetrics:
         self._live, self._blocks_left = set(range(started.replicas)), started.last_block - floor - len(beyond)
         self._commits = deque(maxlen=started.replicas + 1)
 
-    def _apply_replica_decision(self, t: float, decision: d.Decision, started: e.RunStarted) -> ValidationMetric | None:
+    def _apply_replica_decision(
+        self, t: float, decision: e.Event | d.Decision, started: e.RunStarted
+    ) -> ValidationMetric | None:
         """Process a decision about one of several replicas."""
         if isinstance(decision, d.Form) and decision.is_rollback:
             self._undo(decision)

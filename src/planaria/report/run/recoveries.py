@@ -11,7 +11,7 @@ from typing import Literal
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.run_record import RunRecord
+from planaria.control.log.run_record import RunRecord, cached
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.recovery_timing import EXCLUDED, Outcome, RecoveryTiming
 from planaria.report.worker_assignments import WorkerAssignments
@@ -95,7 +95,7 @@ class _SharedState:
     """State shared by all replicas' recoveries: assignments, injected faults and completed microbatches."""
 
     def __init__(self) -> None:
-        self.members, self.naming = WorkerAssignments(), Naming()
+        self.members = WorkerAssignments()
         self.injected: dict[str, float] = {}
         """worker → time of its injected fault"""
         self._ends: dict[tuple[int, int, str], list[float]] = defaultdict(list)
@@ -114,7 +114,7 @@ class _SharedState:
     def apply(self, t: float, fact: e.Event | d.Decision) -> list[int]:
         """Process a fact; return the nodes that lost their holder."""
         if isinstance(fact, e.RunStarted):
-            self.naming, self.injected = Naming(fact), {}
+            self.injected = {}
         elif isinstance(fact, e.FaultInjected):
             self.injected[fact.worker] = t
             if fact.signal == "SIGCONT":  # resumed in time: a later death has another cause
@@ -219,7 +219,7 @@ class _ReplicaRecoveries:
         self._done = done
         self._shared = shared
         self._replica = replica
-        self._naming = shared.naming
+        self._naming = shared.members.naming
         self._open: _OpenRecovery | None = None
         self._last: RecoveryTiming | None = None
         self._broken: list[tuple[float, e.EdgeBroken]] = []
@@ -301,12 +301,9 @@ class _ReplicaRecoveries:
             self.close()
 
 
+@cached
 def recoveries(record: RunRecord) -> list[RecoveryTiming]:
     """Return the recoveries of all replicas, in order. The death of a spare needs none."""
-    return list(record.cached(_fold_recoveries))
-
-
-def _fold_recoveries(record: RunRecord) -> list[RecoveryTiming]:
     fold = RecoveryFold(keep_reports=True)
     naming = naming_of(record)
     for _, work in record.worked:
@@ -324,15 +321,15 @@ def _fold_recoveries(record: RunRecord) -> list[RecoveryTiming]:
 class FaultsSummary:
     """Counts of faults and recoveries."""
 
-    injected: int
+    injected: int = 0
     """injected faults, harmless ones included"""
-    deaths: int
+    deaths: int = 0
     """members that died"""
-    excluded: int
+    excluded: int = 0
     """members excluded because their replica's updates were invalid"""
-    spares_lost: int
-    zombies: int
-    outcomes: Mapping[Outcome, int]
+    spares_lost: int = 0
+    zombies: int = 0
+    outcomes: Mapping[Outcome, int] = field(default_factory=dict)
     """recoveries by outcome"""
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from functools import singledispatchmethod
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.log.run_record import RunRecord
+from planaria.control.log.run_record import RunRecord, cached
 from planaria.report.phrases import format_count
 from planaria.report.worker_assignments import WorkerAssignments
 
@@ -99,17 +98,42 @@ class Rounds:
         self._writing.clear()
         self._stepping.clear()
 
-    @singledispatchmethod
     def _apply(self, fact: e.Event | d.Decision) -> RoundHistory | None:
-        """Apply a fact of a run with several replicas; most kinds have no effect on rounds."""
+        """Apply a fact of a run with several replicas."""
+        match fact:
+            case d.Settle():
+                return self._settle(self._t, fact)
+            case e.RoundApplied():
+                self._add_report(fact)
+            case d.RunStep():
+                self._stepping.add(fact.replica)
+            case d.Commit() | d.Form():
+                self._stepping.discard(fact.replica)
+            case d.DrawGroups():
+                self._groups[fact.round] = fact.groups
+            case d.BeginRound():
+                for replica in fact.members:
+                    self._met[replica] = fact.round, self._t, self._idle(replica, self._t)
+            case e.UpdateRejected():
+                self._rejected.setdefault(fact.round, {}).setdefault(fact.replica, fact.reason)
+            case e.RoundWaitExpired():
+                self._late.add((fact.round, fact.replica))
+            case e.StageSaved() if fact.worker in self._writing:  # it did not wait for the write
+                self._writing.discard(fact.worker)
+            case e.StageSaved() | e.StageCommitted() | e.StageReady() | e.Linked():
+                self._on_work(fact.worker)
+            case e.StageCopied():
+                self._writing.add(fact.worker)
+                self._on_work(fact.worker)
+            case e.WorkerLost():
+                self._writing.discard(fact.worker)
+                self._drop_rounds()
+            case d.Disband():
+                self._drop_rounds()
         return None
 
-    @_apply.register
-    def _on_settle(self, fact: d.Settle) -> RoundHistory:
-        return self._settle(self._t, fact)
-
-    @_apply.register
-    def _on_round_applied(self, fact: e.RoundApplied) -> None:
+    def _add_report(self, fact: e.RoundApplied) -> None:
+        """Add a stage's report to the history of its round."""
         replica = self._members.replica(fact.node)
         history = self._last.get(replica)
         if history is None or history.round != fact.round:
@@ -119,56 +143,6 @@ class Rounds:
         history.prefetched_bytes[replica] = history.prefetched_bytes.get(replica, 0) + fact.prefetched_bytes
         if not history.alone:
             history.spreads.append(fact.spread)
-
-    @_apply.register
-    def _on_run_step(self, fact: d.RunStep) -> None:
-        self._stepping.add(fact.replica)
-
-    @_apply.register
-    def _on_step_end(self, fact: d.Commit | d.Form) -> None:
-        self._stepping.discard(fact.replica)
-
-    @_apply.register
-    def _on_draw_groups(self, fact: d.DrawGroups) -> None:
-        self._groups[fact.round] = fact.groups
-
-    @_apply.register
-    def _on_begin_round(self, fact: d.BeginRound) -> None:
-        for replica in fact.members:
-            self._met[replica] = fact.round, self._t, self._idle(replica, self._t)
-
-    @_apply.register
-    def _on_update_rejected(self, fact: e.UpdateRejected) -> None:
-        self._rejected.setdefault(fact.round, {}).setdefault(fact.replica, fact.reason)
-
-    @_apply.register
-    def _on_round_wait_expired(self, fact: e.RoundWaitExpired) -> None:
-        self._late.add((fact.round, fact.replica))
-
-    @_apply.register
-    def _on_stage_saved(self, fact: e.StageSaved) -> None:
-        if fact.worker in self._writing:  # it did not wait for the write
-            self._writing.discard(fact.worker)
-        else:
-            self._on_work(fact.worker)
-
-    @_apply.register
-    def _on_stage_copied(self, fact: e.StageCopied) -> None:
-        self._writing.add(fact.worker)
-        self._on_work(fact.worker)
-
-    @_apply.register
-    def _on_worker_report(self, fact: e.StageCommitted | e.StageReady | e.Linked) -> None:
-        self._on_work(fact.worker)
-
-    @_apply.register
-    def _on_worker_lost(self, fact: e.WorkerLost) -> None:
-        self._writing.discard(fact.worker)
-        self._drop_rounds()
-
-    @_apply.register
-    def _on_disband(self, fact: d.Disband) -> None:
-        self._drop_rounds()
 
     def _on_work(self, worker: str) -> None:
         """Record that a worker has just finished work of its replica."""
@@ -228,12 +202,9 @@ class Rounds:
             self._late = {(number, members) for number, members in self._late if number >= before}
 
 
+@cached
 def settled_rounds(record: RunRecord) -> list[RoundHistory]:
     """Return the settled rounds of a run, in order; empty for inline runs and single replicas."""
-    return list(record.cached(_fold_rounds))
-
-
-def _fold_rounds(record: RunRecord) -> list[RoundHistory]:
     if all(started.max_replicas == 1 for _, started in record.starts):
         return []
     members = WorkerAssignments()
@@ -246,20 +217,20 @@ def _fold_rounds(record: RunRecord) -> list[RoundHistory]:
 class ExchangeTotals:
     """Totals of an exchange over a run and all replicas."""
 
-    rounds: int
-    attended: int
+    rounds: int = 0
+    attended: int = 0
     """attendances of replicas"""
-    alone: int
+    alone: int = 0
     """attendances without another replica"""
-    by_draw: int
+    by_draw: int = 0
     """attendances of replicas that were drawn alone"""
-    waited_for_peers_s: float
+    waited_for_peers_s: float = 0.0
     """seconds waited for others to join"""
-    waited_for_updates_s: float
+    waited_for_updates_s: float = 0.0
     """seconds waited for their updates"""
-    blocking_bytes: int
-    prefetched_bytes: int
-    rejected: int
+    blocking_bytes: int = 0
+    prefetched_bytes: int = 0
+    rejected: int = 0
     """rejected updates"""
 
 

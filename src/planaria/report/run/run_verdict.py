@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -11,10 +11,10 @@ from planaria.control.facts.events import LeaderStarted, RunStarted
 from planaria.control.log.run_record import RunRecord
 from planaria.report.phrases import format_count, join_names
 from planaria.report.run.checkpoint_times import saves
-from planaria.report.run.recoveries import faults_summary, recoveries
-from planaria.report.run.round_history import settled_rounds, totals
+from planaria.report.run.recoveries import FaultsSummary, faults_summary, recoveries
+from planaria.report.run.round_history import ExchangeTotals, settled_rounds, totals
 from planaria.report.run.sample_ledger import prove_exactly_once, sample_ledger
-from planaria.report.run.summary import key_metrics
+from planaria.report.run.summary import RunMetrics, key_metrics
 from planaria.report.verdict import Verdict
 
 NO_END = "still running or killed"
@@ -31,7 +31,10 @@ OUTCOME_CLAUSES = {
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts of a run that its verdict depends on. Times are seconds, losses nats per token."""
+    """Inputs of a run's verdict: its end, its steps and samples, and the totals of its faults and exchange.
+
+    Times are seconds, losses nats per token.
+    """
 
     ended: str
     """"finished", NO_END, or the outcome and its reason"""
@@ -43,24 +46,13 @@ class RunFacts:
     counted: bool = True
     """whether the log shows which samples were used"""
     first_loss: float | None = None
-    loss: float | None = None
-    validation: float | None = None
-    tokens_per_s: float | None = None
-    deaths: int = 0
-    excluded: int = 0
-    spares_lost: int = 0
-    outcomes: Mapping[str, int] = field(default_factory=dict)
-    """recoveries by outcome"""
+    last: RunMetrics = field(default_factory=RunMetrics)
+    faults: FaultsSummary = field(default_factory=FaultsSummary)
+    exchange: ExchangeTotals = field(default_factory=ExchangeTotals)
     recovery_s: Sequence[float] = ()
     redone: int = 0
     """steps repeated after rollbacks"""
     replicas: int = 1
-    rounds: int = 0
-    alone: int = 0
-    """rounds that a replica settled alone, of ``attended``"""
-    attended: int = 0
-    rejected: int = 0
-    """rejected updates"""
     unequal: int = 0
     """checkpoints whose replicas should be equal but differ"""
     leaderless_s: Sequence[float] = ()
@@ -69,10 +61,7 @@ class RunFacts:
 
 def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
     """Return the facts of a run."""
-    last = key_metrics(record)
-    timings = recoveries(record)
-    faults = faults_summary(record)
-    ledger, sums = sample_ledger(record), totals(settled_rounds(record))
+    last, timings, ledger = key_metrics(record), recoveries(record), sample_ledger(record)
     first = next(record.trained, None)
     return RunFacts(
         ended=outcome(record),
@@ -82,20 +71,12 @@ def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
         problems=prove_exactly_once(record) if ledger else (),
         counted=bool(ledger),
         first_loss=first.loss if first else None,
-        loss=last.loss,
-        validation=last.validation.val_loss if last.validation else None,
-        tokens_per_s=last.tokens_per_s,
-        deaths=faults.deaths,
-        excluded=faults.excluded,
-        spares_lost=faults.spares_lost,
-        outcomes={str(name): count for name, count in faults.outcomes.items()},
+        last=last,
+        faults=faults_summary(record),
+        exchange=totals(settled_rounds(record)),
         recovery_s=[t.total for t in timings if t.total is not None],
         redone=sum(max(t.step - t.resumed_step, 0) for t in timings if t.resumed_step is not None),
         replicas=max((started.replicas for _, started in record.starts), default=record.config.exchange.replicas),
-        rounds=sums.rounds,
-        alone=sums.alone,
-        attended=sums.attended,
-        rejected=sums.rejected,
         unequal=saves(record).unequal,
         leaderless_s=[fact.leaderless_s for _, fact in record.landmarks if isinstance(fact, LeaderStarted)],
     )
@@ -125,7 +106,7 @@ def verdict(facts: RunFacts) -> Verdict:
         _sample_sentence(facts),
     ]
     return Verdict(
-        good, badge, " ".join(filter(None, sentences)), list(_deciding_numbers(facts))[:2], _loss_sentence(facts)
+        good, badge, " ".join(filter(None, sentences)), list(_deciding_numbers(facts))[:2], _cost_sentence(facts)
     )
 
 
@@ -139,14 +120,15 @@ def _progress_sentence(facts: RunFacts) -> str:
 
 
 def _failure_sentence(facts: RunFacts) -> str:
-    if not facts.outcomes:
-        spares = f" except {format_count(facts.spares_lost, 'spare')}" if facts.spares_lost else ""
+    faults = facts.faults
+    if not faults.outcomes:
+        spares = f" except {format_count(faults.spares_lost, 'spare')}" if faults.spares_lost else ""
         return f"No worker was lost{spares}." if spares or facts.leaderless_s else "Nothing failed."
-    died = [f"{format_count(facts.deaths, 'worker')} died"] if facts.deaths else []
-    were = "was" if facts.excluded == 1 else "were"
-    excluded = [f"{format_count(facts.excluded, 'worker')} {were} excluded"] if facts.excluded else []
+    died = [f"{format_count(faults.deaths, 'worker')} died"] if faults.deaths else []
+    were = "was" if faults.excluded == 1 else "were"
+    excluded = [f"{format_count(faults.excluded, 'worker')} {were} excluded"] if faults.excluded else []
     subject = join_names([*died, *excluded]) or "No worker died, but connections broke"
-    outcomes = join_names([_outcome_clause(name, count) for name, count in facts.outcomes.items()])
+    outcomes = join_names([_outcome_clause(name, count) for name, count in faults.outcomes.items()])
     return f"{subject}; {outcomes}."
 
 
@@ -163,10 +145,11 @@ def _outcome_clause(name: str, count: int) -> str:
 
 
 def _replica_sentences(facts: RunFacts) -> list[str]:
-    if facts.replicas == 1 or not facts.rounds:
+    sums = facts.exchange
+    if facts.replicas == 1 or not sums.rounds:
         return []
-    alone = f", {facts.alone} of {format_count(facts.attended, 'time')} alone" if facts.alone else ""
-    return [f"{format_count(facts.replicas, 'replica')} settled {format_count(facts.rounds, 'round')}{alone}."]
+    alone = f", {sums.alone} of {format_count(sums.attended, 'time')} alone" if sums.alone else ""
+    return [f"{format_count(facts.replicas, 'replica')} settled {format_count(sums.rounds, 'round')}{alone}."]
 
 
 def _unequal_sentence(facts: RunFacts) -> str:
@@ -184,20 +167,21 @@ def _sample_sentence(facts: RunFacts) -> str:
 def _deciding_numbers(facts: RunFacts) -> list[tuple[str, str]]:
     numbers = []
     began = "" if facts.first_loss is None else f"; training started at {facts.first_loss:.3f}"
-    if facts.validation is not None:
-        numbers.append((f"{facts.validation:.4f}", f"validation loss, nats per token{began}"))
-    elif facts.loss is not None:
-        numbers.append((f"{facts.loss:.4f}", f"training loss, nats per token{began}"))
+    last = facts.last
+    if last.validation is not None:
+        numbers.append((f"{last.validation.val_loss:.4f}", f"validation loss, nats per token{began}"))
+    elif last.loss is not None:
+        numbers.append((f"{last.loss:.4f}", f"training loss, nats per token{began}"))
     if facts.recovery_s:
         often = format_count(len(facts.recovery_s), "recovery", "recoveries")
         typical, longest = median(facts.recovery_s), max(facts.recovery_s)
         numbers.append((f"{typical:.2f} s", f"to recover, median of {often}; {longest:.2f} s at longest"))
-    elif facts.tokens_per_s is not None:
-        numbers.append((f"{facts.tokens_per_s:,.0f}", "tokens per second, median step"))
+    elif last.tokens_per_s is not None:
+        numbers.append((f"{last.tokens_per_s:,.0f}", "tokens per second, median step"))
     return numbers
 
 
-def _loss_sentence(facts: RunFacts) -> str:
+def _cost_sentence(facts: RunFacts) -> str:
     clauses = []
     if facts.redone:
         clauses.append(f"{format_count(facts.redone, 'step')} repeated after rollbacks")
@@ -208,9 +192,9 @@ def _loss_sentence(facts: RunFacts) -> str:
     if facts.leaderless_s:
         clauses.append(f"{sum(facts.leaderless_s):.2f} s without a controller")
     for count, noun, label in (
-        (facts.outcomes.get("cannot", 0), "recovery", "impossible"),
-        (facts.spares_lost, "spare", ""),
-        (facts.rejected, "update", "rejected"),
+        (facts.faults.outcomes.get("cannot", 0), "recovery", "impossible"),
+        (facts.faults.spares_lost, "spare", ""),
+        (facts.exchange.rejected, "update", "rejected"),
     ):
         if count:
             clauses.append(f"{format_count(count, noun, 'recoveries' if noun == 'recovery' else '')} {label}".strip())

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from planaria.common.errors import LedgerError
 from planaria.control.facts.decisions import Commit, Decision, Disband, Finish, Form, RunStep, Seal
 from planaria.control.facts.events import CONTROLLER, Event, ReplicaPosition, RunStarted, SaveFailed
-from planaria.control.log.run_record import RunRecord
+from planaria.control.log.run_record import RunRecord, cached
 
 MAX_SHOWN = 3
 """maximum problems in an error message"""
@@ -36,7 +36,7 @@ def sample_ledger(record: RunRecord) -> list[LedgerLine]:
     A step counts once its commit is ordered, with the block of samples it started with. A rollback to step k undoes the
     replica's steps from k on; a resumption undoes those that its checkpoint lacks.
     """
-    return record.cached(_fold_ledger).lines
+    return _fold_ledger(record).lines
 
 
 def prove_exactly_once(record: RunRecord) -> list[str]:
@@ -45,7 +45,7 @@ def prove_exactly_once(record: RunRecord) -> list[str]:
     The check covers the run's first step to its last commit, or to its last step if the run finished. Gaps between
     several replicas are allowed before the end. The used samples recorded in checkpoints must match the commits.
     """
-    ledger = record.cached(_fold_ledger)
+    ledger = _fold_ledger(record)
     first, last = ledger.first, ledger.started
     if first is None or last is None:
         return ["the run never started"]
@@ -203,6 +203,7 @@ class _Ledger:
             self._problems.append(f"{seal.folder} does not record samples {first} to {last - 1} as used")
 
 
+@cached
 def _fold_ledger(record: RunRecord) -> _Ledger:
     ledger = _Ledger()
     for _, fact in record.turns:

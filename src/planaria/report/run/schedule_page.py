@@ -212,7 +212,7 @@ def verdict(schedule: Schedule, step: PlannedStep, violations: Sequence[Violatio
             (f"{format_number(schedule.step_s)} s", "one step, simulated"),
             *((f"{100 * gap:.1f} %", label) for gap, label in possible_gain),
         ],
-        lost=_loss_sentence(step),
+        cost=_cost_sentence(step),
     )
 
 
@@ -236,7 +236,7 @@ def _bound_sentence(schedule: Schedule) -> str:
     return f"No plan can take less than {format_number(schedule.bound.step_s)} s ({schedule.bound.binds})."
 
 
-def _loss_sentence(step: PlannedStep) -> str:
+def _cost_sentence(step: PlannedStep) -> str:
     """Return idle time, and waits of forwards for their node."""
     idle = 1 - sum(step.busy) / len(step.busy)
     waits = step.waits

@@ -9,7 +9,7 @@ from planaria.control.facts.decisions import Decision, Finish, Form, RemoveMachi
 from planaria.control.facts.events import Event, HostJoined, HostLeft, RunStarted, WorkerLost
 from planaria.control.log.run_record import RunRecord
 from planaria.report import page
-from planaria.report.run.naming import Naming, naming_of
+from planaria.report.run.naming import naming_of
 from planaria.report.worker_assignments import WorkerAssignments
 
 
@@ -30,8 +30,7 @@ def holdings(record: RunRecord) -> list[StageStay]:
     done: list[StageStay] = []
     holders: dict[int, tuple[str, float]] = {}
     members = WorkerAssignments()
-    naming = Naming()
-    last = 0.0
+    naming, last = members.naming, 0.0
 
     def close(node: int, t: float) -> None:
         worker, start = holders.pop(node)
@@ -44,7 +43,7 @@ def holdings(record: RunRecord) -> list[StageStay]:
                 close(node, last if isinstance(fact, RunStarted) else t)
             if node in members.holders and not over:
                 holders[node] = members.holders[node], t
-        naming, last = Naming(fact) if isinstance(fact, RunStarted) else naming, t
+        naming, last = members.naming, t
     for node in list(holders):
         close(node, last)
     return sorted(done, key=lambda h: (h.node, h.start))

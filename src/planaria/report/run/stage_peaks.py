@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planaria.control.log.run_record import RunRecord
+from planaria.control.log.run_record import RunRecord, cached
 from planaria.report import page
 from planaria.report.run.naming import naming_of
 
@@ -33,12 +33,9 @@ class StagePeak:
     """bytes predicted before the run: on its device, if it has one; 0: unknown"""
 
 
+@cached
 def stage_peaks(record: RunRecord) -> list[StagePeak]:
     """Return the peaks by node; empty for older logs."""
-    return record.cached(_stage_peaks)
-
-
-def _stage_peaks(record: RunRecord) -> list[StagePeak]:
     host: dict[int, dict[str, int]] = {}
     device: dict[int, int] = {}
     stage: dict[int, int] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from planaria.control.facts.events import LeaderStarted
-from planaria.control.log.run_record import RunRecord, StepMetric, ValidationMetric
+from planaria.control.log.run_record import RunRecord, StepMetric, ValidationMetric, cached
 from planaria.exchange.compress import compression_report
 from planaria.report.run.diagnosis import summary_lines as diagnosis_lines
 from planaria.report.run.recoveries import recoveries
@@ -20,22 +20,19 @@ from planaria.report.run.stage_peaks import summary_lines as memory_lines
 class RunMetrics:
     """Key metrics of a whole run."""
 
-    loss: float | None
+    loss: float | None = None
     """training loss of the last step"""
-    validation: ValidationMetric | None
+    validation: ValidationMetric | None = None
     """last validation"""
-    tokens_per_s: float | None
+    tokens_per_s: float | None = None
     """median over training steps"""
-    steps: int
+    steps: int = 0
     """number of distinct trained steps"""
 
 
+@cached
 def key_metrics(record: RunRecord) -> RunMetrics:
     """Return the key metrics of a run."""
-    return record.cached(_compute_metrics)
-
-
-def _compute_metrics(record: RunRecord) -> RunMetrics:
     loss, validation = None, None
     speeds: list[float] = []
     steps: set[int] = set()

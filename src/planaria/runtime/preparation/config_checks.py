@@ -366,7 +366,7 @@ def read_faults(run: ResolvedRun) -> Trace:
         if fault.stage > last:
             raise UserError(
                 f"{config.chaos.trace}: a fault at {location} {fault.stage}, but this run has {location}s 0..{last}; "
-                "set chaos.trace to none or to a trace for this pipeline (`python -m planaria.lab.trace`)"
+                "set chaos.trace to none or to a trace for this pipeline (`python -m planaria.lab.commands.trace`)"
             )
     require_edges(resolved, trace.faults, str(config.chaos.trace))
     require_readers(resolved, trace.faults, str(config.chaos.trace))

@@ -12,8 +12,8 @@ from planaria.control.facts.events import ControllerEnd
 from planaria.control.failover import MAX_FAILED_CONTROLLERS, FailoverFold, FailoverState
 from planaria.control.log.reader import METRICS, LogFollower
 from planaria.control.log.segments import RotatingLog
-from planaria.report.observe.observer_state import ObserverState
 from planaria.report.observe.progress import NoProgress
+from planaria.report.observe.run_observer import ObserverState
 
 
 class FollowedRun:

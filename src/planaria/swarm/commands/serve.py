@@ -28,7 +28,7 @@ from planaria.swarm.policy.prompts import PromptFormat
 from planaria.swarm.trained_policy import ModelArguments, export_peer, trained_state
 
 if TYPE_CHECKING:
-    from planaria.report.live_page.serving import ServerAddress
+    from planaria.report.live_page.http_server import ServerAddress
 
 DEFAULT_BUDGET_REPLIES = 8
 """default budget of a question, in units of ε"""
@@ -57,8 +57,8 @@ def serve(
     """
     require_server("serve")
     from planaria.report.live_page.guard import new_token
-    from planaria.report.live_page.serving import Server
-    from planaria.report.live_page.serving import serve as run
+    from planaria.report.live_page.http_server import Server
+    from planaria.report.live_page.http_server import serve as run
     from planaria.swarm.completions.server import CompletionsApi, Service
 
     torch.set_num_threads(1)

@@ -160,7 +160,7 @@ MAX_WAITING = 32
 
 
 class Service:
-    """The HTTP service: a :class:`planaria.report.live_page.serving.Application`."""
+    """The HTTP service: a :class:`planaria.report.live_page.http_server.Application`."""
 
     def __init__(self, api: CompletionsApi, warn: Callable[[str], None]) -> None:
         """``warn`` receives the reason when the ledger cannot be used."""

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from planaria.common.errors import UserError
 from planaria.report.live_page.frames import Json, StateChange
-from planaria.report.live_page.source import FolderSource
+from planaria.report.live_page.page_source import FolderSource
 from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, LogRecord, PeerStarted, RoundDone, follow
 
 MAX_PEERS = 64
@@ -21,11 +21,6 @@ MAX_PEERS = 64
 
 class SwarmSource(FolderSource):
     """A swarm's folder."""
-
-    @staticmethod
-    def fits(folder: Path) -> bool:
-        """Return whether ``folder`` holds a swarm."""
-        return (folder / PEERS).is_dir()
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "swarm", folder.name)

@@ -1,4 +1,4 @@
-"""``python -m planaria.lab.trace``: generate a trace of faults from a failure rate."""
+"""``python -m planaria.lab.commands.trace``: generate a trace of faults from a failure rate."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ def trace(
 
 
 if __name__ == "__main__":
-    program(trace, "planaria.lab.trace")
+    program(trace, "planaria.lab.commands.trace")

@@ -1,4 +1,7 @@
-"""The server of the live page: starlette's routes, and uvicorn's server within limits."""
+"""The application of the live page: its routes, and the followers of the shown folders.
+
+Folders are read in threads, outside the server's event loop.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,19 @@ from starlette.routing import Route
 
 from planaria.common.documents import read_body
 from planaria.common.errors import UserError
-from planaria.report.live_page.frames import SCHEMA
-from planaria.report.live_page.limits import MAX_BODY, MAX_STREAMS, REQUEST_TIMEOUT_S, SHUTDOWN_S
-from planaria.report.live_page.run_source import FolderFollower
+from planaria.report.live_page.frames import SCHEMA, Frames, StateChange
+from planaria.report.live_page.limits import (
+    KEEP_ALIVE_S,
+    MAX_BATCH,
+    MAX_BODY,
+    MAX_STREAMS,
+    POLL_S,
+    READY_S,
+    REQUEST_TIMEOUT_S,
+    SHUTDOWN_S,
+)
+from planaria.report.live_page.page_source import PageSource
+from planaria.report.live_page.run_source import source_of
 from planaria.report.observe import prometheus
 from planaria.report.observe.prometheus import CONTENT_TYPE, MetricSample
 from planaria.report.observe.tally import RunTally
@@ -32,9 +45,119 @@ InjectFault = Callable[[Path, str, int, str], str]
 """injects a fault: (run's folder, worker, incarnation, fault) → result; raises UserError if there is no such worker"""
 PageFault = Literal["kill", "freeze", "slow", "cut"]
 FAULTS: tuple[str, ...] = get_args(PageFault)
+MAX_FACTS = 2_000
+"""maximum facts folded before watchers are notified"""
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 FILES = {file.name: file.read_bytes() for file in (resources.files(__package__) / "static").iterdir()}
 """files of the page, by name"""
+
+
+class FolderFollower:
+    """A run, comparison or swarm on the page: its source, frames and watchers."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """:raises UserError: if ``folder`` holds nothing that has a page."""
+        self.folder, self.name = folder, name
+        self.source: PageSource = source_of(folder)
+        self.frames = Frames()
+        self.frames.add(self.source.initial_frame())
+        self.caught_up = False
+        """whether everything that existed at the start has been read"""
+        self.trouble = ""
+        """reason for which reading stopped"""
+        self.closing = False
+        """whether the server is stopping"""
+        self.over = False
+        """whether no more frames will follow"""
+        self._changed = asyncio.Condition()
+        self._version = 0
+        """number of changes"""
+        self._message = (-1, -1), b""
+
+    async def follow(self) -> None:
+        """Read until the log is broken, or the server stops and everything has been read."""
+        while not self.trouble:
+            closing = self.closing
+            grew, more = await asyncio.to_thread(self._read)
+            if grew or self.caught_up is more:
+                self.caught_up = self.caught_up or not more
+                await self.notify()
+            if closing and not more:
+                break
+            if not more:
+                await asyncio.sleep(POLL_S)
+        self.over = True
+        await self.notify()
+
+    def _read(self) -> tuple[bool, bool]:
+        """Fold at most :data:`MAX_FACTS` facts; return whether there were any, and whether there are more."""
+        folded = 0
+        try:
+            for frame in self.source.read(MAX_FACTS):
+                folded += 1
+                if frame is not None:
+                    self.frames.add(frame)
+        except (UserError, OSError) as error:
+            self.trouble = str(error)
+            return True, False
+        return folded > 0, folded == MAX_FACTS
+
+    def on_reading_failed(self, following: asyncio.Task[None]) -> None:
+        """Show watchers the internal error that ended the task ``following``, which reads the log."""
+        error = None if following.cancelled() else following.exception()
+        if error is not None:
+            self.trouble = f"this page cannot follow it ({type(error).__name__}: {error})"
+            self._version += 1
+
+    async def notify(self) -> None:
+        """Wake all watchers."""
+        self._version += 1
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def frames_since(self, number: int) -> AsyncIterator[list[StateChange]]:
+        """Yield the frames after ``number`` in batches as they come; an empty batch marks other changes or idleness."""
+        reported = -1
+        while True:
+            version, frames = self._version, self.frames.after(number, MAX_BATCH)
+            if frames:
+                number = frames[-1].number
+                yield frames
+            elif version != reported:
+                reported = version
+                yield []
+            elif self.over or self.trouble:
+                return
+            else:
+                try:
+                    async with asyncio.timeout(KEEP_ALIVE_S), self._changed:
+                        if self._version == version:
+                            await self._changed.wait()
+                except TimeoutError:
+                    reported = -1
+
+    def message(self, frames: list[StateChange]) -> bytes:
+        """Return frames as an event of a stream; the last one is cached, since current watchers share it."""
+        numbers = frames[0].number, frames[-1].number
+        if self._message[0] != numbers:
+            data = ",".join(frame.text for frame in frames)
+            self._message = numbers, f"id: {numbers[1]}\nevent: frames\ndata: [{data}]\n\n".encode()
+        return self._message[1]
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last write."""
+        return self.source.age_s
+
+    def unready_reason(self) -> str:
+        """Return why no new frames of this run can be expected, or an empty string if they can."""
+        if self.trouble:
+            return "its log is broken"
+        if not self.source.began:
+            return "it has not started"
+        if over := self.source.state.get("over"):
+            return f"it is over: {over}"
+        return f"nothing new for more than {READY_S:g} s" if self.age_s > READY_S else ""
 
 
 class Page:
@@ -157,8 +280,8 @@ class Page:
         return PlainTextResponse("up\n")
 
     async def _ready(self, _: Request) -> Response:
-        why = [f"{run.unready_reason()}" for run in self._runs if run.unready_reason()]
-        return PlainTextResponse("ready\n") if not why else _rejection(HTTPStatus.SERVICE_UNAVAILABLE, "not ready")
+        unready = any(run.unready_reason() for run in self._runs)
+        return PlainTextResponse("ready\n") if not unready else _rejection(HTTPStatus.SERVICE_UNAVAILABLE, "not ready")
 
     async def _metrics(self, _: Request) -> Response:
         text = exposition([(r.name, r.source.tally, r.age_s) for r in self._runs if r.source.tally], self._streams)

@@ -93,7 +93,7 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 
 class Application(Protocol):
-    """An application to serve, such as :class:`planaria.report.live_page.server.Page`."""
+    """An application to serve, such as :class:`planaria.report.live_page.app.Page`."""
 
     def app(self) -> ASGIApp: ...
 

@@ -1,4 +1,4 @@
-"""``python -m planaria.lab.codes``: search, compare and write a code of sparse parity checks, and its product."""
+"""``python -m planaria.lab.commands.codes``: search and write a code of sparse parity checks, and its product."""
 
 from __future__ import annotations
 
@@ -121,4 +121,4 @@ def _write_product(code: SearchedCode, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    program(search, "planaria.lab.codes")
+    program(search, "planaria.lab.commands.codes")

@@ -12,7 +12,7 @@ from planaria.report.live_page.frames import SCHEMA, Json, StateChange, differen
 from planaria.report.observe.tally import RunTally
 
 
-class LogSource(Protocol):
+class PageSource(Protocol):
     """Reads files as they grow; finished ones work the same way."""
 
     began: bool
