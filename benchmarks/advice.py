@@ -85,7 +85,6 @@ def swapping(results: ComparisonResults, source: str, size: int) -> SwappedSteps
 
 
 def _first(arm: ArmScore) -> tuple[str, Recovery]:
-    """Return the first strategy of an arm's chain, with the arm's options."""
     location = "recovery.options."
     texts = {key.removeprefix(location): value for key, value in arm.changes.items() if key.startswith(location)}
     options = {key: _value(text) for key, text in texts.items()}
@@ -94,7 +93,6 @@ def _first(arm: ArmScore) -> tuple[str, Recovery]:
 
 
 def _value(text: str) -> object:
-    """Parse a recipe's option from the text that a comparison stores."""
     try:
         return documents.parse_toml(f"value = {text.lower()}", "an option")["value"]
     except UserError:
@@ -153,7 +151,6 @@ def raced(
 
 
 def target_of(comparison: Comparison, courses: Courses, seed: int) -> tuple[float, float]:
-    """Return the ticks and the loss of the fault-free arm at the target."""
     free = courses["fault-free", 0.0, seed]
     target = loss_at(free.points, comparison.target_at * free.ticks)
     ticks = ticks_to(free.points, target)
@@ -356,7 +353,7 @@ def judged(
 ) -> tuple[Row, Judgement]:
     """Return a setting's row and the judgement of its advice."""
     predicted: dict[str, Range] = {}
-    measured: dict[str, float] = {}
+    measured = {}
     arithmetic = set()
     clocks = candidates(_circumstances(comparison, base, setting))
     unknown: dict[str, str] = {}
@@ -489,7 +486,6 @@ def size(found: ComparisonResults, count: int, pair: tuple[str, str], of: str) -
 
 
 def compared(races: Sequence[ComparisonResults]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Return the measures, and the pairs of arms in all races."""
     first, *others = ([arm.name for arm in race.contestants if not arm.other_changes] for race in races)
     names = [name for name in first if all(name in other for other in others)]
     return ((of, pair) for of in OF for pair in combinations(names, 2))

@@ -18,7 +18,8 @@ import statistics
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from typing import Any
 import torch
 
 from benchmarks.harness import RUNS, Claim, Flag, Measurement, Result, Row, benchmark, start
-from benchmarks.reply_channel import ReplyChannel, exact, posterior
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.config import recipe, shipped
@@ -129,7 +129,6 @@ class Secrets:
         return files[0], files[1], files[2]
 
     def known_colours(self, policy: Policy) -> float:
-        """Return the share of correct colours in greedy replies."""
         asked = [policy.encode(f"colour of {name}=") for name in self.colours]
         found = policy.sample(asked, 1, 6, 0.0, 0, torch.Generator())
         replies = [policy.decode(drawn.ids) for (drawn,) in found]
@@ -146,16 +145,25 @@ class Secrets:
 
     def _taught(self, shape: dict[str, int], lesson: Callable[[random.Random], Lesson], steps: int) -> Policy:
         policy = LlamaPolicy(Llama(SmallModel(**shape), seed=self.seed), self._tokenizer)  # type: ignore[arg-type]
-        optimizer, rng = torch.optim.Adam(policy.module.parameters(), lr=RATE), random.Random(self.seed)
-        for step in range(steps):
-            pairs = [lesson(rng) for _ in range(64)]
-            batch = [Text(tuple(policy.encode(a)), (*policy.encode(b), policy.end)) for a, b in pairs]
-            policy.module.zero_grad()
-            repair_loss(policy, batch, []).backward()  # type: ignore[no-untyped-call]
-            for group in optimizer.param_groups:
-                group["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
-            optimizer.step()
+        rng = random.Random(self.seed)
+
+        def text(pair: Lesson) -> Text:
+            return Text(tuple(policy.encode(pair[0])), (*policy.encode(pair[1]), policy.end))
+
+        taught(policy, lambda: [text(lesson(rng)) for _ in range(64)], RATE, steps)
         return policy
+
+
+def taught(policy: Policy, batch: Callable[[], list[Text]], rate: float, steps: int) -> None:
+    """Train a policy on texts by Adam with a cosine schedule."""
+    optimizer = torch.optim.Adam(policy.module.parameters(), lr=rate)
+    for step in range(steps):
+        texts = batch()
+        policy.module.zero_grad()
+        repair_loss(policy, texts, []).backward()  # type: ignore[no-untyped-call]
+        for group in optimizer.param_groups:
+            group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+        optimizer.step()
 
 
 def _word(rng: random.Random) -> str:
@@ -243,7 +251,6 @@ def _damaged(rng: random.Random) -> bytes:
 
 
 def _changed(tree: object, rng: random.Random) -> object:
-    """Replace one value anywhere in the tree."""
     if isinstance(tree, dict) and tree and rng.random() < 0.8:
         key = rng.choice(list(tree))
         return {name: _changed(value, rng) if name == key else value for name, value in tree.items()}
@@ -413,7 +420,6 @@ def _questions(audit: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _mean(audit: dict[str, Any], *keys: Any) -> float:
-    """Return the mean over all questions of the value at these keys."""
     found: list[Any] = list(_questions(audit))
     for key in keys:
         found = [one[key] for one in found]
@@ -436,21 +442,18 @@ def behaviour(args: Namespace) -> Iterator[Row]:
 
 
 def damaged(_: Namespace) -> Iterator[Row]:
-    """A thousand damaged question files."""
     kept, refused, others = refusals(1000, random.Random(1))
     yield Row("damaged files: refused in one line", [refused], f"{kept} were still whole", Claim(low=500))
     yield Row("damaged files: anything else", [others], "", Claim(0, 0))
 
 
 def ledger(_: Namespace) -> Iterator[Row]:
-    """Concurrent and killed spending processes."""
     yield Row("8 processes spend at once: nats of a budget of 1", [together(8, 200)], "", Claim(high=1 + 1e-9))
     lost = [killed(seed) for seed in range(10)]
     yield Row("killed while it spends: replies sent but not recorded", lost, "", Claim(high=0), judged="worst")
 
 
 def audited(model: Path, to: Path, *words: object) -> tuple[int, dict[str, Any]]:
-    """Return the exit code and results of `planaria swarm audit`."""
     code = planaria("swarm", "audit", model, "--to", to, *words)
     return code, json.loads((to / "audit.json").read_text())
 
@@ -479,6 +482,86 @@ PARTS: dict[str, Callable[[Namespace], Iterator[Row]]] = {
 def main(args: Namespace) -> Measurement:
     rows = [row for part in args.parts for row in PARTS[part](args)]
     return Result(rows, ["nats; shares of draws; for these questions, these adversaries, these priors"])
+
+
+# ---- a known distribution of replies, and exact sums of its leakage
+
+MAX_CASES = 1 << 21
+"""maximum number of outcomes in an exact sum"""
+
+
+@dataclass(frozen=True)
+class ReplyChannel:
+    """Distribution of replies about ``options`` options: the right one with probability ``right``, others uniformly.
+
+    ``silent``: probability of an empty reply, independent of its content.
+    """
+
+    options: int
+    right: float
+    silent: float = 0.0
+
+    @property
+    def wrong(self) -> float:
+        return (1 - self.right) / (self.options - 1)
+
+
+@dataclass(frozen=True)
+class ReplyOutcome:
+    """Expected results of a number of replies."""
+
+    leak: float
+    """E[IIL], nats"""
+    guessed: float
+    """probability that the most likely option is the right one; ties are broken at random"""
+    use: float
+    """probability that a single reply names the right option, the utility for an honest user"""
+
+
+def exact(channel: ReplyChannel, replies: int) -> ReplyOutcome:
+    """Sum both expectations over all outcomes of ``replies`` draws, from a uniform prior.
+
+    :raises ValueError: if there are more than :data:`MAX_CASES` outcomes.
+    """
+    if math.comb(replies + channel.options, channel.options) > MAX_CASES:
+        raise ValueError(f"{replies} replies about {channel.options} options have too many outcomes to sum")
+    chances = [channel.right, *[channel.wrong] * (channel.options - 1)]
+    leaked = guessed = 0.0
+    for counts in _counts(channel.options, replies):
+        chance = _multinomial(counts, replies, chances, channel.silent)
+        chance_right, won = posterior(counts, channel)
+        leaked += chance * leak(1 / channel.options, chance_right)
+        guessed += chance * won
+    return ReplyOutcome(leak=leaked, guessed=guessed, use=(1 - channel.silent) * channel.right)
+
+
+def _counts(options: int, replies: int) -> Iterator[tuple[int, ...]]:
+    """Yield all possible counts per option; the remaining replies are empty."""
+    if not options:
+        yield ()
+        return
+    for first in range(replies + 1):
+        for others in _counts(options - 1, replies - first):
+            yield first, *others
+
+
+def _multinomial(counts: Sequence[int], replies: int, chances: Sequence[float], silent: float) -> float:
+    orders = 1
+    left = replies
+    of_one_order = 1.0
+    for count, chance in zip(counts, chances, strict=True):
+        orders, left = orders * math.comb(left, count), left - count
+        of_one_order *= chance**count
+    return float(orders * (of_one_order * (1 - silent) ** (replies - left) * silent**left))
+
+
+def posterior(counts: Sequence[int], channel: ReplyChannel) -> tuple[float, float]:
+    """P(option 0 | counts), and the probability that it is guessed."""
+    total = sum(counts)
+    weights = [channel.right**count * channel.wrong ** (total - count) for count in counts]
+    best = max(weights)
+    ties = sum(math.isclose(weight, best, rel_tol=1e-12) for weight in weights)
+    return weights[0] / sum(weights), math.isclose(weights[0], best, rel_tol=1e-12) / ties
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.campaign_runs import SPECIES, SWITCHES, Plain, Run, carry_out, draw
+from benchmarks.campaign_runs import SPECIES, Plain, Run, carry_out, draw
 from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, start, write
 from planaria.common.errors import UserError
 from planaria.control.log.reader import read_run
@@ -256,7 +256,6 @@ def validate(run: Run, outcome: str, seconds: float) -> Plain:
 
 
 def first_opinion(folder: Path) -> list[str]:
-    """Return the problems that planaria's ledger and replay find."""
     try:
         record = read_run(folder)
         return [*prove_exactly_once(record), *replay(fact for _, fact in record.history).problems]
@@ -316,16 +315,14 @@ class Campaign:
 
     def plan(self, number: int) -> Plain:
         args = self.args
-        return draw(args.seed, number, args.without, args.faults_a_run, args.only or SPECIES)
+        return draw(args.seed, number, args.faults_a_run, args.only or SPECIES)
 
     def verdict(self, number: int) -> Plain | None:
-        """Return a run's earlier verdict, unless its plan has changed."""
         path = self.folder / f"run-{number:04d}" / "verdict.json"
         verdict: Plain | None = json.loads(path.read_text()) if path.exists() else None
         return verdict if verdict is not None and verdict["plan"] == digest(self.plan(number)) else None
 
     def weigh_members(self) -> list[Plain]:
-        """Return all verdicts so far, by number."""
         numbers = sorted(int(path.parent.name[4:]) for path in self.folder.glob("run-*/verdict.json"))
         return [verdict for number in numbers if (verdict := self.verdict(number)) is not None]
 
@@ -377,12 +374,10 @@ def digest(plan: Plain) -> str:
 
 
 def faults_of(verdict: Plain) -> int:
-    """Count the injected faults of the trace and from outside."""
     return sum(Counter[str](verdict["faults"]).values()) + sum(Counter[str](verdict["outside"]).values())
 
 
 def summary_line(verdict: Plain) -> str:
-    """Describe a run in one line, and its failures."""
     line = (
         f"run {verdict['number']}, {verdict['species']}: {verdict['outcome']}, {faults_of(verdict)} faults, "
         f"{verdict['parts']} parts, {len(verdict['refusals'])} refusals, {verdict['blocks']} blocks, "
@@ -450,7 +445,6 @@ def notes_of(verdicts: Sequence[Plain], folder: Path) -> list[str]:
     runs_at_a_time=2,
     faults_a_run=Flag(28, "approximate number per trace"),
     hang_s=Flag(240.0, "seconds without progress after which a run hangs"),
-    without=Flag([], " ".join(SWITCHES), nargs="*", choices=SWITCHES, metavar="KIND"),
     only=Flag([], "a strategy or exchange", nargs="*", choices=sorted(set(SPECIES)), metavar="RUN"),
     folder=Flag(RUNS / NAME, "where campaigns are kept"),
 )

@@ -68,25 +68,22 @@ KINDS = {
 OUTSIDE = {"kill": 30, "stop": 20, "controller": 20, "stopped": 12, "pause": 10, "hangup": 6, "server": 6}
 """faults from outside: at a worker by process id; at the controller (SIGKILL, SIGTERM or SIGINT, a freeze of 1 to 5 s,
 SIGHUP); at the fork server. A run whose controller ended is resumed"""
-SWITCHES = sorted({*KINDS, *OUTSIDE})
 _MOMENTS = {
     "any": 3, "forward": 3, "backward": 3, "commit": 3, "transfer": 4, "save": 2, "settle": 3, "link": 2,
 }  # fmt: skip
 _WITHOUT_ROUNDS = ("allreduce", "local")
 
 
-def draw(
-    seed: int, number: int, without: Collection[str] = (), faults: int = 28, species_of: Collection[str] = SPECIES
-) -> Plain:
+def draw(seed: int, number: int, faults: int = 28, species_of: Collection[str] = SPECIES) -> Plain:
     """Draw the plan of one run: recipe sections, about ``faults`` faults of a trace, and faults from outside."""
     order = list(species_of)
     random.Random(f"campaign {seed} order").shuffle(order)
     rng = random.Random(f"campaign {seed} run {number}")
     species = order[number % len(order)]
     sections = _replicas(rng, species, faults) if species in EXCHANGES else _one(rng, species, faults)
-    drawn = _faults(rng, sections, faults, without)
+    drawn = _faults(rng, sections, faults)
     wanted = rng.randint(max(1, faults // 8), max(1, faults // 4))
-    outside = sorted((_outside(rng, without) for _ in range(wanted)), key=lambda blow: blow["at"])
+    outside = sorted((_outside(rng) for _ in range(wanted)), key=lambda blow: blow["at"])
     return {"number": number, "species": species, "sections": sections, "faults": drawn, "outside": outside}
 
 
@@ -154,16 +151,15 @@ def _common(rng: random.Random, stages: int, steps: int) -> Plain:
 
 
 def nodes(sections: Plain) -> int:
-    """Return the number of nodes."""
     replicas: int = sections.get("exchange", {}).get("replicas", 1)
     stages: int = sections["pipeline"]["stages"]
     return replicas * (stages + 1)
 
 
-def _faults(rng: random.Random, sections: Plain, count: int, without: Collection[str]) -> list[Plain]:
+def _faults(rng: random.Random, sections: Plain, count: int) -> list[Plain]:
     """Draw single faults, simultaneous pairs, and faults of donors and receivers during recovery."""
     rounds = sections.get("exchange", {}).get("kind", "allreduce") not in _WITHOUT_ROUNDS
-    kinds = {k: w for k, w in KINDS.items() if k not in without and (rounds or k != "corrupt_update")}
+    kinds = {k: w for k, w in KINDS.items() if rounds or k != "corrupt_update"}
     moments = {m: w for m, w in _MOMENTS.items() if rounds or m != "settle"}
     places, steps, found = nodes(sections), sections["train"]["steps"], list[Plain]()
     while len(found) < count and kinds:
@@ -204,12 +200,12 @@ def _lasting(rng: random.Random, signal: str) -> Plain:
     return {}
 
 
-def _outside(rng: random.Random, without: Collection[str]) -> Plain:
+def _outside(rng: random.Random) -> Plain:
     """Draw a fault ``at`` a share of the steps plus ``delay`` s, then ``upon`` a line of this kind in the log.
 
     ``pick`` chooses the victim. A ``pair`` hits two workers, or also the next controller as it starts.
     """
-    what = _one_of(rng, {k: w for k, w in OUTSIDE.items() if k not in without})
+    what = _one_of(rng, OUTSIDE)
     return {
         "at": round(rng.uniform(0.03, 0.95), 3),
         "delay": round(rng.uniform(0.0, 0.5), 3),
@@ -270,7 +266,6 @@ def living(folder: Path) -> set[int]:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return the start of a process in clock ticks after boot, which identifies it."""
     stat = proc(pid, "stat").rpartition(")")[2].split()
     return int(stat[19]) if stat else None
 

@@ -33,13 +33,11 @@ from benchmarks.harness import (
     run_config,
     start,
 )
+from benchmarks.processes import memory
 from planaria.common.errors import UserError
 from planaria.common.memory_pool import trim
 from planaria.config.recipe import load
-from planaria.config.schema import (
-    ModelConfig,
-    RunConfig,
-)
+from planaria.config.schema import ModelConfig, RunConfig
 from planaria.config.shipped import find
 from planaria.control.facts import decisions as d
 from planaria.control.log.run_record import RunRecord
@@ -53,7 +51,6 @@ from planaria.runtime.checkpoint.stage_file import write_stage
 from planaria.runtime.checkpoint.store import CheckpointManifest, CheckpointStore, SealedCheckpoint, stage_name
 from planaria.runtime.transport.wire import as_bytes
 
-CHECKPOINTS_NAME = "checkpoints"
 STEP = 1000
 CHUNK = 16 << 20
 FAST, LITTLE, NO_COPY = Claim(low=0.8), Claim(high=1.05), Claim(high=1.1)
@@ -84,14 +81,9 @@ def peak(found: list[float]) -> Iterator[None]:
     gc.collect()
     trim()  # freed memory would hide allocations
     Path("/proc/self/clear_refs").write_text("5")
-    before = _memory("VmRSS")
+    before = memory("self", "VmRSS")
     yield
-    found.append(_memory("VmHWM") - before)
-
-
-def _memory(field: str) -> int:
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:"))
-    return int(line.split()[1]) << 10
+    found.append(memory("self") - before)
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -114,7 +106,6 @@ def write_one(store_folder: Path, stage: int, held: StageState) -> dict[str, str
 
 
 def write_plainly(path: Path, held: StageState) -> None:
-    """Write the bytes of the same tensors, with fsync."""
     pairs = [tensor for pair in held.moments.values() for tensor in pair.values()]
     with path.open("wb") as file:
         for tensor in (*held.weights.values(), *pairs):
@@ -131,7 +122,6 @@ def read_plainly(path: Path) -> None:
 
 
 def forget(paths: list[Path]) -> None:
-    """Remove files from the page cache."""
     for path in paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -139,7 +129,6 @@ def forget(paths: list[Path]) -> None:
 
 
 def small(place: Path, megabytes: int, repeats: int) -> list[Row]:
-    """Measure a state of this size in four stages."""
     layers = 12
     sized = ((12 * parameter_count(shaped(layers, dim, 4, 2048).model), dim) for dim in range(64, 8192, 64))
     dim = next(dim for size, dim in sized if size >= megabytes << 20)
@@ -237,7 +226,7 @@ def large(place: Path, layers: int, dim: int, vocab: int) -> list[Row]:
 
 
 @benchmark(
-    CHECKPOINTS_NAME,
+    "checkpoints",
     megabytes=256,
     repeats=7,
     layers=Flag(28, "of the large model, each a stage"),
@@ -263,7 +252,6 @@ def run_checkpoints(args: Namespace) -> Measurement:
     return rows
 
 
-SAVES_NAME = "saves"
 SAVES_LITTLE = Claim(high=0.1)
 
 
@@ -333,7 +321,7 @@ def compare(args: Namespace) -> Row:
 
 
 @benchmark(
-    SAVES_NAME,
+    "saves",
     repeats=Flag(3, "runs of each kind"),
     saves=Flag(3, "of a run, in addition to the one at its end"),
     every=Flag(12, "steps between saves"),
@@ -352,7 +340,6 @@ def run_saves(args: Namespace) -> Measurement:
     return Result([compare(args)], ["measured: mean wait of a run's saves in either way"])
 
 
-ACTIVATIONS_NAME = "activations"
 WHOLE = 1 << 60
 ALLOCATOR = "MALLOC_MMAP_THRESHOLD_"
 
@@ -416,7 +403,7 @@ def measured(name: str, before: Side, after: Side, most: float, repeats: int) ->
 
 
 @benchmark(
-    ACTIVATIONS_NAME,
+    "activations",
     tokens=Flag(4096, "of one microbatch"),
     dim=256,
     vocab=32768,

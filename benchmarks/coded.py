@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import fleet_run
-from benchmarks.fleet_run import VOCAB, bytes_data, require_finished
-from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, ratios, run_config, start
+from benchmarks.fleet_run import finished, losses_by_step, sleeping, small_run
+from benchmarks.harness import Claim, Flag, Measurement, Row, benchmark, ratios, start
 from planaria.control.facts import decisions as d
 from planaria.control.log.run_record import RunRecord
 from planaria.exchange.coded.base import History, Late, Scheme, Uncoded
@@ -56,7 +55,6 @@ def burst_delays(
 
 
 def best(n: int, published: bool, **kind: Any) -> dict[str, Scheme]:
-    """Return the fastest scheme of each name on a probe of 80 rounds."""
     probe, found = burst_delays(80, n, 100, **kind), {}
     for name, scheme in candidate_schemes(n, published=published):
         seconds = replay(scheme, probe, 80, published=published).seconds
@@ -65,7 +63,6 @@ def best(n: int, published: bool, **kind: Any) -> dict[str, Scheme]:
 
 
 def some_scheme(kind: str, n: int, rng: random.Random) -> Scheme:
-    """Draw a scheme with valid parameters."""
     if kind == "gc":
         return SCHEMES.make(kind, {"stragglers": rng.randint(0, n - 1)})
     burst, late = rng.randint(1, 3), rng.choice([*range(n), n, n])
@@ -402,16 +399,12 @@ def processes(args: Namespace) -> list[Row]:
     return rows
 
 
-PARTS = {part.__name__: part for part in (sums, bursts, windows, processes, choice)}
-
-
 @benchmark(
     "coded",
     seeds=[1, 2, 3],
     patterns=Flag(500, "of late workers, for each scheme"),
     sizes=[8, 16, 32],
     scale=Flag(0.1, "seconds that a process sleeps for one of the profile"),
-    skip=Flag([], nargs="*", choices=PARTS),
 )
 def run_coded(args: Namespace) -> Measurement:
     """Measure gradient coding: decoding, cost, and time saved in simulation and by processes.
@@ -421,15 +414,11 @@ def run_coded(args: Namespace) -> Measurement:
     jobs, parameters chosen on another probe: by the published accounting M-SGC takes < 0.8 of GC's time, SR-SGC < 1;
     M-SGC < 0.9 of the uncoded time, also by ours, whose rounds close early. Windows of 64 jobs take <= 0.92 (n = 8) and
     <= 0.85 (16) of uncoded ones with a barrier per job; one barrier per step is shown. Eight sleeping processes: M-SGC
-    before GC and uncoded, 0.85 to 1.15 of the prediction (--skip processes on a busy machine). The choice is within 5 %
-    of the best of its grid in nine of ten kinds of delays.
+    before GC and uncoded, 0.85 to 1.15 of the prediction. The choice is within 5 % of the best of its grid in nine of
+    ten kinds of delays.
     """
     torch.set_num_threads(1)
-    rows: list[Row] = []
-    for name, part in PARTS.items():
-        if name not in args.skip:
-            rows += part(args)
-    return rows
+    return [row for part in (sums, bursts, windows, processes, choice) for row in part(args)]
 
 
 # ---- a fleet
@@ -449,20 +438,16 @@ def step_seconds(
     faults: Sequence[Fault] = (),
 ) -> tuple[float, RunRecord]:
     """Train on the fleet; return the mean step (order to commit, without the first) and the run's record."""
-    config = run_config(
+    config = small_run(
         f"coded_fleet-{name}-{seed}",
+        steps,
         seed=seed,
-        model={"vocab": VOCAB, "dim": 32, "layers": 1, "heads": 2, "hidden": 64, "context": 16},
-        pipeline={"stages": 1, "microbatches": args.microbatches, "microbatch_size": 1},
-        data=bytes_data(),
-        train={"steps": steps, "eval_every": 0},
+        pipeline={"microbatches": args.microbatches},
         exchange={"replicas": REPLICAS, "coded": coded},
-        fleet={"spares": 0, "missed_heartbeats": 40},
-        checkpoint={"every": 0},
+        fleet={"missed_heartbeats": 40},
         network=network,
     )
-    record = fleet_run.run_fleet(config, tuple(faults))
-    require_finished(record)
+    record = finished(config, tuple(faults))
     ordered: dict[int, float] = {}
     taken: dict[int, float] = {}
     for t, fact in record.history:
@@ -493,14 +478,8 @@ def key_of(arm: str) -> str:
 
 def regime(name: str, lasts_s: float, args: Namespace) -> list[Row]:
     """Measure all arms and the advised scheme with slowness of this duration."""
-    network = {
-        "emulate": True,
-        "forward_s": [args.pass_ms / 1e3],
-        "backward_s": [2 * args.pass_ms / 1e3],
-        "straggle_probability": 0.1,
-        "straggle_factor": 5.0,
-        "straggle_s": lasts_s,
-    }
+    straggling = {"straggle_probability": 0.1, "straggle_factor": 5.0, "straggle_s": lasts_s}
+    network = sleeping(args.pass_ms / 1e3, **straggling)
     took: dict[str, list[float]] = {}
     predicted: dict[str, list[float]] = {}
     advised = []
@@ -536,7 +515,7 @@ def quality(args: Namespace) -> list[Row]:
     found: dict[str, dict[int, float]] = {}
     for arm, coded in ARMS.items():
         _, record = step_seconds(args, f"real-{key_of(arm)}", 1, coded, 50, {}, slow)
-        found[arm] = {metric.step: metric.loss for metric in record.trained}
+        found[arm] = losses_by_step(record)
     plain = found.pop("uncoded")
     rows = []
     for arm, losses in found.items():

@@ -51,7 +51,6 @@ from planaria.swarm.records.lines import LOG, Evaluated, read_log
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.codes import Codes
 
-CODES_NAME = "codes"
 GROUPS = {(4, 1): 1 / 3, (4, 2): 1.0, (6, 2): 0.5, (8, 3): 0.6}  # parity over state, by members and tolerated losses
 KNOWN = {
     "Reed–Solomon 8+8": (1, 1, 1, 1, 1),
@@ -188,7 +187,6 @@ def speed(kinds: dict[str, ErasureCode], size: int, repeats: int) -> list[Row]:
 
 
 def zfec_of(code: ErasureCode) -> Callable[[Any], object] | None:
-    """Return zfec's encoder, or None if it is not installed."""
     if importlib.util.find_spec("zfec") is None:
         return None
     import zfec
@@ -198,7 +196,7 @@ def zfec_of(code: ErasureCode) -> Callable[[Any], object] | None:
 
 
 @benchmark(
-    CODES_NAME,
+    "codes",
     seed=Flag(4, "of the annealing"),
     tries=Flag(20_000, "matrices that the annealing counts"),
     megabytes=Flag(64, "of data that is encoded"),
@@ -244,7 +242,6 @@ def text(task: Codes, columns: Sequence[int]) -> str:
 
 
 def vectors(task: Codes) -> list[int]:
-    """Return all sets of checks for a shard."""
     return [v for v in range(1, 1 << task.shards - task.data) if v.bit_count() <= task.degree]
 
 
@@ -253,7 +250,6 @@ def drawn(task: Codes, rng: random.Random) -> Columns:
 
 
 def blind(task: Codes, problem: TaskProblem, rng: random.Random) -> Iterator[float]:
-    """Draw shards at random."""
     while True:
         yield task.score(problem, text(task, drawn(task, rng)))
 
@@ -279,7 +275,6 @@ def climb(task: Codes, problem: TaskProblem, rng: random.Random, patience: int =
 
 
 def best(search: Search, task: Codes, problem: TaskProblem, rng: random.Random, looks: int) -> float:
-    """Return the best of ``looks`` rewards; stop at 1."""
     found = 0.0
     for reward in islice(search(task, problem, rng), looks):
         found = max(found, reward)
@@ -305,7 +300,6 @@ def greedy(task: Codes, shown: Sequence[int], rng: random.Random) -> Columns | N
     return columns
 
 
-CODE_SEARCH_NAME = "code_search"
 LOOKS = (1, 4, 16, 64)  # rewards that are looked at for one problem
 
 
@@ -335,7 +329,7 @@ def options(args: Namespace) -> dict[str, Any]:
 def learn(args: Namespace, seed: int, problems: Sequence[TaskProblem]) -> Learned:
     """Run a swarm's first peer for all rounds, or read its kept result."""
     config = recipe(args, f"worth-{seed}", seed)
-    folder = RUNS / CODE_SEARCH_NAME / config.name
+    folder = RUNS / "code_search" / config.name
     kept, settings = folder / "learned.json", f"{config.model_dump_json()} {args.problems}"
     if kept.is_file() and (found := json.loads(kept.read_text())).get("settings") == settings:
         return Learned(found["curve"], *({int(k): v for k, v in found[when].items()} for when in ("before", "after")))
@@ -426,7 +420,7 @@ def search_rows(args: Namespace, task: Codes, runs: list[Learned], problems: Seq
 
 
 @benchmark(
-    CODE_SEARCH_NAME,
+    "code_search",
     seeds=[1, 2, 3],
     rounds=60,
     warmup=Flag(800, "steps"),

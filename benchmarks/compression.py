@@ -82,7 +82,6 @@ def learn(results: ComparisonResults) -> list[CompressionArm]:
 
 
 def range_of(values: Iterable[float]) -> Range:
-    """Return the range of one number per seed."""
     numbers = list(values)
     return Range(mean=sum(numbers) / len(numbers), low=min(numbers), high=max(numbers))
 
@@ -94,8 +93,6 @@ def _final(run: ArmRun, arm: ArmScore) -> float:
 
 
 def top(k: int) -> Compress:
-    """Keep the k numbers of largest magnitude in each row."""
-
     def compress(rows: Tensor) -> Tensor:
         places = rows.abs().topk(k, dim=1).indices
         return torch.zeros_like(rows).scatter_(1, places, rows.gather(1, places))
@@ -131,7 +128,6 @@ class Replicas:
 
 
 def descend(replicas: Replicas, gradients: Gradients, x: Tensor, gamma: float, steps: int) -> Tensor:
-    """Return x after ``steps`` steps along the common direction."""
     for _ in range(steps):
         x = x - gamma * replicas.agree(gradients(x))
     return x
@@ -176,7 +172,6 @@ def least_squares(seed: int, n: int, d: int, zeta: float, sigma: float) -> tuple
     return hessians.mean(0), gradients
 
 
-COMPRESSION_NAME = "compression"
 EXPERIENCE = ROOT / "src" / "planaria" / "lab" / "compare" / "compression.json"
 CODING, CODED = "7: coding top-1 % of 16 M numbers, s", 1 << 24
 
@@ -265,7 +260,7 @@ def experience_of(comparison: str) -> CompressionExperience:
     """Return the experience from a comparison (JSON) and of this benchmark's saved results."""
     found = ComparisonResults.model_validate_json(comparison)
     config, free = load(shipped.find(found.name), {})[1][0].config, found.arms[0].runs
-    timed = saved(COMPRESSION_NAME)
+    timed = saved("compression")
     taken = next(row["values"] for row in timed["rows"] if row["what"] == CODING)
     model, optim = config.model, config.optim
     return CompressionExperience(
@@ -276,14 +271,12 @@ def experience_of(comparison: str) -> CompressionExperience:
         steps=found.steps,
         target=range_of(run.ticks or math.inf for run in free).mean,
         arms=learn(found),
-        coding=CodingTimes(
-            source=f"{COMPRESSION_NAME}.json, {timed['machine']}", numbers=CODED, seconds=range_of(taken)
-        ),
+        coding=CodingTimes(source=f"compression.json, {timed['machine']}", numbers=CODED, seconds=range_of(taken)),
     )
 
 
 @benchmark(
-    COMPRESSION_NAME,
+    "compression",
     seeds=[1, 2, 3],
     repeats=Flag(7, "of what is timed"),
     learn=Flag(False, "write the data of `planaria advise --compress` from saved results, and stop"),

@@ -132,7 +132,6 @@ def own_program(task: Programs, number: int) -> str:
 
 
 def chosen(candidates: Sequence[Behaviour], rng: random.Random) -> int:
-    """Return the vote's candidate, or a random one if it finds none."""
     found = plurality([BehaviourVote(str(n), behaviour) for n, behaviour in enumerate(candidates)])
     holders = [n for n, behaviour in enumerate(candidates) if any(one.matches(behaviour) for one in found)]
     return rng.choice(holders or range(len(candidates)))
@@ -213,7 +212,6 @@ def sift(folder: Path, every: int) -> Iterator[Row]:
     yield Row(what, [fmean(survivors)], f"{len(survivors)} mutants")
 
 
-NAME = "consensus"
 CHECKS = "claims, support, duplicates"
 """without the judge, which knows the answer, and without checks of a completion's look"""
 GOOD = {"steps": 1500, "noise": 0.1, "stray_letter_probability": 0.0}
@@ -279,7 +277,7 @@ def swarm(name: str, seed: int, rounds: int, warmup: dict[str, Any], optim: dict
         "defence": {"checks": CHECKS, "quarantine": 0.0},
     }
     config = SwarmConfig.model_validate(plain | more)
-    folder = RUNS / NAME / f"{name}-{seed}-{rounds}"
+    folder = RUNS / "consensus" / f"{name}-{seed}-{rounds}"
     done = folder / "done"
     if not done.is_file() or done.read_text() != config.model_dump_json():
         shutil.rmtree(folder, ignore_errors=True)
@@ -292,7 +290,6 @@ def swarm(name: str, seed: int, rounds: int, warmup: dict[str, Any], optim: dict
 
 
 def play(config: SwarmConfig, folder: Path) -> None:
-    """Play all rounds of a swarm with its first peer."""
     task = make_task(config)
     together(config, folder, task, make_policy(config, task))
 
@@ -321,12 +318,10 @@ def after(looks: Any) -> float:
 
 
 def right(votes: list[Any]) -> float:
-    """Return the share of labels that are right."""
     return sum(vote.right.hits for vote in votes) / max(1, sum(vote.right.eligible for vote in votes))
 
 
 def labelled(votes: list[Any]) -> float:
-    """Return the share of groups with a label."""
     return float(sum(v.labelled for v in votes) / sum(v.groups for v in votes))
 
 
@@ -369,7 +364,6 @@ def fast(args: Any) -> Iterator[Row]:
 
 
 def both(case: str, name: str, args: Any, warmup: dict[str, Any], optim: dict[str, Any]) -> Iterator[Row]:
-    """Agreement compared with labels, without claims."""
     for reward, more in (("agreement", CONSENSUS), ("verified", {})):
         runs = [swarm(f"{name}-{reward}", seed, args.short, warmup, optim, **more) for seed in args.seeds]
         starts = ", ".join(f"{before(looks):.3f}" for looks, *_ in runs)
@@ -417,7 +411,7 @@ PARTS: dict[str, Callable[[Any], Iterator[Row]]] = {
 
 
 @benchmark(
-    NAME,
+    "consensus",
     parts=Flag(list(PARTS), "which of them", choices=list(PARTS)),
     seeds=Flag([1, 2, 3], "of learning"),
     rounds=Flag(60, "of learning"),

@@ -45,7 +45,6 @@ from planaria.control.facts.events import Event, RunStarted
 from planaria.control.protocols import Observer
 from planaria.control.state.run import RunState
 
-CONTROLLER_NAME = "controller"
 STAGES = 8  # the ends among them
 EVERY = 10  # steps from one round to the next
 STEP_MS, LOSS_MS, FAILOVER_MS, GROWTH = 20.0, 300.0, 2000.0, 1.25
@@ -54,7 +53,7 @@ LARGE = 1000  # workers, where the claims are
 
 def started(**layout: Any) -> RunStarted:
     plain = {
-        "name": CONTROLLER_NAME,
+        "name": "controller",
         "seed": 1, "stages": STAGES - 1, "steps": 10**6, "first_step": 0, "wall_time": 0.0, "spares": 2,
     }  # fmt: skip
     return RunStarted.model_validate(plain | layout)
@@ -98,7 +97,6 @@ class Obedient:
         self.happened(settings)
 
     def happened(self, event: Event) -> None:
-        """Process an event as the controller's loop does."""
         self.facts.append(event)
         self.run = apply(event, self.run)
         while (decision := decide(self.run)) is not None:
@@ -117,7 +115,6 @@ class Obedient:
         return self.facts[first:]
 
     def steps(self, more: int) -> list[Event | Decision]:
-        """Continue until each replica has committed ``more`` steps."""
         until = self.commits + more * len(self.run.replicas)
         return self.work(lambda: self.commits >= until)
 
@@ -187,7 +184,6 @@ class Obedient:
                     self._report(member, e.RoundApplied, generation=generation, **what)
 
     def _report(self, number: int, kind: type[Any], **what: Any) -> None:
-        """Queue this report from each worker of the replica."""
         for member in self._members[number]:
             known = member.keys() & kind.model_fields.keys()
             self._reports.append(kind(**{name: member[name] for name in known}, **what))
@@ -218,7 +214,6 @@ class Measured:
         self._failover = before, fleet.failover()
 
     def once(self) -> list[float]:
-        """Return the milliseconds of a step, of a loss and of a failover."""
         return [folded(*self._step) / self.steps * 1e3, folded(*self._loss) * 1e3, folded(*self._failover) * 1e3]
 
 
@@ -258,7 +253,7 @@ def rows(args: Namespace) -> list[Row]:
 
 
 @benchmark(
-    CONTROLLER_NAME,
+    "controller",
     workers=Flag([16, 64, 256, 512, LARGE], "sizes"),
     steps=Flag(EVERY, "folded at a time; a round is one of ten"),
     repeats=9,
@@ -280,7 +275,11 @@ def run_controller(args: Namespace) -> Measurement:
     return Result(rows(args), notes)
 
 
-LIVE_WATCHERS_NAME = "live_watchers"
+OBSERVED = MODEL_FLAGS | {
+    "steps": Flag(150, "in one repeat"),
+    "warm": Flag(20, "the first of these, which do not count"),
+    "repeats": Flag(7, "of each side"),
+}
 CLAIM, SHARE = Claim(high=1.01), Claim(high=0.01)
 END_S = 30.0
 
@@ -337,11 +336,8 @@ def step_s(config: RunConfig, watchers: int, warm: int, shares: list[float]) -> 
 
 
 @benchmark(
-    LIVE_WATCHERS_NAME,
-    **MODEL_FLAGS,
-    steps=Flag(150, "in one repeat"),
-    warm=Flag(20, "the first of these, which do not count"),
-    repeats=Flag(7, "of each side"),
+    "live_watchers",
+    **OBSERVED,
     watchers=[1, 20],
 )
 def run_live_watchers(args: Namespace) -> Measurement:
@@ -351,7 +347,7 @@ def run_live_watchers(args: Namespace) -> Measurement:
     --live` does, to watchers in another process at the lowest priority. Claims: the median step takes at most 1.01 of
     that without; because steps vary more than that, also: the page takes at most 1 % of all cores' processor time.
     """
-    config = real_stages(args, LIVE_WATCHERS_NAME, args.steps, spares=1, save_every=0)
+    config = real_stages(args, "live_watchers", args.steps, spares=1, save_every=0)
     counts = [0, *args.watchers]
     shares: dict[int, list[float]] = {count: [] for count in counts}
     sides = [lambda n=count: step_s(config, n, args.warm, shares[n]) for count in counts]
@@ -365,20 +361,13 @@ def run_live_watchers(args: Namespace) -> Measurement:
     return Result(rows, ["measured: median time of a step with the page / without"])
 
 
-TRACKERS_COST_NAME = "trackers_cost"
-
-
 def tracked_step_s(config: RunConfig, tracked: bool, warm: int) -> float:
-    """Return the median seconds of a step."""
     return statistics.median(step_seconds(finished(config, tracked=tracked), warm))
 
 
 @benchmark(
-    TRACKERS_COST_NAME,
-    **MODEL_FLAGS,
-    steps=Flag(150, "in one repeat"),
-    warm=Flag(20, "the first of these, which do not count"),
-    repeats=Flag(7, "of each side"),
+    "trackers_cost",
+    **OBSERVED,
     trackers=Flag(["tensorboard"], "sides; 'a, b' is one with both"),
 )
 def run_trackers_cost(args: Namespace) -> Measurement:
@@ -387,7 +376,7 @@ def run_trackers_cost(args: Namespace) -> Measurement:
     The same small run is trained in turns without trackers, and with trackers that receive every step, each in its own
     thread of the controller. Claim: the median step takes at most 1.01 of that without.
     """
-    config = real_stages(args, TRACKERS_COST_NAME, args.steps, spares=0, save_every=0)
+    config = real_stages(args, "trackers_cost", args.steps, spares=0, save_every=0)
     sides = [partial(tracked_step_s, config, False, args.warm)]
     for names in args.trackers:
         observe = config.observe.model_copy(update={"trackers": names, "options": {}})

@@ -225,7 +225,6 @@ class Route:
         )
 
     def sit(self, hop: int, store: Store, results: Connection) -> None:
-        """Run the committee of a channel to the end."""
         has = (0 if hop == self.dry else EACH, EACH)
         channel = CreditChannel(f"c{hop}", (f"p{hop}", f"p{hop + 1}"), has)
         members = [

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from benchmarks.fleet_run import VOCAB, bytes_data, finished, first_step_t
+from benchmarks.fleet_run import finished, first_step_t, last_commit_t, small_run
 from benchmarks.harness import (
     Claim,
     Flag,
@@ -23,7 +23,6 @@ from benchmarks.harness import (
     in_processes,
     interleaved,
     ratios,
-    run_config,
     start,
 )
 from planaria.config.schema import RunConfig
@@ -31,7 +30,6 @@ from planaria.control.facts import decisions as d
 from planaria.control.replay import replay
 from planaria.faults.trace import Fault
 
-DIAGNOSIS_NAME = "diagnosis"
 STAGES = 4
 WITHIN = 12  # steps within which a fault must be named
 TAIL = 14  # steps of a run after the fault's onset
@@ -112,7 +110,7 @@ def _faults(
 
 def carry_out(episode: Episode) -> Outcome:
     """Train, and judge the controller's verdicts."""
-    config = recipe(f"{DIAGNOSIS_NAME}-{episode.number}", episode.onset + episode.tail, "act", spares=1)
+    config = recipe(f"diagnosis-{episode.number}", episode.onset + episode.tail, "act", spares=1)
     record = finished(config, tuple(Fault.model_validate(fault) for fault in episode.faults))
     blamed = [fact for _, fact in record.history if isinstance(fact, d.SlowPartFound)]
     deeds = sum(isinstance(fact, d.HandOverSlowStage) for _, fact in record.history)
@@ -134,14 +132,13 @@ def _place(what: str, nodes: Iterable[int]) -> tuple[str, tuple[int, ...]]:
 def recipe(name: str, steps: int, diagnose: str, spares: int, microbatches: int = 4) -> RunConfig:
     """A pipeline with passes of 8 and 16 ms."""
     prices = {"forward_s": [0.0] + [0.008] * STAGES, "backward_s": [0.0] + [0.016] * STAGES}
-    return run_config(
+    return small_run(
         name,
-        model={"vocab": VOCAB, "dim": 32, "layers": STAGES, "heads": 2, "hidden": 64, "context": 64},
-        pipeline={"stages": STAGES, "microbatches": microbatches, "microbatch_size": 1},
-        data=bytes_data(),
-        train={"steps": steps, "eval_every": 0},
+        steps,
+        STAGES,
+        model={"context": 64},
+        pipeline={"microbatches": microbatches},
         fleet={"spares": spares, "missed_heartbeats": 40, "diagnose": diagnose},
-        checkpoint={"every": 0},
         network={**prices, "emulate": True},
     )
 
@@ -167,7 +164,7 @@ def _burn() -> None:
 
 
 @benchmark(
-    DIAGNOSIS_NAME,
+    "diagnosis",
     episodes=60,
     at_once=Flag(2, "concurrent runs"),
     seed=1,
@@ -186,7 +183,7 @@ def run_diagnosis(args: Namespace) -> Measurement:
     drawn = (pairs if args.two else episodes)(args.episodes, args.seed)
     with busy(args.busy):
         outcomes = list(in_processes(args.at_once, carry_out, drawn))
-    name = f"{DIAGNOSIS_NAME}_two" if args.two else f"{DIAGNOSIS_NAME}_busy" if args.busy else DIAGNOSIS_NAME
+    name = "diagnosis_two" if args.two else "diagnosis_busy" if args.busy else "diagnosis"
     rows = both_named(outcomes) if args.two else table(args, drawn, outcomes)
     return Result(rows, [f"wrong: {text}" for outcome in outcomes for text in outcome.wrong], name)
 
@@ -223,7 +220,6 @@ def table(args: Namespace, drawn: list[Episode], outcomes: list[Outcome]) -> lis
     return rows
 
 
-FLAPPING_NAME = "flapping"
 PERIOD = 214  # steps between onsets: 20 s of slow and 20 s of normal steps without action
 
 
@@ -231,13 +227,12 @@ def run(diagnose: str, repeat: int, args: Namespace) -> tuple[float, int]:
     """Return the seconds from first order to last commit, and the most reliefs of one worker."""
     onsets = range(20, args.steps, PERIOD)
     faults = [Fault(step=step, stage=2, signal="slow", strength=3.0, resume_after_s=20.0) for step in onsets]
-    record = finished(recipe(f"{FLAPPING_NAME}-{diagnose}-{repeat}", args.steps, diagnose, spares=1), tuple(faults))
+    record = finished(recipe(f"flapping-{diagnose}-{repeat}", args.steps, diagnose, spares=1), tuple(faults))
     relieved = Counter(fact.worker for _, fact in record.history if isinstance(fact, d.HandOverSlowStage))
-    last = max(t for t, fact in record.history if isinstance(fact, d.Commit))
-    return last - first_step_t(record), max(relieved.values(), default=0)
+    return last_commit_t(record) - first_step_t(record), max(relieved.values(), default=0)
 
 
-@benchmark(FLAPPING_NAME, steps=1500, repeats=3)
+@benchmark("flapping", steps=1500, repeats=3)
 def run_flapping(args: Namespace) -> Measurement:
     """Measure needless reassignments when a stage is slow for 20 s and normal for 20 s in turn.
 
@@ -255,21 +250,19 @@ def run_flapping(args: Namespace) -> Measurement:
     ]
 
 
-STEERING_NAME = "steering"
 ARMS = {"nothing slow": ("off", False), "off": ("off", True), "report": ("report", True), "act": ("act", True)}
 CALM = {"measured": "report", "not measured": "off"}
 
 
 def seconds(args: Namespace, name: str, diagnose: str, slow: bool) -> float:
-    """Return the seconds from the first order to the last commit."""
-    config = recipe(f"{STEERING_NAME}-{name.replace(' ', '-')}", args.steps, diagnose, 1, args.microbatches)
+    config = recipe(f"steering-{name.replace(' ', '-')}", args.steps, diagnose, 1, args.microbatches)
     fault = Fault(step=args.onset, stage=2, signal="slow", strength=args.times)
     record = finished(config, (fault,) if slow else ())
-    return max(t for t, fact in record.history if isinstance(fact, d.Commit)) - first_step_t(record)
+    return last_commit_t(record) - first_step_t(record)
 
 
 @benchmark(
-    STEERING_NAME,
+    "steering",
     steps=300,
     onset=50,
     times=3.0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from statistics import fmean
 
 import torch
 
+from benchmarks.audit import taught
 from benchmarks.harness import RUNS, Claim, Flag, Measurement, Result, Row, benchmark, conclude, gaps, ratios, start
 from planaria.config import shipped
 from planaria.config.schema import DataConfig
@@ -26,7 +26,7 @@ from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.repair import strategies
 from planaria.swarm.repair.exams import Exam
 from planaria.swarm.repair.repair_results import MASK, RANDOM, TextMeasurements
-from planaria.swarm.repair.repair_training import RepairModels, RepairPlan, repair_loss, weights_of
+from planaria.swarm.repair.repair_training import RepairModels, RepairPlan, weights_of
 from planaria.swarm.repair.strategies import Case
 from planaria.swarm.repair.texts import Benign, RepairTexts, Text
 
@@ -51,7 +51,6 @@ def run_drills(args: Namespace) -> Measurement:
 
 
 def each(arm: DrilledArm, of: Callable[[DrillRun], float | None]) -> list[float]:
-    """Return one number per seed, where there is one."""
     return [value for run in arm.runs if (value := of(run)) is not None]
 
 
@@ -64,7 +63,6 @@ def accuracy(found: Drill, arm: str) -> list[float]:
 
 
 def above(found: Drill, arm: str, other: str, of: Callable[[Drill, str], list[float]] = accuracy) -> list[float]:
-    """Return ``arm`` minus ``other``, seed by seed."""
     return gaps(of(found, arm), of(found, other))
 
 
@@ -138,7 +136,6 @@ def losses(found: Drill) -> Iterator[Row]:
 
 
 def shown(found: Drill) -> Iterator[Row]:
-    """Rows without claims."""
     for arm in found.arms:
         kind = "math" if arm.name.startswith("MATH") else "text"
         yield row(f"{arm.name}: success", success(found, arm.name, kind))
@@ -340,7 +337,6 @@ class Lessons:
         return Text(tuple(prompt), (*answer, self._tokenizer.end))
 
     def learned(self, pairs: Sequence[tuple[str, str]]) -> list[Text]:
-        """Return the half for repairs."""
         return [self.text(pair) for pair in pairs[::2][:KNOWN]]
 
     def taught(
@@ -350,15 +346,11 @@ class Lessons:
         """Train a model on this mixture of kinds, from ``parent`` or from scratch."""
         model = SmallModel(dim=48, layers=2, hidden=128, context=16)
         policy = LlamaPolicy(Llama(model, seed=self._seed), self._tokenizer) if parent is None else parent.clone()
-        rate = RATES[parent is not None]
-        optimizer = torch.optim.Adam(policy.module.parameters(), lr=rate)
-        for step in range(steps):
-            batch = [self.text(rng.choice(rng.choices(kinds, parts)[0])) for _ in range(64)]
-            policy.module.zero_grad()
-            repair_loss(policy, batch, []).backward()  # type: ignore[no-untyped-call]
-            for group in optimizer.param_groups:
-                group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
-            optimizer.step()
+
+        def batch() -> list[Text]:
+            return [self.text(rng.choice(rng.choices(kinds, parts)[0])) for _ in range(64)]
+
+        taught(policy, batch, RATES[parent is not None], steps)
         return policy
 
     def exam(self) -> Exam:
@@ -384,7 +376,6 @@ class _TableExam:
 
 
 def _answers(policy: Policy, prompts: Sequence[str]) -> list[str]:
-    """Return the greedy completion of each prompt."""
     found = policy.sample([policy.encode(prompt) for prompt in prompts], 1, 6, 0.0, 0, torch.Generator())
     return [policy.decode(drawn.ids) for (drawn,) in found]
 

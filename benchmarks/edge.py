@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import multiprocessing as mp
 import os
 import socket
 import statistics
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.distributed import FileStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, interleaved, ratios, start
+from benchmarks.processes import Both, two_ends
 from planaria.common.memory_pool import MemoryPool
 from planaria.config.schema import ModelConfig
 from planaria.models.llama_stages import BlockStage
@@ -44,7 +44,7 @@ SLOTS = 2
 class End:
     """One of the two processes."""
 
-    def __init__(self, folder: Path, rank: int, key: bytes, max_bytes: int, addresses: Connection) -> None:
+    def __init__(self, rank: int, addresses: Connection, folder: Path, key: bytes, max_bytes: int) -> None:
         torch.set_num_threads(1)
         self._rank, self._other, self._key, self._folder = rank, 1 - rank, key, folder
         self._port, self._inbox, self._ring = Port("127.0.0.1", key), Inbox(), Ring(SLOTS, max_bytes)
@@ -59,23 +59,25 @@ class End:
         self._edges = {name: self._edge(name, max_bytes) for name in ("edge", "ring", "filled ring", "edge tls")}
         self._buffer, self._ack = torch.zeros(max_bytes, dtype=torch.uint8), torch.zeros(ACK_BYTES, dtype=torch.uint8)
 
-    def give(self, side: Side, size: int, count: int) -> float:
-        """Make ``count`` round trips of ``size`` bytes; return the mean seconds."""
+    def trip(self, side: Side, size: int, count: int) -> float:
+        """Make ``count`` round trips, ``size`` bytes there and eight back; return the mean seconds."""
         payload, began = self._buffer[:size], time.monotonic()
         for _ in range(count):
-            self._send(side, payload)
-            self._receive(side, self._ack)
+            if self._rank == 0:
+                self._send(side, payload)
+                self._receive(side, self._ack)
+            else:
+                self._receive(side, payload)
+                self._send(side, self._ack)
         return (time.monotonic() - began) / count
 
-    def take(self, side: Side, size: int, count: int) -> None:
-        """Answer :meth:`give`."""
-        payload = self._buffer[:size]
-        for _ in range(count):
-            self._receive(side, payload)
-            self._send(side, self._ack)
+    def spent(self, side: Side, size: int, count: int) -> float:
+        """As :meth:`trip`, in processor seconds of this end."""
+        began = time.process_time()
+        self.trip(side, size, count)
+        return (time.process_time() - began) / count
 
     def link(self, name: str) -> float:
-        """Open an edge together with the other end; return the seconds."""
         began = time.monotonic()
         edge = self._edge(name, 1 << 20)
         took = time.monotonic() - began
@@ -152,57 +154,11 @@ def _proved(raw: socket.socket, rank: int, key: bytes) -> socket.socket:
     return tls
 
 
-class Pair:
-    """This process's end, and the orders to the other."""
-
-    def __init__(self, end: End, orders: Connection) -> None:
-        self._end, self._orders = end, orders
-
-    def transfer(self, side: Side, size: int, count: int) -> float:
-        """Return the mean seconds of ``count`` round trips: ``size`` bytes there, eight back."""
-        self._orders.send((side, size, count))
-        return self._end.give(side, size, count)
-
-    def spent(self, side: Side, size: int, count: int) -> float:
-        """As :meth:`transfer`, in processor seconds of both ends."""
-        self._orders.send(("spent", side, size, count))
-        began = time.process_time()
-        self._end.give(side, size, count)
-        return (time.process_time() - began + float(self._orders.recv())) / count
-
-    def link(self, name: str) -> float:
-        """Return the seconds to open an edge, including authentication."""
-        self._orders.send(("link", name))
-        return self._end.link(name)
-
-
 @contextmanager
-def opened(max_bytes: int) -> Iterator[Pair]:
-    """A pair of processes for messages of at most ``max_bytes``."""
-    context, key = mp.get_context("spawn"), new_key()
-    ours, theirs = context.Pipe()
-    with tempfile.TemporaryDirectory() as folder:
-        process = context.Process(target=_other, args=(Path(folder), key, max_bytes, theirs), daemon=True)
-        process.start()
-        try:
-            yield Pair(End(Path(folder), 0, key, max_bytes, ours), ours)
-        finally:
-            ours.send(None)
-            process.join(5)
-
-
-def _other(folder: Path, key: bytes, max_bytes: int, orders: Connection) -> None:
-    """Run the other process until its orders end."""
-    end = End(folder, 1, key, max_bytes, orders)
-    while (order := orders.recv()) is not None:
-        if order[0] == "link":
-            end.link(order[1])
-        elif order[0] == "spent":
-            began = time.process_time()
-            end.take(*order[1:])
-            orders.send(time.process_time() - began)
-        else:
-            end.take(*order)
+def opened(max_bytes: int) -> Iterator[Both]:
+    """Yield calls of both ends, for messages of at most ``max_bytes``."""
+    with tempfile.TemporaryDirectory() as folder, two_ends(End, Path(folder), new_key(), max_bytes) as (_, both):
+        yield both
 
 
 HERE, BEYOND = Claim(low=0.95), Claim(low=0.8)
@@ -256,16 +212,16 @@ def run_edge(args: Namespace) -> Measurement:
     half of both ends' processor time. ``filled ring`` adds the copy of a sender without a device.
     """
     found: list[Row] = []
-    with opened(max(args.sizes) * KB) as pair:
+    with opened(max(args.sizes) * KB) as both:
         for size in (kilobytes * KB for kilobytes in args.sizes):
             count = min(256, max(4, args.volume * KB * KB // size))
-            sides = [lambda n=count, s=size, side=side: pair.transfer(side, s, n) for side in SIDES]
+            sides = [lambda n=count, s=size, side=side: both("trip", side, s, n)[0] for side in SIDES]
             interleaved(sides, 1)  # first touches of buffers and sockets
             took = dict(zip(SIDES, interleaved(sides, args.repeats), strict=True))
             found += rows(size, took)
             if size == max(args.sizes) * KB:
-                both = [lambda n=count, s=size, side=side: pair.spent(side, s, n) for side in ("edge", "ring")]
-                found += ring_rows(size, took, interleaved(both, args.repeats))
+                ends = [lambda n=count, s=size, side=side: sum(both("spent", side, s, n)) for side in ("edge", "ring")]
+                found += ring_rows(size, took, interleaved(ends, args.repeats))
     return Result(found, ["measured: the raw side's round trip over the edge's, in the same repeat"])
 
 
@@ -273,7 +229,6 @@ SHAPES = {1: (512, 512), 4: (1024, 1024), 32: (2048, 4096)}  # MB of a frame →
 
 
 def cpu_s(act: Callable[[], object], times: int) -> float:
-    """Return the mean processor seconds of ``act`` after a warm-up."""
     act()
     began = time.process_time()
     for _ in range(times):

@@ -9,7 +9,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from argparse import Namespace
@@ -23,8 +22,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from benchmarks.fleet_run import Once, finished, first_step_t, require_finished, run_fleet, thaw_later
-from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, run_config, start
+from benchmarks.fleet_run import Once, finished, first_step_t, last_commit_t, require_finished, run_fleet, thaw_later
+from benchmarks.harness import RUNS, Claim, Flag, Measurement, Result, Row, benchmark, ratios, run_config, start
+from benchmarks.processes import cli
 from planaria.cli.fault_injection import send_signal
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
@@ -51,7 +51,6 @@ HOPS = 4  # of a microbatch between them: there and back, forward and backward
 
 
 def sizes(replicas: int, step_s: float) -> dict[str, Flag]:
-    """The flags of :func:`recipe`."""
     return {
         "replicas": Flag(replicas),
         "step_s": Flag(step_s, "of a step, all of it on the links", metavar="S"),
@@ -80,7 +79,6 @@ def recipe(args: Namespace, name: str, seed: int, steps: int, exchange: dict[str
 
 
 def final_loss(record: RunRecord) -> float:
-    """Return the validation loss in nats of the final model, of several replicas of their average."""
     config = record.config
     model = load_stages(run_folders.newest_whole(record.folder))
     dataset = tokenise_corpus(config.data, config.model.vocab)
@@ -96,10 +94,7 @@ class Guest:
         self._output = folder / f"guest-{number}.log"
         with self._output.open("w") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "planaria", "join", str(folder), *flags],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                cli("join", folder, *flags), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
             )
 
     @property
@@ -111,11 +106,9 @@ class Guest:
         return self._process.poll() is not None
 
     def leave(self) -> None:
-        """Send Ctrl-C; the machine leaves after a handover."""
         self._process.send_signal(signal.SIGINT)
 
     def vanish(self) -> None:
-        """Kill all its processes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -171,7 +164,7 @@ def run_struck(args: Namespace, seed: int) -> Struck:
     def around(observer: Observer, folder: Path) -> Observer:
         timers.append(threading.Timer(args.away, lambda: guests.append(Guest(folder, 1))))
         timers[0].daemon = True
-        return Once(observer, d.Disband, timers[0].start)
+        return Once(d.Disband, timers[0].start).attach(observer, folder)
 
     try:
         record = run_fleet(recipe_of(args, "faulty", seed), faults, around)
@@ -231,7 +224,6 @@ def places(record: RunRecord) -> list[Place]:
 
 
 def comparable(saved: SealedCheckpoint) -> bool:
-    """Return True if the newcomer is present and all replicas are between the same two rounds."""
     positions = saved.manifest.positions
     same = len({standing.rounds for standing in positions.values()}) == 1
     return VICTIM in positions and same and all(standing.inner > 0 for standing in positions.values())
@@ -262,13 +254,13 @@ def rows_of(args: Namespace, free: Sequence[float], faulty: Sequence[Struck]) ->
     over = [math.exp(one.loss - other) for one, other in zip(faulty, free, strict=True)]
     worst = [max(place.ratio for place in one.places) for one in faulty]
     last = [one.places[-1].ratio for one in faulty]
-    columns: dict[str, Cell] = {
+    columns = {
         "mean": fmean(over),
         "faulty": f"{fmean(math.exp(one.loss) for one in faulty):.3f}",
         "fault-free": f"{fmean(map(math.exp, free)):.3f}",
     }
     away = f"{fmean(one.away for one in faulty):.1f} s, {fmean(one.steps for one in faulty):.0f} steps"
-    near: dict[str, Cell] = {"mean": fmean(worst), "faulty": f"last {fmean(last):.2f}", "fault-free": f"away {away}"}
+    near = {"mean": fmean(worst), "faulty": f"last {fmean(last):.2f}", "fault-free": f"away {away}"}
     waits = [one.longest for one in faulty]
     patience = Claim(high=recipe_of(args, "faulty", 0).exchange.patience_s)
     problems = [len(one.problems) for one in faulty]
@@ -404,7 +396,6 @@ class Driver(threading.Thread):
 
 
 def busy_ticks() -> int:
-    """Return the busy clock ticks of all cores since boot."""
     user, nice, system, _idle, _wait, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
     return user + nice + system + irq + softirq
 
@@ -438,7 +429,6 @@ class Outcome:
 
     @property
     def rate(self) -> float:
-        """Tokens for each second of a replica."""
         return self.tokens / self.live
 
 
@@ -447,7 +437,7 @@ def run_arm(args: Namespace, arm: str, seed: int, planned: Sequence[Deed]) -> Ou
 
     def around(observer: Observer, folder: Path) -> Observer:
         drivers.append(Driver(folder, planned, seed))
-        return Once(observer, d.RunStep, drivers[0].start)
+        return Once(d.RunStep, drivers[0].start).attach(observer, folder)
 
     cores = 0.0
     try:
@@ -455,7 +445,7 @@ def run_arm(args: Namespace, arm: str, seed: int, planned: Sequence[Deed]) -> Ou
     finally:
         cores = sum(driver.end() for driver in drivers)
     require_finished(record)
-    began, ended = first_step_t(record), max(t for t, fact in record.history if isinstance(fact, d.Commit))
+    began, ended = first_step_t(record), last_commit_t(record)
     sums, timings = totals(settled_rounds(record)), recoveries(record)
     return Outcome(
         record=record,
@@ -537,7 +527,7 @@ def elastic_rows_of(args: Namespace, free: Sequence[Outcome], faulty: Sequence[O
     def both(of: str) -> str:
         return " / ".join(f"{fmean(getattr(one, of) for one in arm):.4g}" for arm in (faulty, free))
 
-    columns: dict[str, Cell] = {
+    columns = {
         "took s": both("took"),
         "replicas' s": both("live"),
         "waited": both("waited"),

@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from argparse import Namespace
 from collections import defaultdict
@@ -20,11 +19,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.fleet_run import VOCAB, bytes_data, finished, require_finished
-from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, run_config, start
+from benchmarks.fleet_run import bytes_data, finished, require_finished, small_run
+from benchmarks.harness import RUNS, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.processes import cli, descendants
 from planaria.common.errors import RunStopped, UserError
 from planaria.config import recipe as recipes
-from planaria.config.schema import RunConfig
+from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.reader import read_run
@@ -38,7 +38,6 @@ from planaria.runtime.checkpoint.stage_file import stage_file
 from planaria.runtime.checkpoint.store import CheckpointStore
 from planaria.runtime.fleet.joining import read_run_address
 
-ENDURANCE_NAME = "endurance"
 STAGES = 3
 LONG = 10_000  # steps from which on growth is judged
 CONTROLLER_KB, WORKER_KB, LOG_BYTES = 64.0, 256.0, 500.0
@@ -60,14 +59,14 @@ class Sample:
 
 def recipe(args: Namespace, name: str, trace: Path) -> RunConfig:
     """Steps of milliseconds. A lost middle stage is averaged, any other rolls back."""
-    return run_config(
+    return small_run(
         name,
+        args.steps,
+        STAGES,
         out=str(args.out),
-        model={"vocab": VOCAB, "dim": 32, "layers": STAGES, "heads": 2, "hidden": 64, "context": 16},
-        pipeline={"stages": STAGES, "microbatches": 2, "microbatch_size": 1},
+        pipeline={"microbatches": 2},
         data=bytes_data(folder=args.out),
         optim={"lr": 1e-3},
-        train={"steps": args.steps, "eval_every": 0},
         recovery={"strategy": "checkfree, checkpoint"},
         fleet={"spares": 1, "missed_heartbeats": 40},
         checkpoint={"every": 25},
@@ -77,7 +76,7 @@ def recipe(args: Namespace, name: str, trace: Path) -> RunConfig:
 
 def kills(seed: int, steps: int, number: int) -> Trace:
     """Draw one kill in the middle half of each of ``number`` intervals, at a random moment and block stage."""
-    rng = random.Random(f"{ENDURANCE_NAME} {seed}")
+    rng = random.Random(f"endurance {seed}")
     every = steps / number if number else 0.0
     faults = tuple(
         Fault(
@@ -94,14 +93,13 @@ def kills(seed: int, steps: int, number: int) -> Trace:
 def trained(args: Namespace) -> tuple[Path, list[Sample], list[tuple[int, int]]]:
     """Train to the end; return the folder, samples of the processes, and (step, bytes of logs)."""
     args.out.mkdir(parents=True, exist_ok=True)
-    name = next(made for n in count(1) if not (args.out / (made := f"{ENDURANCE_NAME}-{n}")).exists())
+    name = next(made for n in count(1) if not (args.out / (made := f"endurance-{n}")).exists())
     trace, file = args.out / f"{name}.trace.json", args.out / f"{name}.toml"
     write(kills(args.seed, args.steps, args.kills), trace)
     file.write_text(recipes.dump(recipe(args, name, trace)))
     folder, samples, logs = args.out / name, [], []
     with (args.out / f"{name}.out").open("wb") as out:
-        command = [sys.executable, "-m", "planaria", "train", str(file)]
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(cli("train", file), stdout=out, stderr=subprocess.STDOUT)
     try:
         while process.poll() is None:
             time.sleep(args.every)
@@ -118,7 +116,6 @@ def trained(args: Namespace) -> tuple[Path, list[Sample], list[tuple[int, int]]]
 
 
 def state_of(folder: Path) -> StateFile | None:
-    """Return the state file, or None before the first step and after the end."""
     try:
         state = read_state(folder)
     except UserError:
@@ -128,18 +125,7 @@ def state_of(folder: Path) -> StateFile | None:
 
 def looked_at(controller: int, workers: Set[int], step: int) -> Iterator[Sample]:
     """Sample the controller and all its descendants."""
-    children: dict[int, list[int]] = defaultdict(list)
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (entry / "stat").read_text()
-        except OSError:  # gone meanwhile
-            continue
-        children[int(stat.rpartition(")")[2].split()[1])].append(int(entry.name))
-    below, seen = [controller], {controller}
-    for pid in below:  # grows as it is gone through
-        below += (child for child in children[pid] if child not in seen)
-        seen.update(children[pid])
-    for pid in below:
+    for pid in descendants(controller):
         role = "controller" if pid == controller else "worker" if pid in workers else "helper"
         try:
             descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
@@ -213,7 +199,7 @@ def grown(args: Namespace, samples: Sequence[Sample], logs: Sequence[tuple[int, 
     long = args.steps >= LONG
     for role, most in (("controller", CONTROLLER_KB), ("worker", WORKER_KB)):
         own = [sample for sample in samples if sample.role == role]
-        columns: dict[str, Cell] = {
+        columns = {
             "peak": f"{max((s.own_kb for s in own), default=0.0) / 1024:.0f} MB",
             "samples": len(own),
         }
@@ -246,7 +232,7 @@ def logged(args: Namespace, record: RunRecord) -> Iterator[Row]:
 
 
 @benchmark(
-    ENDURANCE_NAME,
+    "endurance",
     steps=50_000,
     kills=500,
     seed=1,
@@ -281,7 +267,6 @@ class Training:
         self.process, self.folder = process, folder
 
     def history(self) -> Sequence[tuple[float, Any]]:
-        """Events and decisions so far, each with its moment."""
         return read_run(self.folder).history
 
     def facts(self) -> list[Any]:
@@ -299,12 +284,10 @@ class Training:
             time.sleep(every)
 
     def steps_more(self, steps: int) -> None:
-        """Wait for this many further commits."""
         wanted = self.commits() + steps
         self.wait(lambda: self.commits() >= wanted, f"{steps} steps")
 
     def pace(self, seconds: float) -> float:
-        """Return the steps per second over ``seconds``."""
         before, began = self.commits(), time.monotonic()
         time.sleep(seconds)
         return (self.commits() - before) / (time.monotonic() - began)
@@ -317,7 +300,7 @@ def training(config: RunConfig) -> Iterator[Training]:
     shutil.rmtree(folder, ignore_errors=True)
     file = RUNS / f"{config.name}.toml"
     file.write_text(recipes.dump(config))
-    process = subprocess.Popen([sys.executable, "-m", "planaria", "train", str(file), "--quiet"])
+    process = subprocess.Popen(cli("train", file, "--quiet"))
     run = Training(process, folder)
     try:
         run.wait(lambda: (folder / "events.jsonl").exists() and run.commits() >= 20, "20 steps")
@@ -329,7 +312,6 @@ def training(config: RunConfig) -> Iterator[Training]:
         process.kill()
 
 
-HARDSHIPS_NAME = "hardships"
 PARTS = ("busy", "paused", "strangers", "stuck", "disk")
 PAUSES_S = (1.0, 3.0, 8.0)
 LIMIT_S = 3.0
@@ -341,21 +323,19 @@ NOTICED, REPLACED, NOBODY, PACE = Claim(high=1.0), Claim(high=LIMIT_S + 3.0), Cl
 def hardships_recipe(name: str, steps: int, **sections: dict[str, Any]) -> RunConfig:
     """A model of four small block stages; ``sections`` change single fields."""
     plain: dict[str, Any] = {
-        "model": {"vocab": 512, "dim": 64, "layers": 4, "heads": 4, "hidden": 176, "context": 64},
-        "pipeline": {"stages": 4, "microbatches": 4, "microbatch_size": 1},
-        "data": bytes_data().model_dump(),
-        "train": {"steps": steps, "eval_every": 0},
-        "recovery": {"strategy": "checkfree, checkpoint"},
-        "checkpoint": {"every": 0},
+        "model": {"dim": 64, "heads": 4, "hidden": 176, "context": 64},
+        "pipeline": {"microbatches": 4},
+        "fleet": {"spares": FleetConfig().spares},
     }
-    return run_config(name, **plain | {key: plain.get(key, {}) | given for key, given in sections.items()})
+    changed = plain | {key: plain.get(key, {}) | given for key, given in sections.items()}
+    return small_run(name, steps, 4, recovery={"strategy": "checkfree, checkpoint"}, **changed)
 
 
 def busy(args: Namespace) -> list[Row]:
     """Stages of the 135M-parameter shape (width 576, 30 layers in 6 stages), two microbatches of 32 tokens."""
     shape = {"vocab": 512, "dim": 576, "layers": 30, "heads": 9, "kv_heads": 3, "hidden": 1536, "context": 32}
     config = hardships_recipe(
-        f"{HARDSHIPS_NAME}-busy",
+        "hardships-busy",
         args.steps,
         model=shape,
         pipeline={"stages": 6, "microbatches": 2, "microbatch_size": 1},
@@ -390,7 +370,7 @@ def noticed(record: RunRecord, stuck: bool = False) -> list[float]:
 def paused(args: Namespace) -> list[Row]:
     """Stop the controller of ``planaria train`` repeatedly."""
     found = dict.fromkeys(PAUSES_S, 0)
-    with training(hardships_recipe(f"{HARDSHIPS_NAME}-paused", 10**6)) as run:
+    with training(hardships_recipe("hardships-paused", 10**6)) as run:
         for seconds in PAUSES_S:
             for _ in range(args.pauses):
                 before = sum(isinstance(fact, e.WorkerLost) for fact in run.facts())
@@ -408,7 +388,7 @@ def paused(args: Namespace) -> list[Row]:
 def strangers(args: Namespace) -> list[Row]:
     """Alternate windows with and without strangers in one run."""
     ratios, lost = [], 0
-    with training(hardships_recipe(f"{HARDSHIPS_NAME}-strangers", 10**6)) as run:
+    with training(hardships_recipe("hardships-strangers", 10**6)) as run:
         ports = [read_run_address(run.folder).at, *(f.at for f in run.facts() if isinstance(f, e.WorkerJoined))]
         for _ in range(args.windows):
             alone = run.pace(args.seconds)
@@ -437,7 +417,7 @@ def stuck(args: Namespace) -> list[Row]:
                 faults.append(Fault(step=step, stage=3))
             faults.append(Fault.model_validate({"step": step, "stage": 2, "signal": "stuck", "moment": place}))
         config = hardships_recipe(
-            f"{HARDSHIPS_NAME}-stuck-{place}",
+            f"hardships-stuck-{place}",
             8 + 6 * args.stuck,
             fleet={"timeout_s": LIMIT_S, "disk_timeout_s": LIMIT_S, "spares": 2},
             checkpoint={"every": 3},
@@ -455,9 +435,7 @@ def disk(args: Namespace) -> list[Row]:
     """Replace the stage file that a worker is about to write by a pipe, repeatedly."""
     found: list[float] = []
     fleet = {"timeout_s": LIMIT_S, "disk_timeout_s": LIMIT_S, "spares": 2}
-    with training(
-        hardships_recipe(f"{HARDSHIPS_NAME}-disk", 10**6, fleet=fleet, checkpoint={"every": SAVED_EVERY})
-    ) as run:
+    with training(hardships_recipe("hardships-disk", 10**6, fleet=fleet, checkpoint={"every": SAVED_EVERY})) as run:
         store = CheckpointStore(run.folder / "checkpoints")
         for _ in range(args.stuck):
             state = read_state(run.folder)
@@ -489,7 +467,7 @@ def _is_lost(fact: object, worker: str, incarnation: int) -> bool:
 
 
 @benchmark(
-    HARDSHIPS_NAME,
+    "hardships",
     parts=Flag(list(PARTS), choices=PARTS),
     load=Flag(40, "busy loops"),
     steps=Flag(200, "during the hardships; the kill comes at three quarters"),

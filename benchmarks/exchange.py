@@ -6,14 +6,14 @@ import math
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product, repeat
+from itertools import pairwise, product
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.harness import CORES, Claim, Flag, Measurement, Result, Row, benchmark, in_processes, run_config, start
+from benchmarks.harness import CORES, Claim, Flag, Measurement, Result, Row, benchmark, by_case, run_config, start
 from benchmarks.ladder import engine_for
 from planaria.config.schema import RunConfig
 from planaria.data.shards import tokenise_corpus
@@ -37,7 +37,6 @@ class ReplicaLinks:
     draw: np.random.Generator
 
     def latency(self, count: int | tuple[int, ...]) -> np.ndarray:
-        """Draw latencies in seconds."""
         return np.asarray(self.latency_s * self.draw.lognormal(0.0, self.sigma, count))
 
     def message_s(
@@ -113,7 +112,6 @@ COLLECTIVES: dict[str, Callable[[Times, float, ReplicaLinks], Times]] = {
 }
 
 
-EXCHANGE_QUALITY_NAME = "exchange_quality"
 NOLOCO, NO_PULL, LOCAL, MIXED = "noloco", "noloco, γ near 0", "local", "noloco, mixed routes"
 SAME, HALF, EVERY = "diloco, heavy ball", "diloco, half the rounds", "allreduce"
 HEAVY = {"momentum": "heavy_ball", "alpha": 0.3}
@@ -146,7 +144,7 @@ def arms(every: int) -> dict[str, tuple[str, dict[str, Any]]]:
 def recipe(args: Namespace, arm: str, seed: int, **optim: Any) -> RunConfig:
     kind, options = arms(args.every)[arm]
     return run_config(
-        EXCHANGE_QUALITY_NAME,
+        "exchange_quality",
         seed=seed,
         model={"vocab": 260, "dim": args.dim, "layers": 2, "heads": 4, "hidden": args.dim * 11 // 4, "context": 64},
         pipeline={"stages": 2, "microbatches": 1, "microbatch_size": args.samples},
@@ -172,13 +170,8 @@ def train(args: Namespace, arm: str, seed: int) -> Outcome:
 
 
 def measure(args: Namespace) -> dict[str, list[Outcome]]:
-    found: dict[str, list[Outcome]] = {arm: [] for arm in arms(args.every)}
-    jobs = list(product(found, args.seeds))
-    outcomes = in_processes(args.workers, train, repeat(args), [arm for arm, _ in jobs], [seed for _, seed in jobs])
-    for (arm, seed), one in zip(jobs, outcomes, strict=True):
-        found[arm].append(one)
-        print(f"seed {seed}, {arm}: {one.mean:.4f}", flush=True)
-    return found
+    found = by_case(args.workers, train, product(arms(args.every), args.seeds), args)
+    return {arm: [found[arm, seed] for seed in args.seeds] for arm in arms(args.every)}
 
 
 def rows_of(found: dict[str, list[Outcome]]) -> list[Row]:
@@ -189,7 +182,7 @@ def rows_of(found: dict[str, list[Outcome]]) -> list[Row]:
         if arm == NOLOCO:
             continue
         ratios = [math.exp(n.mean - o.mean) for n, o in zip(noloco, outcomes, strict=True)]
-        columns: dict[str, float | int | str] = {
+        columns = {
             "noloco": f"{math.exp(fmean(o.mean for o in noloco)):.3f}",
             "perplexity": f"{math.exp(fmean(o.mean for o in outcomes)):.3f}",
             "spread": f"{fmean(o.spread for o in outcomes):.2e}",
@@ -212,7 +205,7 @@ SIZES = {
 }
 
 
-@benchmark(EXCHANGE_QUALITY_NAME, **SIZES, lr=2e-3)
+@benchmark("exchange_quality", **SIZES, lr=2e-3)
 def run_exchange_quality(args: Namespace) -> Measurement:
     """Compare exchanges by the perplexity of eight replicas of a small byte model that learn Python.
 
@@ -228,11 +221,10 @@ def run_exchange_quality(args: Namespace) -> Measurement:
     return Result(rows_of(measure(args)), ["measured: ratios of validation perplexities; medians"])
 
 
-EXCHANGE_SPREAD_NAME = "exchange_spread"
 CLAIM = Claim(0.6, 1.1)
 
 
-def exchange_spread_train(args: Namespace, rate: float, seed: int) -> tuple[float, float]:
+def train_at(args: Namespace, rate: float, seed: int) -> tuple[float, float]:
     """The spread between replicas, and the validation loss in nats, mean over replicas."""
     engine = engine_for(recipe(args, NOLOCO, seed, lr=rate, warmup=20))
     assert engine.replicas is not None
@@ -244,24 +236,17 @@ def exchange_spread_train(args: Namespace, rate: float, seed: int) -> tuple[floa
     return fmean(spreads), engine.evaluate()
 
 
-def exchange_spread_measure(args: Namespace) -> dict[float, list[tuple[float, float]]]:
+def measure_spread(args: Namespace) -> dict[float, list[tuple[float, float]]]:
     """Learning rate → what each seed found."""
-    found: dict[float, list[tuple[float, float]]] = {rate: [] for rate in args.rates}
-    jobs = list(product(args.rates, args.seeds))
-    rates, seeds = [rate for rate, _ in jobs], [seed for _, seed in jobs]
-    outcomes = in_processes(args.workers, exchange_spread_train, repeat(args), rates, seeds)
-    for (rate, seed), one in zip(jobs, outcomes, strict=True):
-        found[rate].append(one)
-        print(f"seed {seed}, learning rate {rate:g}: spread {one[0]:.3e}, loss {one[1]:.4f}", flush=True)
-    return found
+    found = by_case(args.workers, train_at, product(args.rates, args.seeds), args)
+    return {rate: [found[rate, seed] for seed in args.seeds] for rate in args.rates}
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the least-squares slope of log y over log x."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
-def exchange_spread_rows_of(found: dict[float, list[tuple[float, float]]]) -> list[Row]:
+def spread_rows(found: dict[float, list[tuple[float, float]]]) -> list[Row]:
     rates = sorted(found)
     by_seed = [[spread for spread, _ in outcomes] for outcomes in zip(*(found[rate] for rate in rates), strict=True)]
     rows = [Row("log spread over log learning rate", [slope(rates, s) for s in by_seed], "1: SGD, quadratic", CLAIM)]
@@ -269,12 +254,12 @@ def exchange_spread_rows_of(found: dict[float, list[tuple[float, float]]]) -> li
         here = [math.log(b[0] / a[0]) / math.log(high / low) for a, b in zip(found[low], found[high], strict=True)]
         rows.append(Row(f"from {low:g} to {high:g}", here, "1"))
     for rate in rates:
-        columns: dict[str, float | int | str] = {"perplexity": f"{math.exp(fmean(x for _, x in found[rate])):.3f}"}
+        columns = {"perplexity": f"{math.exp(fmean(x for _, x in found[rate])):.3f}"}
         rows.append(Row(f"spread at {rate:g}, in 1e-4", [1e4 * s for s, _ in found[rate]], "0", None, columns))
     return rows
 
 
-@benchmark(EXCHANGE_SPREAD_NAME, **SIZES, rates=Flag([5e-4, 1e-3, 2e-3, 4e-3], "learning rates"))
+@benchmark("exchange_spread", **SIZES, rates=Flag([5e-4, 1e-3, 2e-3, 4e-3], "learning rates"))
 def run_exchange_spread(args: Namespace) -> Measurement:
     """Measure the spread between replicas by learning rate, for NoLoCo with AdamW on a small byte model.
 
@@ -286,10 +271,9 @@ def run_exchange_spread(args: Namespace) -> Measurement:
     """
     prepared(args)
     notes = ["spread: RMS over replicas and weights, after a round"]
-    return Result(exchange_spread_rows_of(exchange_spread_measure(args)), notes)
+    return Result(spread_rows(measure_spread(args)), notes)
 
 
-LAW_NAME = "exchange_law"
 SPREADS = (0.1, 0.5, 1.0)  # variances of the logarithm of a message's time
 COUNTS = (16, 64, 256, 1024)  # replicas that an all-reduce is simulated for
 Collective = Callable[[np.random.Generator, int, float, int], np.ndarray]
@@ -372,7 +356,7 @@ def latency_rows(args: Namespace, found: dict[tuple[str, float, int], list[float
 
 
 @benchmark(
-    LAW_NAME,
+    "exchange_law",
     seeds=Flag(3, "repeats of every measurement"),
     trials=Flag(2000, "trees drawn for each mean"),
 )

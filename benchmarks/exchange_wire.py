@@ -12,14 +12,12 @@ Times have no claim.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import struct
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,7 +28,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.exchange_in_process import Replica, replicas
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
+from benchmarks.processes import Both, two_ends
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.exchange import weight_message
@@ -147,7 +146,7 @@ def sent_on_tcp() -> int:
 class Member:
     """One of the two processes, with a replica per arm and an edge per link."""
 
-    def __init__(self, args: Namespace, key: bytes, me: int, other: Connection) -> None:
+    def __init__(self, me: int, other: Connection, args: Namespace, key: bytes) -> None:
         torch.set_num_threads(1)
         self._args, self._me, self._other = args, me, other
         self._inbox = Inbox()
@@ -169,7 +168,6 @@ class Member:
         return edge
 
     def begin(self, link: str) -> None:
-        """Restart all arms over this link."""
         self._edge = self._edges[link]
         self._of = {arm: replicas(made, self._weights, 1)[0] for arm, made in ARMS.items()}
 
@@ -197,7 +195,6 @@ class Member:
         return OpenRound(*sent, ahead, waited, computed)
 
     def difference(self, arm: str) -> float:
-        """Return the largest difference of a weight from that of two tensors in fp32."""
         exact, found = self._of[FULL].fast, self._of[arm].fast
         return max(float((tensor - exact[name]).abs().max()) for name, tensor in found.items())
 
@@ -227,68 +224,23 @@ class Member:
         return item
 
 
-class Pair:
-    """This process's member and the other process, which follows its orders."""
-
-    def __init__(self, member: Member, orders: Connection) -> None:
-        self.member, self._orders = member, orders
-
-    def begin(self, link: str) -> None:
-        self._orders.send(("begin", link))
-        self.member.begin(link)
-
-    def meet(self, arm: str) -> OpenRound:
-        self._orders.send(("meet", arm))
-        ours = self.member.meet(arm)
-        return ours.with_other(self._orders.recv())
-
-    def difference(self, arm: str) -> float:
-        self._orders.send(("difference", arm))
-        return max(self.member.difference(arm), self._orders.recv())
-
-
-@contextmanager
-def opened(args: Namespace) -> Iterator[Pair]:
-    key = new_key()
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_other, args=(args, key, theirs), daemon=True)
-    process.start()
-    try:
-        yield Pair(Member(args, key, 0, ours), ours)
-    finally:
-        ours.send(("end", ""))
-        process.join(5)
-
-
-def _other(args: Namespace, key: bytes, orders: Connection) -> None:
-    """Run the other process until its orders end."""
-    member = Member(args, key, 1, orders)
-    while (order := orders.recv())[0] != "end":
-        what, name = order
-        if what == "begin":
-            member.begin(name)
-        else:
-            orders.send(member.meet(name) if what == "meet" else member.difference(name))
-
-
 Found = dict[str, dict[str, list[OpenRound]]]  # link → arm → its rounds
 
 
-def measure(args: Namespace, pair: Pair) -> tuple[Found, dict[str, list[float]]]:
+def measure(args: Namespace, both: Both) -> tuple[Found, dict[str, list[float]]]:
     """Return the rounds after the first, and the distance of each arm's final weights from two tensors in fp32."""
     found: Found = {}
     apart: dict[str, list[float]] = {arm: [] for arm in ARMS}
     for link in LINKS:
-        pair.begin(link)
+        both("begin", link)
         found[link] = {arm: [] for arm in ARMS}
         for repeat in range(args.repeats + 1):
             for arm in ARMS if repeat % 2 else reversed(ARMS):
-                meeting = pair.meet(arm)
+                ours, theirs = both("meet", arm)
                 if repeat:  # the first round warms up buffers and sockets
-                    found[link][arm].append(meeting)
+                    found[link][arm].append(ours.with_other(theirs))
         for arm in ARMS:
-            apart[arm].append(pair.difference(arm))
+            apart[arm].append(max(both("difference", arm)))
         print(f"{link}: {args.repeats + 1} rounds of {len(ARMS)} arms", flush=True)
     return found, apart
 
@@ -305,7 +257,7 @@ def byte_rows(rounds: Mapping[str, list[OpenRound]], weights: int) -> list[Row]:
             both = zip(rounds[arm], rounds[HALF], strict=True)
             over = [a.blocking / b.blocking if late else a.sent / b.sent for a, b in both]
             payload, reference = (m.stated_blocking if late else m.payload for m in (rounds[arm][0], rounds[HALF][0]))
-            columns: dict[str, Cell] = {"bytes a weight": f"{payload / 2 / weights:.3f}"}
+            columns = {"bytes a weight": f"{payload / 2 / weights:.3f}"}
             what = f"{'waited for' if late else 'all bytes'}: {arm} / {HALF}"
             limit = f"{payload / reference:.3f}: payload"
             rows.append(Row(what, over, limit, claims.get(arm) if late else None, columns))
@@ -328,7 +280,7 @@ def time_rows(found: Found) -> list[Row]:
             over = [a.waited_s / b.waited_s for a, b in zip(meetings, found[link][ONE], strict=True)]
             line = meetings[0].stated_blocking / 2 / bandwidth + latency if bandwidth else 0.0
             waits = [1e3 * m.waited_s for m in meetings]
-            columns: dict[str, Cell] = {
+            columns = {
                 "wait ms": f"{median(waits):.0f}",
                 "from … to": f"{min(waits):.0f} … {max(waits):.0f}",
                 "computing": f"{median(1e3 * m.computed_s for m in meetings):.0f}",
@@ -348,9 +300,9 @@ def time_rows(found: Found) -> list[Row]:
 def main(args: Namespace) -> Measurement:
     if not hasattr(socket, "TCP_INFO") or not Path("/proc/self/fd").is_dir():
         raise UserError("bytes are counted by Linux' TCP_INFO, which is not here; run this benchmark on Linux")
-    with opened(args) as pair:
-        found, apart = measure(args, pair)
-        weights = sum(shape.numel() for shape in pair.member.shapes.values())
+    with two_ends(Member, args, new_key()) as (member, both):
+        found, apart = measure(args, both)
+        weights = sum(shape.numel() for shape in member.shapes.values())
     rounds = {arm: [meeting for link in found.values() for meeting in link[arm]] for arm in ARMS}
     rows = [*byte_rows(rounds, weights), *weight_rows(apart), *time_rows(found)]
     notes = [

@@ -14,7 +14,7 @@ place, equal for all systems; coordinators (planaria's controller, torch's agent
 
 The time to the next step is from a kill to the first new update that began after it. Claims: planaria's is at most 1/5
 of torchft's, tuned or not, and planaria loses no sample. Throughput, memory and idle processes are shown. Trainers:
-field_peer.py (torchrun and torchft) and group.py. torchft has its own environment and is never imported here;
+field_peer.py (torchrun, torchft and group). torchft has its own environment and is never imported here;
 it is a nightly build, because DistributedDataParallel of 0.2.0 takes all replicas down with one. To create it:
 
     python3 -m venv ../venv-torchft && ../venv-torchft/bin/pip install torch==2.13.0 torchft-nightly safetensors
@@ -33,18 +33,21 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.field_runs import NAME, Ran, folder_of, ran
 from benchmarks.field_systems import (
+    NAME,
     GroupMembers,
     Planaria,
+    Ran,
     System,
     Torchft,
     Torchrun,
     Update,
     apart,
+    folder_of,
     loss_at,
     lost,
     next_steps,
+    ran,
     rate,
     standing,
     strikes,
@@ -207,7 +210,6 @@ ByArm = Mapping[str, Sequence[Pair]]  # arm → seed by seed
 
 
 def paces(runs: Iterable[Ran], batch: int) -> list[float]:
-    """Return the useful updates per second."""
     return [rate(one.updates, one.begin, one.end, batch) for one in runs]
 
 
@@ -285,7 +287,6 @@ def target_rows(found: ByArm) -> list[Row]:
 
 
 def same_rows(found: ByArm) -> list[Row]:
-    """The difference of losses with and without kills."""
     rows = []
     for arm, pairs in found.items():
         gaps = [apart(pair.free.updates, pair.faulty.updates) for pair in pairs]
@@ -358,7 +359,6 @@ def summary(one: Ran) -> str:
 
 
 def missing(args: Namespace) -> list[str]:
-    """Return the arms that cannot run here."""
     asked = [name for flag, name in ARMS.items() if flag in args.arms and name in THEIRS]
     return asked if asked and versions(args.python) is None else []
 
@@ -379,7 +379,6 @@ def refuse_senseless(args: Namespace) -> None:
 
 
 def left_out(args: Namespace) -> list[Row]:
-    """Return a row for each omitted arm."""
     how = dict.fromkeys(THEIRS, f"not measured; its environment: {INSTALL}")
     absent = [name for flag, name in ARMS.items() if flag not in args.arms]
     return [Row(name, [], how.get(name, "not measured: not among --arms")) for name in absent]

@@ -10,6 +10,9 @@ torchft: loop and time limits follow its example (train_ddp.py): a quorum per up
 commit; a returning replica gets the state of another. As documented, its DistributedDataParallel averages gradients,
 and each replica reads the samples of its own number, which are skipped while it is away. Tuned: its manager averages
 one flat tensor, and samples follow the batches committed so far, by rank among the participants.
+
+planaria's group: torchft's loop with ``planaria.host`` or ``planaria.join``, ``wrap`` and ``shard`` around it.
+Gradients are averaged in every step, and the blocks of absent members are computed by the others.
 """
 
 from __future__ import annotations
@@ -28,9 +31,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 if TYPE_CHECKING:
     from torchft import Manager
+
+    from planaria import Group
 
 
 @dataclass(frozen=True)
@@ -169,12 +175,10 @@ class Trainer:
         return self._samples[first : first + count].long()
 
     def clip(self) -> None:
-        """Clip each group of gradients."""
         for group in self._groups:
             nn.utils.clip_grad_norm_(group, self.job.clip)
 
     def say(self, **fields: Any) -> None:
-        """Write a report with the time."""
         self._lines.write(json.dumps({"t": time.monotonic(), **fields}) + "\n")
 
 
@@ -203,7 +207,6 @@ def file_of(trainer: Trainer) -> Path:
 
 
 def restored(trainer: Trainer) -> int:
-    """Load the newest checkpoint, if any; return its number of updates."""
     if not (file := file_of(trainer)).exists():
         return 0
     saved = torch.load(file, weights_only=True)
@@ -297,3 +300,57 @@ def first_of(job: Job, manager: Manager, place: int, share: int) -> int:
     if not job.tuned:
         return manager.current_step() * job.batch + place * share
     return (manager.batches_committed() + (manager.participating_rank() or 0)) * share
+
+
+# ---- a member of planaria's group: a process that torchrun restarts when it dies
+
+KEY_S = 60.0  # limit for the host's start
+
+
+class Windows(Dataset[Tensor]):
+    """The samples of a job, in order."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def __len__(self) -> int:
+        return self._trainer.samples
+
+    def __getitem__(self, number: int) -> Tensor:
+        return self._trainer.windows(number, 1)[0]
+
+
+def member(path: str) -> None:
+    job, place, port = job_of(path), int(os.environ["PLACE"]), int(os.environ["GROUP_PORT"])
+    trainer = Trainer(job, place)
+    trainer.optimizer.register_step_pre_hook(lambda *_: trainer.clip())  # of the averaged gradient
+    group = _joined(job, place, port)
+    optimizer = group.wrap(trainer.optimizer, trainer.model, exchange="allreduce")
+    losses: list[float] = []
+    began = time.monotonic()
+    for windows in group.shard(DataLoader(Windows(trainer), job.batch // job.ranks)):
+        loss = trainer.model(windows)
+        loss.backward()
+        losses.append(loss.item())
+        updates = group.progress
+        optimizer.step()
+        optimizer.zero_grad()
+        if group.progress == updates:  # the update needs further blocks of this member
+            continue
+        step = group.progress - 1
+        trainer.say(began=began, step=step, used=job.batch, upto=(step + 1) * job.batch, loss=sum(losses) / len(losses))
+        losses, began = [], time.monotonic()
+
+
+def _joined(job: Job, place: int, port: int) -> Group:
+    """Start the group in the first process of place 0; join it in all others."""
+    import planaria
+
+    key, hosted = Path(job.folder, "group.key"), Path(job.folder, "hosted")
+    if place == 0 and not hosted.exists():
+        hosted.touch()
+        return planaria.host(port, key=key, out=job.folder, members=job.ranks)
+    until = time.monotonic() + KEY_S
+    while not key.exists() and time.monotonic() < until:  # a missing key is an error of join
+        time.sleep(0.05)
+    return planaria.join(f"127.0.0.1:{port}", key=key)

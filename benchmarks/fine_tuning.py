@@ -22,7 +22,9 @@ import torch
 
 import planaria
 from benchmarks.elastic import Guest
-from benchmarks.harness import ROOT, RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
+from benchmarks.fleet_run import losses_by_step
+from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
+from benchmarks.processes import cli, flags
 from planaria.cli.fault_injection import send_signal
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.schema import RunConfig
@@ -38,7 +40,6 @@ from planaria.runtime.api.run import MODEL
 from planaria.runtime.checkpoint.loading import load_stages
 from planaria.runtime.preparation import run_folders
 
-NAME = "fine_tuning"
 TRL, OURS = "trl", ("llama", "transformers")
 SIDE = "import json, sys; from benchmarks.fine_tuning import side; side(json.loads(sys.argv[1]))"
 
@@ -84,7 +85,7 @@ def run(side: str, seed: int, args: Namespace, places: Mapping[str, str]) -> Ran
 
 
 @benchmark(
-    NAME,
+    "fine_tuning",
     weights=Flag(Path("SmolLM2-135M-Instruct"), "Hugging Face folder with safetensors"),
     layers=Flag(4, "first decoder layers that are used"),
     steps=50,
@@ -121,7 +122,6 @@ def run_fine_tuning(args: Namespace) -> Measurement:
 
 
 def turns(number: int, args: Namespace, places: Mapping[str, str]) -> dict[str, Ran]:
-    """Run all sides with a seed, one after another; every other seed in reverse."""
     order = (TRL, *OURS) if number % 2 == 0 else (*reversed(OURS), TRL)
     return {side: run(side, args.seeds[number], args, places) for side in order}
 
@@ -248,7 +248,6 @@ def side(job: dict[str, Any]) -> None:
 
 # ---- LoRA with workers of unlike speeds, a kill and a leave
 
-FAULTS_NAME = "fine_tuning_faults"
 VICTIM = 2
 """block stage whose worker is killed; then the joined machine holds it until it leaves"""
 PROMPT = "The capital of France is"
@@ -265,8 +264,7 @@ def command(args: Namespace, out: Path, name: str) -> list[str]:
         "optim.lr": args.lr, "recovery.strategy": "redundant, checkpoint", "checkpoint.every": 0, "fleet.spares": 0,
         "data.cache": out / "cache", "observe.trackers": "", "out": out, "name": name,
     }  # fmt: skip
-    flags = [word for setting, value in settings.items() for word in (f"--{setting}", str(value))]
-    return [sys.executable, "-m", "planaria", "train", "smollm2_sft", *flags]
+    return cli("train", "smollm2_sft", *flags(settings))
 
 
 class Training:
@@ -335,12 +333,6 @@ def harmed(args: Namespace, out: Path) -> RunRecord:
             guest.end()
 
 
-def losses(record: RunRecord) -> list[float]:
-    """Return the loss of each step in nats; the last one of a repeated step."""
-    found = {metric.step: metric.loss for metric in record.trained}
-    return [found[step] for step in sorted(found)]
-
-
 def logits_apart(folder: Path, weights: Path) -> float:
     """Return the largest difference between the logits of a run's stages and those of its export in ``peft``."""
     from peft import PeftModel
@@ -373,13 +365,13 @@ def adapters_apart(one: Path, other: Path) -> float:
 
 
 def fault_rows(unharmed: RunRecord, faulty: RunRecord, weights: Path) -> list[Row]:
-    ours, base = losses(faulty), losses(unharmed)
+    ours, base = ([*losses_by_step(record).values()] for record in (faulty, unharmed))
     events = Counter(fact.cause for _, fact in faulty.history if isinstance(fact, e.WorkerLost))
     left = sum(isinstance(fact, d.Release) for _, fact in faulty.history)
     formed = [fact.outcome for _, fact in faulty.history if isinstance(fact, d.Form)]
     apart = [abs(a - b) for a, b in zip(ours, base, strict=True)]
     loss = {"first loss": base[0], "final loss": base[-1]}
-    seen: dict[str, Cell] = {"deaths": sum(events.values()), "leaves": left, "generations": ", ".join(formed)}
+    seen = {"deaths": sum(events.values()), "leaves": left, "generations": ", ".join(formed)}
     return [
         Row("largest difference of a step's loss, nats", [max(apart)], "0", Claim(high=0.0), loss),
         Row("difference of the final loss, nats", [apart[-1]], "0", Claim(high=0.0), loss),
@@ -396,7 +388,7 @@ def fault_rows(unharmed: RunRecord, faulty: RunRecord, weights: Path) -> list[Ro
 
 
 @benchmark(
-    FAULTS_NAME,
+    "fine_tuning_faults",
     weights=Flag(Path("SmolLM2-135M-Instruct"), "Hugging Face folder with safetensors"),
     dialogues=Flag(None, "JSON lines; those of examples/stdlib_dialogues.py unless given", type=Path),
     rank=16,
@@ -418,7 +410,7 @@ def run_fine_tuning_faults(args: Namespace) -> Measurement:
     """
     if not (args.weights / "config.json").is_file():
         raise UserError(f"--weights {args.weights}: no folder with config.json; give one with safetensors")
-    out = RUNS.absolute() / FAULTS_NAME
+    out = RUNS.absolute() / "fine_tuning_faults"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     if args.dialogues is None:
@@ -432,7 +424,9 @@ def run_fine_tuning_faults(args: Namespace) -> Measurement:
     finally:
         training.close()
     faulty = harmed(args, out)
-    curves = [f"{record.config.name}: {json.dumps(losses(record))}" for record in (unharmed, faulty)]
+    curves = [
+        f"{record.config.name}: {json.dumps([*losses_by_step(record).values()])}" for record in (unharmed, faulty)
+    ]
     return Result(fault_rows(unharmed, faulty, args.weights), [f"rank {args.rank}, context {args.context}", *curves])
 
 

@@ -10,7 +10,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import RUNS, Flag, run_config
 from planaria.common.errors import RunStopped
@@ -40,6 +40,24 @@ def bytes_data(kilobytes: int = 512, folder: Path = RUNS) -> DataConfig:
     return DataConfig(source=str(path), tokenizer="bytes", cache=str(folder / "cache"))
 
 
+def small_run(name: str, steps: int, stages: int = 1, **sections: Any) -> RunConfig:
+    """A tiny model, one layer and one microbatch, without validations, spares and checkpoints but for ``sections``."""
+    plain: dict[str, Any] = {
+        "model": {"vocab": VOCAB, "dim": 32, "layers": stages, "heads": 2, "hidden": 64, "context": 16},
+        "pipeline": {"stages": stages, "microbatches": 1, "microbatch_size": 1},
+        "train": {"steps": steps, "eval_every": 0},
+        "fleet": {"spares": 0},
+        "checkpoint": {"every": 0},
+    }
+    changed = {key: plain[key] | given if key in plain else given for key, given in sections.items()}
+    return run_config(name, **{"data": bytes_data(), **plain, **changed})
+
+
+def sleeping(forward_s: float, **more: Any) -> dict[str, Any]:
+    """Return the network section of stages that sleep ``forward_s``, and twice that in the backward pass."""
+    return {"emulate": True, "forward_s": [forward_s], "backward_s": [2 * forward_s], **more}
+
+
 MODEL_FLAGS = {
     "stages": Flag(4, "block stages of one layer each; faults hit the middle ones"),
     "microbatches": Flag(8),
@@ -51,15 +69,10 @@ MODEL_FLAGS = {
 
 def real_stages(args: Namespace, name: str, steps: int, spares: int, save_every: int) -> RunConfig:
     """A small model whose stages compute; a loss that CheckFree cannot repair rolls back to the last checkpoint."""
+    model = {"vocab": VOCAB, "layers": args.stages, "hidden": args.dim * 15 // 4}
     return run_config(
         name,
-        model={
-            "vocab": VOCAB,
-            "dim": args.dim,
-            "layers": args.stages,
-            "hidden": args.dim * 15 // 4,
-            "context": args.context,
-        },
+        model={**model, "dim": args.dim, "context": args.context},
         pipeline={"stages": args.stages, "microbatches": args.microbatches, "microbatch_size": 1},
         data=bytes_data(),
         train={"steps": steps, "eval_every": 0},
@@ -103,7 +116,6 @@ def run_fleet(
 
 
 def ending(record: RunRecord) -> str:
-    """Return how a run ended, with the reason."""
     finish = next((f for _, f in reversed(record.history) if isinstance(f, d.Finish)), None)
     return "died" if finish is None else f"{finish.outcome} {finish.reason}".strip()
 
@@ -139,9 +151,19 @@ def step_seconds(record: RunRecord, skip: int) -> list[float]:
     return lengths
 
 
+def losses_by_step(record: RunRecord) -> dict[int, float]:
+    """Return the training loss of each step in nats; the last one of a repeated step."""
+    return {metric.step: metric.loss for metric in sorted(record.trained, key=lambda metric: metric.step)}
+
+
 def first_step_t(record: RunRecord) -> float:
     """Return when the first step was ordered; monotonic seconds."""
     return next(t for t, fact in record.history if isinstance(fact, d.RunStep))
+
+
+def last_commit_t(record: RunRecord) -> float:
+    """Return when the last step was committed; monotonic seconds."""
+    return max(t for t, fact in record.history if isinstance(fact, d.Commit))
 
 
 def thaw_later(worker: LiveWorker, seconds: float) -> None:
@@ -159,10 +181,13 @@ def thaw_later(worker: LiveWorker, seconds: float) -> None:
 
 
 class Relay:
-    """An observer that forwards to another."""
+    """An observer that forwards to another; ``run_fleet(config, around=relay.attach)`` inserts it."""
 
-    def __init__(self, inner: Observer) -> None:
+    _inner: Observer
+
+    def attach(self, inner: Observer, folder: Path) -> Relay:
         self._inner = inner
+        return self
 
     @property
     def trouble(self) -> str:
@@ -190,8 +215,7 @@ class Relay:
 class Once(Relay):
     """Call ``do``, which must be quick, at the first decision of a kind."""
 
-    def __init__(self, inner: Observer, kind: type[d.RunStep | d.Disband], do: Callable[[], None]) -> None:
-        super().__init__(inner)
+    def __init__(self, kind: type[d.RunStep | d.Disband], do: Callable[[], None]) -> None:
         self._kind, self._do, self._done = kind, do, False
 
     def on_decision(self, t: float, decision: d.Decision) -> None:
@@ -204,8 +228,7 @@ class Once(Relay):
 class StopAfter(Relay):
     """Interrupt the run (SIGINT) after ``seconds`` of training."""
 
-    def __init__(self, inner: Observer, seconds: float, on_start: Callable[[], None]) -> None:
-        super().__init__(inner)
+    def __init__(self, seconds: float, on_start: Callable[[], None]) -> None:
         self._seconds, self._on_start = seconds, on_start
         self._began: float | None = None
         self._pressed = False

@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from argparse import Namespace
@@ -18,13 +17,13 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, interleaved, ratios, start
-from benchmarks.pretrained import peak_mb, weights_file
+from benchmarks.pretrained import weights_file
+from benchmarks.processes import cli, descendants, memory
 from planaria.common.errors import UserError
 from planaria.config.recipe import dump
 from planaria.config.schema import ModelConfig
 from planaria.models.decode import decode
 from planaria.models.huggingface import export_model
-from planaria.models.llama2c import open_llama2c
 from planaria.models.llama_stages import Llama, flops_per_token, parameter_count
 from planaria.swarm.assemble import make_policy, make_task
 from planaria.swarm.config.swarm_config import SwarmConfig
@@ -46,7 +45,6 @@ def made_prompts(vocab: int, rows: int, length: int) -> list[list[int]]:
 
 
 def timed(run: Callable[[], int]) -> float:
-    """Return the tokens per second of a function that returns its number of tokens."""
     began = time.perf_counter()
     made = run()
     return made / (time.perf_counter() - began)
@@ -101,7 +99,6 @@ def compare(what: str, model: Llama, rows: int, length: int, new: int, repeats: 
 @benchmark(
     "generation",
     repeats=Flag(9, "of each side"),
-    stories=Flag(None, "a llama2.c checkpoint (stories260K.bin) to measure as well", type=Path),
 )
 def run_generation(args: Namespace) -> Measurement:
     """Compare decoding speed with ``generate`` of ``transformers`` on the same weights.
@@ -114,12 +111,9 @@ def run_generation(args: Namespace) -> Measurement:
         compare("small", Llama(SMALL), 192, 20, 40, args.repeats),
         compare("large", Llama(LARGE), 32, 40, 40, args.repeats),
     ]
-    if args.stories is not None:
-        rows.append(compare(args.stories.stem, open_llama2c(args.stories).model(), 64, 20, 100, args.repeats))
     return Result(rows, ["measured: our tokens a second / theirs"])
 
 
-INSTRUCT_NAME = "instruct"
 SCORES, SPEED, MEMORY, ROUNDS = Claim(low=0.02), Claim(low=1.0), Claim(high=2.5), Claim(low=1.0)
 NAMES, THINGS = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily"), ("apples", "books", "pens", "coins", "shells")
 
@@ -142,7 +136,7 @@ def recipe(weights: Path, data: Path, **policy: Any) -> SwarmConfig:
     options = {"path": str(weights.absolute()), "lora": policy.pop("lora", 0)}
     return SwarmConfig.model_validate(
         {
-            "name": INSTRUCT_NAME,
+            "name": "instruct",
             "out": str(data.parent),
             "size": 2,
             "task": {"name": "jsonl", "options": {"path": str(data), "style": policy.pop("style", "tags")}},
@@ -189,36 +183,22 @@ def swarm(config: SwarmConfig, folder: Path) -> tuple[list[float], dict[str, lis
     file.write_text(dump(config))
     began = time.perf_counter()
     log = (folder / "out.txt").open("w")
-    process = subprocess.Popen([sys.executable, "-m", "planaria", "swarm", "train", str(file)], stdout=log, stderr=log)
+    process = subprocess.Popen(cli("swarm", "train", file), stdout=log, stderr=log)
     peaks: dict[int, float] = {}
     while process.poll() is None:
-        for pid in below(process.pid):
-            peaks[pid] = max(peaks.get(pid, 0.0), peak_mb(pid))
+        for pid in descendants(process.pid)[1:]:
+            peaks[pid] = max(peaks.get(pid, 0.0), memory(pid) / 2**20)
         time.sleep(0.2)
     log.close()
     if process.returncode:
         raise SystemExit((folder / "out.txt").read_text())
-    run = max(folder.glob(f"{INSTRUCT_NAME}*/{PEERS}"))
+    run = max(folder.glob(f"instruct*/{PEERS}"))
     noted = {}
     for peer in sorted(run.iterdir()):
         records = read_log(peer / LOG)
         assert isinstance(records[-1], Finished) and not records[-1].reason
         noted[peer.name] = [record for record in records if isinstance(record, RoundDone)]
     return sorted(peaks.values())[-config.size :], noted, time.perf_counter() - began
-
-
-def below(pid: int) -> list[int]:
-    """Return all descendants of a process."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout
-    pairs = (map(int, line.split()) for line in listed.splitlines())
-    parents = dict[int, int](tuple(pair) for pair in pairs)  # type: ignore[arg-type]
-    found, queue = [], [pid]
-    while queue:
-        here = queue.pop()
-        children = [child for child, parent in parents.items() if parent == here]
-        found += children
-        queue += children
-    return found
 
 
 def asking_rows(args: Namespace, weights: Path, data: Path) -> list[Row]:
@@ -279,7 +259,7 @@ def measured(args: Namespace, weights: Path, folder: Path) -> list[Row]:
 
 
 @benchmark(
-    INSTRUCT_NAME,
+    "instruct",
     gguf=Flag(None, "SmolLM2-135M-Instruct, or another small instruct model", type=Path),
     problems=Flag(12, "held-out problems, four answers each"),
     repeats=Flag(3, "of each side of the generation"),

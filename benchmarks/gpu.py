@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from benchmarks.fleet_run import bytes_data, finished, step_seconds
 from benchmarks.harness import (
     RUNS,
-    Cell,
     Claim,
     Flag,
     Measurement,
@@ -161,7 +160,6 @@ def clip_only(runner: StageRunner) -> float | None:
 
 
 def step_s(engine: ReferenceEngine | PlainGpuLoop) -> float:
-    """Return the seconds of one step with all its kernels."""
     torch.cuda.synchronize()
     began = time.monotonic()
     engine.train_step()
@@ -176,7 +174,6 @@ def unready_step_s(engine: ReferenceEngine) -> float:
 
 
 def kernels(engine: ReferenceEngine | PlainGpuLoop) -> int:
-    """Return the kernels that one step launches, without copies and fills of memory."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         step_s(engine)
     on_device = [event.name for event in seen.events() or () if event.device_type.name == "CUDA"]
@@ -290,7 +287,6 @@ def run_gpu(args: Namespace) -> Measurement:
     return Result(rows, ["published: torchtitan 33 to 39 % for Llama 3.1 8B in bf16 on 8 to 128 H100"])
 
 
-FLEET_NAME = "gpu_fleet"
 SPEED, BACK = Claim(low=0.85), Claim(high=1.0)
 FLEET_WARM_UP = 4  # steps that compile and are not counted
 
@@ -300,7 +296,7 @@ def arm(config: RunConfig, name: str, steps: int) -> RunConfig:
     fleet = config.fleet.model_copy(update={"spares": 1, "missed_heartbeats": 40})
     checkpoint = config.checkpoint.model_copy(update={"every": 0})
     sections = {"train": train, "fleet": fleet, "checkpoint": checkpoint}
-    return config.model_copy(update={"name": f"{FLEET_NAME}-{name}", "out": str(RUNS), "prompt": "", **sections})
+    return config.model_copy(update={"name": f"gpu_fleet-{name}", "out": str(RUNS), "prompt": "", **sections})
 
 
 def called(config: RunConfig) -> str:
@@ -324,7 +320,6 @@ def speed(config: RunConfig, steps: int) -> Row:
 
 
 def recovery(config: RunConfig, incidents: int, gap: int) -> list[Row]:
-    """Kills in the forward pass, the backward pass and the commit in turn."""
     faults = kills(incidents, gap, config.pipeline.stages, ("forward", "backward", "commit"))
     timings = recoveries(finished(arm(config, "recovery", gap * (incidents + 2)), faults))
     back, name = totals(timings), called(config)
@@ -335,7 +330,7 @@ def recovery(config: RunConfig, incidents: int, gap: int) -> list[Row]:
 
 
 @benchmark(
-    FLEET_NAME,
+    "gpu_fleet",
     preset=Flag("llama_124m", "recipe", metavar="NAME"),
     stages=Flag(3, "block stages; the ends come on top"),
     steps=Flag(20, "counted steps of each engine"),
@@ -358,7 +353,6 @@ def run_gpu_fleet(args: Namespace) -> Measurement:
     return [speed(config, args.steps), *recovery(config, args.kills, args.gap)]
 
 
-PREDICTED_NAME = "gpu_predicted"
 PRESETS = ("llama_124m", "llama_500m", "llama_1_5b")
 BLOCKS = 3
 WORKERS = BLOCKS + 1
@@ -445,10 +439,10 @@ PREDICTED_FLAGS = {
 
 
 def flags() -> argparse.ArgumentParser:
-    return parser(PREDICTED_NAME, run_predicted.__doc__, PREDICTED_FLAGS)
+    return parser("gpu_predicted", run_predicted.__doc__, PREDICTED_FLAGS)
 
 
-@benchmark(PREDICTED_NAME, **PREDICTED_FLAGS)
+@benchmark("gpu_predicted", **PREDICTED_FLAGS)
 def run_predicted(args: Namespace) -> Measurement:
     """Predict the speed of GPUs by formula and simulator: PREDICTED, NOT MEASURED. It runs on any machine.
 
@@ -498,7 +492,7 @@ def memory_rows_of(called: str, config: RunConfig, device: Device) -> list[Row]:
     memory = stage_memory(config, device.memory)
     each = [one.tensors / peak.device_bytes for one, peak in zip(memory, peaks, strict=True)]
     sizes = [f"{peak.device_bytes / 1e9:.2f} GB at {peak.where}" for peak in peaks]
-    columns: dict[str, Cell] = {"in flight": config.pipeline.in_flight or 0, "recompute": str(config.train.recompute)}
+    columns = {"in flight": config.pipeline.in_flight or 0, "recompute": str(config.train.recompute)}
     largest = max(range(1, len(peaks)), key=lambda stage: peaks[stage].device_bytes)
     return [
         Row(f"{called}: ends, predicted / measured", each[:1], sizes[0], CLOSE, columns),

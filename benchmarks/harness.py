@@ -33,70 +33,14 @@ RUNS = ROOT / "runs" / "benchmarks"
 DATA = Path(os.environ.get("PLANARIA_DATA", "data"))
 CORES = len(os.sched_getaffinity(0))
 
-FAMILIES = {
-    "checkpoints": ("recut", "saves"),
-    "codes": ("code_search",),
-    "coded": ("coded_fleet",),
-    "compare": ("advice", "pareto", "recovery"),
-    "diagnosis": ("flapping", "reroute", "steering"),
-    "edge": ("shared_memory", "wire"),
-    "elastic": ("moments", "rejoin"),
-    "exchange": ("stragglers",),
-    "exchanges": ("exchanges_rates",),
-    "experts": ("worst_domain",),
-    "fine_tuning": ("fine_tuning_faults",),
-    "generation": ("instruct",),
-    "hostile": ("damage",),
-    "home_links": (
-        "home_links_codec",
-        "home_links_demo",
-        "home_links_loss",
-        "home_links_subspace",
-        "home_links_failures",
-        "home_links_fleet",
-    ),
-    "inline": ("worker_cpu",),
-    "ladder": ("edges",),
-    "live_watchers": ("trackers_cost",),
-    "lost_sets": ("snapshots",),
-    "paths": ("relays",),
-    "pipeline": ("simulator",),
-    "planner": ("planned_run", "uniform"),
-    "pretrained": ("decoders", "outliers", "unfit"),
-    "real_decoders": ("real_decoders_gemma", "real_decoders_memory"),
-    "rollback": ("table2",),
-    "standby": ("standby_cost",),
-    "standby_machines": ("standby_frozen", "standby_log"),
-}
-"""result file → names of its results that do not start with the file's name"""
-VARIANTS = frozenset(
-    [
-        "bursts",
-        "compression",
-        "diagnosis",
-        "drills",
-        "dume",
-        "exchange",
-        "experts",
-        "gpu",
-        "planner",
-        "race",
-        "robust",
-        "swarm",
-    ]
-)
-"""result files that hold every result named ``FILE_VARIANT``"""
-
 Output = TypeVar("Output")
 
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
-    """Return the quotients of paired repeats."""
     return [a / b for a, b in zip(over, under, strict=True)]
 
 
 def gaps(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Return the differences of paired repeats."""
     return [a - b for a, b in zip(values, base, strict=True)]
 
 
@@ -118,6 +62,22 @@ def in_processes(
         yield from pool.map(job, *arguments)
 
 
+def by_case(
+    workers: int,
+    job: Callable[..., Output],
+    cases: Iterable[tuple[Any, ...]],
+    *given: Any,
+    begin: Callable[[], None] | None = None,
+) -> dict[Any, Output]:
+    """Return ``job(*given, *case)`` of each case, computed by spawned processes; print each result."""
+    found, known = dict[Any, Output](), list(cases)
+    columns = [*([one] * len(known) for one in given), *zip(*known, strict=True)]
+    for case, result in zip(known, in_processes(workers, job, *columns, begin=begin), strict=True):
+        found[case] = result
+        print(f"{', '.join(map(str, case))}: {result}"[:300], flush=True)
+    return found
+
+
 def run_config(name: str, **sections: Any) -> RunConfig:
     """Return the configuration of a run below runs/benchmarks."""
     from planaria.config.schema import RunConfig
@@ -137,10 +97,13 @@ def milliseconds(seconds: Sequence[float]) -> str:
 
 
 def file_of(name: str) -> Path:
-    """Return the result file that holds the result ``name``."""
-    family = next((family for family, names in FAMILIES.items() if name in names), name)
-    prefix = family.partition("_")[0]
-    return RESULTS / f"{prefix if prefix in VARIANTS else family}.json"
+    """Return the file that holds the result ``name``; for a new one, that of its longest prefix, or one of its own."""
+    for path in sorted(RESULTS.glob("*.json")):
+        if name in json.loads(path.read_text()):
+            return path
+    words = name.split("_")
+    paths = [RESULTS / f"{'_'.join(words[:count])}.json" for count in range(len(words), 0, -1)]
+    return next((path for path in paths if path.exists()), paths[0])
 
 
 def saved(name: str) -> dict[str, Any]:
@@ -180,8 +143,6 @@ def write(path: Path, text: str) -> None:
 
 # ---- rows and claims
 
-Cell = float | int | str
-
 
 @dataclass(frozen=True)
 class Claim:
@@ -209,7 +170,7 @@ class Row:
     """the physical limit, measured or computed, in words and numbers"""
     claim: Claim | None = None
     """None: shown for comparison only"""
-    columns: Mapping[str, Cell] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
     """further columns"""
     judged: Literal["median", "worst", "least"] = "median"
     """the statistic that the claim bounds; ``worst`` is the maximum"""
@@ -343,7 +304,6 @@ def _run(main: Callable[[], int]) -> int:
 
 
 def _overview(cases: Mapping[str, Callable[[], int]]) -> str:
-    """List each case with the first line of its docstring."""
     program = f"python -m benchmarks.{Path(sys.argv[0]).stem}"
     rows = [f"  {name:14} {inspect.cleandoc(case.__doc__ or '').partition(chr(10))[0]}" for name, case in cases.items()]
     return "\n".join(

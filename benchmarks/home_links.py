@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 import planaria
-from benchmarks.fleet_run import bytes_data, finished
+from benchmarks.fleet_run import finished, sleeping, small_run
 from benchmarks.fleet_run import step_seconds as fleet_step_seconds
 from benchmarks.harness import (
     Claim,
@@ -28,7 +28,6 @@ from benchmarks.harness import (
     interleaved,
     milliseconds,
     ratios,
-    run_config,
     start,
 )
 from planaria.config.schema import ModelConfig, NetworkConfig, PipelineConfig, RunConfig
@@ -117,7 +116,6 @@ def wire_of(name: str, width: int) -> str | dict[str, Any]:
 
 
 def token_bytes(name: str, width: int) -> tuple[float, float]:
-    """Return the bytes of a token on each leg."""
     pipeline = PipelineConfig.model_validate({"wire": wire_of(name, width), "microbatch_size": 1})
     tokens = 1024
     model = ModelConfig(dim=width, heads=4, context=tokens, tied=False, subspace=pipeline.subspace(seed=0))
@@ -208,24 +206,14 @@ def run_fleet_steps(args: Namespace) -> Measurement:
     rows = []
     cases = product(LINKS.items(), ("bf16", "8/8", "6/4"), (False, True))
     for (name, (bandwidth, latency_s)), wire, shared in cases:
-        network = {
-            "bandwidth": bandwidth,
-            "latency_s": latency_s,
-            "emulate": True,
-            "forward_s": [0.002],
-            "backward_s": [0.004],
-            "inbound": "shared" if shared else "each",
-            "latency_queued": shared,
-        }
-        config = run_config(
+        link = {"bandwidth": bandwidth, "latency_s": latency_s, "latency_queued": shared}
+        config = small_run(
             f"home-links-{len(rows)}",
-            model={"vocab": 260, "dim": 64, "layers": 4, "heads": 4, "context": 64},
-            pipeline={"stages": 4, "microbatches": 8, "microbatch_size": 8, "wire": wire},
-            data=bytes_data(),
-            train={"steps": args.steps + SKIP, "eval_every": 0},
-            fleet={"spares": 0},
-            checkpoint={"every": 0},
-            network=network,
+            args.steps + SKIP,
+            4,
+            model={"vocab": 260, "dim": 64, "heads": 4, "hidden": 352, "context": 64},
+            pipeline={"microbatches": 8, "microbatch_size": 8, "wire": wire},
+            network=sleeping(0.002, inbound="shared" if shared else "each", **link),
         )
         plan = ResolvedRun(config).training(0)
         step_s = simulate(plan, Costs(config.network), message_bytes(config.model, config.pipeline)).step_s

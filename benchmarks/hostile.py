@@ -130,7 +130,6 @@ class Case:
     refused: bool = False  # must be refused; otherwise it may also be accepted
 
     def arguments(self, home: Path) -> list[str]:
-        """Write the files and return the arguments."""
         for name, content in self.files:
             (home / name).write_bytes(content)
         return [word.replace("HOME", str(home)) for word in self.words]
@@ -149,7 +148,6 @@ def prepare(home: Path) -> None:
 
 
 def cases(home: Path, seed: int, values: int = 2) -> list[Case]:
-    """Return all cases, with this many values for each flag of a recipe."""
     draw = random.Random(f"hostile {seed}")
     made = [*_flags(draw, values), *_recipes(home, draw), *_kinds(), *_topologies(draw), *_traces(), *_schedules(home)]
     return [*made, *_further()]
@@ -160,7 +158,6 @@ def _at(home: Path, word: str) -> str:
 
 
 def _flags(draw: random.Random, values: int) -> Iterator[Case]:
-    """Every setting of a recipe, with unsuitable values."""
     for command, root in (("train", RunConfig), ("swarm", SwarmConfig)):
         for field, _ in fields(root):
             for value in draw.sample(VALUES, values):
@@ -208,7 +205,6 @@ def _recipes(home: Path, draw: random.Random) -> Iterator[Case]:
 
 
 def _kinds() -> Iterator[Case]:
-    """Recipes of one kind for another's command."""
     for command, (_, words) in KINDS.items():
         for other in KINDS.keys() - (READERS if command in READERS else {command}):
             if not (words[0] == "compare" and other in (*READERS, "compare", "drill")):
@@ -403,14 +399,12 @@ def prepare_damage(home: Path, fleet: bool = True) -> None:
 
 
 def damage_cases(home: Path, seed: int, count: int | None = None) -> list[DamageCase]:
-    """Draw ``count`` of all cases."""
     made = [case for run in ("single", "replicas", "fleet") if (home / run).is_dir() for case in _of(home / run)]
     random.Random(f"damage {seed}").shuffle(made)
     return made[:count]
 
 
 def copied(home: Path, case: DamageCase, place: Path) -> Path:
-    """Copy the case's intact run to ``place``."""
     shutil.rmtree(place, ignore_errors=True)
     return Path(shutil.copytree(home / case.run, place))
 
@@ -506,6 +500,15 @@ def _within(limit_s: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def failure(done: CommandResult) -> str:
+    """Return why the end of a command is no answer, or "" if it accepted its input or refused it in one line."""
+    if done.code == -2:
+        return "no answer"
+    if done.code not in (0, 2) or "Traceback" in done.err:
+        return "traceback"
+    return "not one line" if done.code == 2 and not done.kind else ""
+
+
 DRY_S = 5.0
 
 
@@ -514,26 +517,20 @@ def verdict(case: Case, home: Path, limit_s: float = 30.0) -> tuple[str, float, 
     none = home / "none"  # where runs would be created
     before = set(none.rglob("*"))
     done = carry_out(case.arguments(home), limit_s)
-    answer = done.err.strip().splitlines()[-1] if done.err.strip() else ""
     left = {str(path) for path in set(none.rglob("*")) - before}
-    if done.code == -2:
-        return "no answer", done.seconds, answer
-    if done.code not in (0, 2) or "Traceback" in done.err:
-        return "traceback", done.seconds, answer
-    if done.code == 2 and not done.kind:
-        return "not one line", done.seconds, done.err[:400]
+    if why := failure(done):
+        return why, done.seconds, done.err[-400:]
     if case.refused and done.code == 0:
         return "taken", done.seconds, done.out[:200]
     if done.code == 2 and left:
         return "left something", done.seconds, min(left)
-    return "", done.seconds, answer
+    return "", done.seconds, done.err.strip()
 
 
 @benchmark(
     "hostile",
     seed=34107,
     values=Flag(3, "for each field of a recipe"),
-    verbose=Flag(False, "print the output of each case"),
     only=Flag("", "cases with this in their name"),
 )
 def run_hostile(args: Namespace) -> Measurement:
@@ -552,7 +549,7 @@ def run_hostile(args: Namespace) -> Measurement:
             if "--dry-run" in case.words:
                 slowest = max(slowest, seconds)
             wrong[why] += 1
-            if why or args.verbose or seconds > DRY_S:
+            if why or seconds > DRY_S:
                 print(f"{why or 'right':14} {seconds:4.1f} s  {case.name}: {output[:300]}", flush=True)
     counted = {
         "traceback": "tracebacks",
@@ -575,16 +572,12 @@ def damage_verdict(case: DamageCase, home: Path, place: Path, seed: int) -> tupl
     before = _damage_there(folder)
     done = carry_out(case.arguments(folder), 60)
     answer = done.err.strip()[-300:]
-    if done.code == -2:
-        return "no answer", answer
     if done.code == 1 and case.command == "replay" and case.log:
         return "refused", answer  # the log does not explain the run, which replay must report
-    if done.code not in (0, 2) or "Traceback" in done.err:
-        return "traceback", answer
+    if why := failure(done):
+        return why, answer
     if done.code == 0:
         return ("read" if case.log else "believed" if case.read else "not read"), answer
-    if not done.kind:
-        return "not one line", answer
     if Path(case.file).name not in done.err and Path(case.file).parent.name not in done.err:
         return "not named", answer
     return ("refused", answer) if _damage_there(folder) == before else ("left something", answer)

@@ -1,26 +1,30 @@
-"""Processor time of a run in one process over a plain loop, and of a fleet's workers over one process."""
+"""Time of a run in one process and of a group's member over a plain loop, and of a fleet's workers over one process."""
 
 from __future__ import annotations
 
 import importlib.util
 import multiprocessing
+import shutil
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import repeat
-from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import torch
 from greenlet import greenlet
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, TensorDataset
 
+import planaria
 from benchmarks.fleet_run import VOCAB, Relay, bytes_data, finished, run_fleet
 from benchmarks.harness import (
+    RUNS,
     Claim,
     Flag,
     Measurement,
@@ -46,7 +50,7 @@ from planaria.models.optimizers.adamw import adamw
 from planaria.runtime.worker.learning_rate import learning_rate
 
 if TYPE_CHECKING:
-    from planaria.control.protocols import Observer
+    pass
 
 
 class PlainLoop:
@@ -61,11 +65,9 @@ class PlainLoop:
         self._optimizer = adamw([p for group in self._groups for p in group], config.optim)
 
     def module_of(self, model: Llama) -> Any:
-        """Return the module to train, with the weights of ``model``."""
         return model
 
     def groups_of(self, model: Llama) -> list[list[Parameter]]:
-        """Return its parameters, grouped by stage of ``model``."""
         return [list(part.parameters()) for part in (model.ends, *model.stages)]
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -74,7 +76,6 @@ class PlainLoop:
         return found
 
     def fold(self) -> None:
-        """Complete the gradients of a step."""
         self._module.ends.fold_gradients()
 
     def train_step(self) -> float:
@@ -145,7 +146,7 @@ class PausedRun(Relay):
     def __init__(self, config: RunConfig) -> None:
         train = config.train.model_copy(update={"steps": config.train.steps + 1})  # the run never ends
         inline = config.model_copy(update={"engine": "inline", "train": train})
-        self._run = greenlet(lambda: run_fleet(inline, around=self._around))
+        self._run = greenlet(lambda: run_fleet(inline, around=self.attach))
         self._loss = 0.0
         self._run.switch()
 
@@ -153,10 +154,6 @@ class PausedRun(Relay):
         """Train until the next step is ordered; return the loss of the one before."""
         found: float = self._run.switch()
         return found
-
-    def _around(self, inner: Observer, folder: Path) -> Observer:
-        super().__init__(inner)
-        return self
 
     def on_event(self, t: float, event: e.Event, notice: int = 0) -> None:
         super().on_event(t, event, notice)
@@ -183,7 +180,6 @@ def begin(side: str, config: RunConfig) -> None:
 
 
 def take(steps: int) -> tuple[float, list[float]]:
-    """Train; return the processor seconds and the losses."""
     began = time.process_time()
     losses = [_step() for _ in range(steps)]
     return time.process_time() - began, losses
@@ -198,7 +194,6 @@ class Side:
         self.losses: list[float] = []
 
     def train(self, steps: int) -> float:
-        """Train further steps; return the processor seconds."""
         seconds, losses = self._process.submit(take, steps).result()
         self.losses += losses
         return seconds
@@ -291,8 +286,7 @@ def cpu_seconds(pids: Sequence[int]) -> float:
 class Metered(Relay):
     """Records the workers' processor time at each step's order."""
 
-    def __init__(self, inner: Observer) -> None:
-        super().__init__(inner)
+    def __init__(self) -> None:
         self._pids: list[int] = []
         self.used: dict[int, float] = {}
 
@@ -309,14 +303,9 @@ class Metered(Relay):
 
 def fleet_s(config: RunConfig, warm: int) -> float:
     """Return the processor seconds of a step of all workers."""
-    metered: list[Metered] = []
-
-    def around(inner: Observer, folder: Path) -> Observer:
-        metered.append(Metered(inner))
-        return metered[0]
-
-    finished(config, around=around)
-    used, last = metered[0].used, config.train.steps - 1
+    metered = Metered()
+    finished(config, around=metered.attach)
+    used, last = metered.used, config.train.steps - 1
     return (used[last] - used[warm]) / (last - warm)
 
 
@@ -374,5 +363,55 @@ def run_worker_cpu(args: Namespace) -> Measurement:
     return Result(rows, ["measured: processor time of all workers / of the one process"])
 
 
+# ---- a group of programs with loops of their own: the cost of ``wrap``
+
+GROUP_SKIP = 5
+"""first steps, which are not timed"""
+
+
+@benchmark("group_cost", repeats=Flag(10), steps=Flag(60), width=256, layers=4, batch=64)
+def run_group(args: Namespace) -> Measurement:
+    """Steps of one member of a group and of the same loop without one, in turns, in this process. Claim: <= 1.01."""
+    torch.set_num_threads(1)
+    wrapped, plain = interleaved([lambda: _group_side(args, True), lambda: _group_side(args, False)], args.repeats)
+    columns = {"with, ms": 1e3 * median(wrapped), "without, ms": 1e3 * median(plain)}
+    return [Row("step of one member / of the plain loop", ratios(wrapped, plain), "1", Claim(high=1.01), columns)]
+
+
+def _group_side(args: Namespace, member: bool) -> float:
+    """Return the median seconds of a step."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(args.width, 4, 4 * args.width, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, args.layers, enable_nested_tensor=False)
+    optimizer: Optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    data = TensorDataset(torch.randn(args.batch * args.steps, 16, args.width))
+    loader = DataLoader(data, args.batch, shuffle=True)
+    if not member:
+        return _timed(model, optimizer, _rows(loader))
+    shutil.rmtree(RUNS / "group", ignore_errors=True)
+    with planaria.host(key=RUNS / "group.key", out=RUNS) as group:
+        wrapped = group.wrap(optimizer, model, exchange="noloco", every=50)
+        return _timed(model, wrapped, group.shard(loader))
+
+
+def _rows(loader: DataLoader[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the batches in the way in which ``shard`` reads them: by number, in this thread."""
+    dataset, collate = loader.dataset, loader.collate_fn
+    for numbers in loader.batch_sampler:
+        yield collate([dataset[number] for number in numbers])
+
+
+def _timed(model: nn.Module, optimizer: Optimizer, batches: Iterable[tuple[Tensor, ...]]) -> float:
+    seconds, since = [], time.monotonic()
+    for (inputs,) in batches:
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        now = time.monotonic()
+        seconds.append(now - since)
+        since = now
+    return median(seconds[GROUP_SKIP:])
+
+
 if __name__ == "__main__":
-    start(inline=run_inline, worker_cpu=run_worker_cpu)
+    start(inline=run_inline, worker_cpu=run_worker_cpu, group=run_group)

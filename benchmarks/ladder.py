@@ -10,7 +10,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product, repeat
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,15 +22,14 @@ from benchmarks.harness import (
     CORES,
     DATA,
     RUNS,
-    Cell,
     Claim,
     Flag,
     Measurement,
     Result,
     Row,
     benchmark,
+    by_case,
     gaps,
-    in_processes,
     ratios,
     run_config,
     start,
@@ -120,7 +119,7 @@ def ladder_train(args: Namespace, seed: int) -> None:
         write_stage(trained(seed), stage, engine.step, runner.state())
 
 
-def losses_of(args: Namespace, seed: int, rule: str | None) -> Losses:
+def losses_of(args: Namespace, rule: str | None, seed: int) -> Losses:
     """Return the validation losses for each lost middle stage; without a rule, of the run that loses nothing."""
     engine = engine_for(ladder_recipe(args, seed, rule))
     state = {stage: read_stage(trained(seed), stage, args.steps - WARM) for stage in engine.runners}
@@ -146,7 +145,7 @@ def ladder_rows(losses: dict[tuple[str | None, int], Losses], seeds: Sequence[in
         at_once = [[now - base[seed][0] for now, _ in losses[rule, seed]] for seed in seeds]
         later = [[after - base[seed][1] for _, after in losses[rule, seed]] for seed in seeds]
         means[rule] = [fmean(each) for each in at_once]
-        columns: dict[str, Cell] = {}
+        columns = {}
         for what, by_seed in (("at once", at_once), ("later", later)):
             flat = [x for each in by_seed for x in each]
             columns |= {what: f"{fmean(flat):+.3f}", f"{what}, each": f"{min(flat):+.3f} … {max(flat):+.3f}"}
@@ -181,15 +180,8 @@ def run_ladder(args: Namespace) -> Measurement:
     if args.steps < WARM:
         raise UserError(f"--steps {args.steps}: copies are complete after {WARM} steps; give {WARM} or more")
     tokenise_corpus(ladder_recipe(args, 0).data, args.vocab, print)
-    list(in_processes(args.workers, ladder_train, repeat(args), args.seeds))
-    print(f"trained {len(args.seeds)} seeds for {args.steps - WARM} steps", flush=True)
-    arms = list(product([None, *RULES], args.seeds))
-    results = in_processes(args.workers, losses_of, repeat(args), [s for _, s in arms], [rule for rule, _ in arms])
-    losses = {}
-    for (rule, seed), found in zip(arms, results, strict=True):
-        losses[rule, seed] = found
-        shown = ", ".join(f"{now:.3f} → {later:.3f}" for now, later in found)
-        print(f"seed {seed}, {rule or 'nothing lost'}: {shown}", flush=True)
+    by_case(args.workers, ladder_train, product(args.seeds), args)
+    losses = by_case(args.workers, losses_of, product([None, *RULES], args.seeds), args)
     free = [(seed, *losses[None, seed][0]) for seed in args.seeds]
     notes = [
         f"measured: validation loss {args.after} steps after the loss of a stage, minus that of the run that lost "
@@ -245,7 +237,6 @@ def edges_train(args: Namespace, seed: int, routing: str) -> Course:
 
 
 def steps_ratio(full: list[ValidationPoint], swapped: list[ValidationPoint]) -> float:
-    """Return the steps to the best loss that both reach, swapped over full."""
     target = max(min(loss for _, loss in smoothed_losses(points)) for points in (full, swapped))
     ticks = [ticks_to(points, target) for points in (full, swapped)]
     assert ticks[0] is not None and ticks[1] is not None, "both reach the worse of their best losses"
@@ -279,17 +270,8 @@ def run_edges(args: Namespace) -> Measurement:
             "--steps"
         )
     tokenise_corpus(edges_recipe(args, 0, "full").data, VOCAB, print)
-    arms = list(product(args.seeds, ("full", "swapped")))
-    courses: list[Course] = []
-    results = in_processes(args.workers, edges_train, repeat(args), [s for s, _ in arms], [kind for _, kind in arms])
-    for (seed, routing), course in zip(arms, results, strict=True):
-        courses.append(course)
-        print(
-            f"seed {seed}, {routing}: loss {course.points[-1].loss:.3f}, stage 1 lost {course.first:+.3f}, "
-            f"stage {args.stages} lost {course.last:+.3f}",
-            flush=True,
-        )
-    full, swapped = courses[::2], courses[1::2]
+    courses = by_case(args.workers, edges_train, product(args.seeds, ("full", "swapped")), args)
+    full, swapped = ([courses[seed, routing] for seed in args.seeds] for routing in ("full", "swapped"))
     rows = []
     for stage, high, side in ((1, 0.2, "first"), (args.stages, 0.5, "last")):
         harms = [[getattr(course, side) for course in arm] for arm in (full, swapped)]
@@ -379,7 +361,7 @@ def skipping_rows(args: Namespace, found: dict[str, list[Outcome]]) -> Iterator[
     base = [outcome.at_steps for outcome in found[FULL]]
     for arm, outcomes in found.items():
         losses = [o.at_steps for o in outcomes], [o.at_compute for o in outcomes]
-        columns: dict[str, Cell] = {
+        columns = {
             "steps": f"{args.steps}, {round(args.steps * full / compute(skipping_recipe(args, arm, 0)))}",
             "perplexity": ", ".join(f"{math.exp(fmean(each)):.2f}" for each in losses),
         }
@@ -418,13 +400,8 @@ def run_skipping(args: Namespace) -> Measurement:
     one; with a quarter left out at most 1.03 for the arm that skipped.
     """
     tokenise_corpus(skipping_recipe(args, FULL, 0).data, args.vocab, print)
-    arms = list(product(args.arms, args.seeds))
-    found: dict[str, list[Outcome]] = {arm: [] for arm in args.arms}
-    results = in_processes(args.workers, skipping_train, repeat(args), [arm for arm, _ in arms], [s for _, s in arms])
-    for (arm, seed), one in zip(arms, results, strict=True):
-        found[arm].append(one)
-        losses = f"{one.at_steps:.3f} at equal steps, {one.at_compute:.3f} at equal compute"
-        print(f"seed {seed}, {arm}: {losses}", flush=True)
+    results = by_case(args.workers, skipping_train, product(args.arms, args.seeds), args)
+    found = {arm: [results[arm, seed] for seed in args.seeds] for arm in args.arms}
     note = "measured: perplexity over the full arm's after its steps, or over the whole model's; the worst seed"
     return Result(list(skipping_rows(args, found)), [note])
 
@@ -442,7 +419,6 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 def sources(megabytes: float = 4.0) -> Path:
-    """Return a file with the sources of Python's standard library."""
     RUNS.mkdir(parents=True, exist_ok=True)
     path = RUNS / "python.txt"
     if not path.exists():

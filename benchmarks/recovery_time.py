@@ -24,7 +24,7 @@ from benchmarks.fleet_run import (
     step_seconds,
     thaw_later,
 )
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
 from planaria.cli.fault_injection import send_signal
 from planaria.common.errors import UserError
 from planaria.config.schema import FleetConfig, RunConfig
@@ -45,10 +45,10 @@ _PASSES = 5
 
 def parts(record: RunRecord, state_bytes: int) -> dict[str, float]:
     """Return the seconds of each part of the physical limit, for stages of ``state_bytes``."""
-    with opened(state_bytes) as pair:
-        relink = min(pair.link(f"again {n}") for n in range(_PASSES))
-        pair.transfer("gloo", state_bytes, 1)  # first touches
-        transfer = min(pair.transfer("gloo", state_bytes, 2) for _ in range(_PASSES))
+    with opened(state_bytes) as both:
+        relink = min(both("link", f"again {n}")[0] for n in range(_PASSES))
+        both("trip", "gloo", state_bytes, 1)  # first touches
+        transfer = min(both("trip", "gloo", state_bytes, 2)[0] for _ in range(_PASSES))
     return {"detect": detect_s(), "relink": relink, "2S/B": transfer, "redo": redo_s(record)}
 
 
@@ -65,7 +65,7 @@ def redo_s(record: RunRecord) -> float:
 
 def worker_start_s(record: RunRecord) -> float:
     """Return the fastest start of a worker during the run, from its Spawn decision to its WorkerJoined event."""
-    spawned_at: dict[str, float] = {}
+    spawned_at = {}
     took: list[float] = []
     begun = False
     for t, fact in record.history:
@@ -108,7 +108,6 @@ def idle(connection: WorkerConnection, worker: str, incarnation: int) -> None:
     time.sleep(60.0)
 
 
-RECOVERY_TIME_NAME = "recovery_time"
 FIRST = 4  # step of the first fault: a checkpoint has been made by then
 THAW_S = 1.5
 PARTS = ("notice", "decide", "relink", "transfer", "rebuild", "redo")
@@ -148,7 +147,7 @@ def freezes(incidents: int, gap: int, stages: int) -> tuple[Fault, ...]:
 def recipe(args: Namespace, arm: str, incidents: int, spares: int) -> RunConfig:
     """A run long enough for all incidents and the last thaw."""
     steps = FIRST + (incidents + 1) * args.gap
-    return real_stages(args, f"{RECOVERY_TIME_NAME}-{arm}", steps, spares, save_every=FIRST - 1)
+    return real_stages(args, f"recovery_time-{arm}", steps, spares, save_every=FIRST - 1)
 
 
 def totals(timings: Sequence[RecoveryTiming]) -> list[float]:
@@ -157,7 +156,7 @@ def totals(timings: Sequence[RecoveryTiming]) -> list[float]:
 
 def columns(timings: Sequence[RecoveryTiming]) -> dict[str, int | str]:
     """Return the median milliseconds of every part of the recoveries."""
-    cells: dict[str, int | str] = {}
+    cells = {}
     for part in PARTS:
         seconds = [s for timing in timings if (s := getattr(timing, part)) is not None]
         cells[part] = round(statistics.median(seconds) * 1e3) if seconds else ""
@@ -218,7 +217,7 @@ def frozen(args: Namespace, bound: dict[str, float]) -> list[Row]:
 
 
 @benchmark(
-    RECOVERY_TIME_NAME,
+    "recovery_time",
     kills=Flag(24, "incidents with spares at hand, a quarter of each moment"),
     cold=Flag(6, "kills without a spare"),
     freezes=6,
@@ -243,7 +242,6 @@ def run_recovery_time(args: Namespace) -> Measurement:
     return Result(rows, notes)
 
 
-GOODPUT_NAME = "goodput"
 ARMS: dict[str, tuple[str, ...]] = {"fault-free": (), "kills": ("kill",), "kills and freezes": ("kill", "stop")}
 CLAIMS = {"kills": Claim(low=0.95), "kills and freezes": Claim(low=0.90)}
 GOODPUT_THAW_S = 3.0
@@ -257,7 +255,7 @@ class Striker(threading.Thread):
         super().__init__(name="striker", daemon=True)
         self._folder, self._actions, self._stages = folder, actions, stages
         self._seconds, self._every = seconds, every
-        self._random = random.Random(f"{GOODPUT_NAME} {'/'.join(actions)}")
+        self._random = random.Random(f"goodput {'/'.join(actions)}")
 
     def run(self) -> None:
         began = time.monotonic()
@@ -281,18 +279,17 @@ class Striker(threading.Thread):
 
 
 def run_arm(arm: str, args: Namespace) -> RunRecord:
-    """Train one arm for its time."""
     seconds = args.minutes * 60
 
     def around(observer: Observer, folder: Path) -> Observer:
-        return StopAfter(observer, seconds, Striker(folder, ARMS[arm], args.stages, seconds, args.every).start)
+        striker = Striker(folder, ARMS[arm], args.stages, seconds, args.every)
+        return StopAfter(seconds, striker.start).attach(observer, folder)
 
-    config = real_stages(args, f"{GOODPUT_NAME}-{arm.replace(' ', '-')}", ENDLESS, spares=1, save_every=100)
+    config = real_stages(args, f"goodput-{arm.replace(' ', '-')}", ENDLESS, spares=1, save_every=100)
     return run_fleet(config, around=around)
 
 
 def steps_in(record: RunRecord, seconds: float) -> int:
-    """Return the steps committed within ``seconds`` of the first step's order."""
     end = first_step_t(record) + seconds
     return max((f.step + 1 for t, f in record.history if isinstance(f, d.Commit) and t <= end), default=0)
 
@@ -304,7 +301,7 @@ def rows_of(arm: str, args: Namespace, records: Sequence[RunRecord], free: Seque
     stood_still = [t.total for t in timings if t.total is not None]
     problems = [problem for r in records for problem in prove_exactly_once(r)]
     samples = sum(1 for _, f in record.history if isinstance(f, d.Commit)) * record.config.pipeline.samples
-    columns: dict[str, Cell] = {
+    columns = {
         "steps": steps[-1],
         "faults": summary.injected,
         "outcomes": ", ".join(f"{n} {outcome}" for outcome, n in summary.outcomes.items()),
@@ -335,7 +332,7 @@ def least_lost(arm: str, args: Namespace, record: RunRecord) -> float:
 
 
 @benchmark(
-    GOODPUT_NAME,
+    "goodput",
     minutes=Flag(10.0, "of each arm, from its first step"),
     every=Flag(20.0, "seconds from fault to fault", metavar="S"),
     repeats=Flag(1, "of the three arms"),

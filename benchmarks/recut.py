@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import planaria
-from benchmarks.fleet_run import bytes_data
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, gaps, run_config, start
+from benchmarks.fleet_run import bytes_data, losses_by_step
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, gaps, run_config, start
 from planaria.common.errors import RunStopped
 from planaria.config.schema import RunConfig
 from planaria.control.log.reader import read_run
@@ -70,7 +70,6 @@ def fresh_moments() -> Iterator[None]:
 
 
 def updated(args: Namespace, source: Path, arm: str) -> float:
-    """Continue; return the validation loss of the averaged model, in nats."""
     folder = Path(shutil.copytree(source, source.with_name(f"{source.name}-{arm}")))
     settings: Mapping[str, object] = {"train.steps": args.before + args.after, "exchange.replicas": ARMS[arm]}
     with fresh_moments() if arm == "fresh" else nullcontext():
@@ -160,7 +159,6 @@ class Pair:
 
     @property
     def same(self) -> bool:
-        """Return True if the arithmetic is the same."""
         return self.source.replicas == self.target.replicas
 
 
@@ -278,12 +276,10 @@ def atoms(folder: Path, step: int, shape: Shape) -> Atoms:
 
 
 def losses(folder: Path) -> Losses:
-    """Return the losses by step, the last one of repeated steps."""
-    return {metric.step: metric.loss for metric in read_run(folder).trained}
+    return losses_by_step(read_run(folder))
 
 
 def forgotten(args: Namespace, shape: Shape, was: Unbroken) -> float:
-    """Return the difference of losses with fresh moments, on the inline engine."""
     with copied(was.folder) as folder, fresh_moments():
         recut_go_on(folder, args.before, shape._replace(engine="inline"))
         return apart(losses(folder), was.losses, args.before)
@@ -291,7 +287,6 @@ def forgotten(args: Namespace, shape: Shape, was: Unbroken) -> float:
 
 @contextmanager
 def copied(folder: Path) -> Iterator[Path]:
-    """A temporary copy of a run."""
     copy = Path(shutil.copytree(folder, folder.with_name(f"{folder.name}-goes-on")))
     try:
         yield copy
@@ -324,7 +319,7 @@ def _rows(pairs: Sequence[Pair], forgotten: float) -> Iterator[Row]:
             continue
         how = f"{'same' if same else 'other'} replicas, {'same' if engines else 'other'} engine"
         found, controls = ([x / MILLIONTH for x in xs] for xs in ([p.apart for p in kind], [p.control for p in kind]))
-        columns: dict[str, Cell] = {
+        columns = {
             "pairs": len(kind),
             "losses equal": sum(p.apart == 0 for p in kind),
             "unbroken, both": f"{max(controls):.3f}",
@@ -332,7 +327,7 @@ def _rows(pairs: Sequence[Pair], forgotten: float) -> Iterator[Row]:
         claim = NONE if same else Claim(high=1.0)
         yield Row(f"losses apart / 1e-6: {how}", found, "", claim, columns, "worst")
         if same:
-            ends, count = [p.ended for p in kind], dict[str, Cell](pairs=len(kind))
+            ends, count = [p.ended for p in kind], dict[str, Any](pairs=len(kind))
             yield Row(f"tensors apart at the end: {how}", ends, tensors, NONE, count, "worst")
     yield Row("losses apart / 1e-6: moments begun anew", [forgotten / MILLIONTH], "", Claim(low=100.0))
 

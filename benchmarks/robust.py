@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.exchange_in_process import Replica
-from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, in_processes, one_thread, ratios, start
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, by_case, one_thread, ratios, start
 from planaria.exchange.base import Update
 from planaria.exchange.monna import MoNNA, nearest
 from planaria.exchange.robust.combining import combine
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     Attack = Callable[[Tensor, int, Generator], Tensor]  # honest vectors [n − f, d], f → Byzantine vectors [f, d]
 
 
-ROBUST_NAME = "robust"
 RULES: dict[str, dict[str, Any] | None] = {
     "mean": None,
     "median": {"rule": "median"},
@@ -133,7 +132,6 @@ class Digits:
         return torch.cat([part.flatten(1) for part in parts], dim=1)
 
     def outcome(self, weights: Tensor) -> Outcome:
-        """Evaluate one model [d]."""
         w1, b1, w2, b2 = (part[0] for part in _layers(weights.unsqueeze(0)))
         logits, wanted = (self.images[self.test] @ w1.T + b1).relu() @ w2.T + b2, self.digits[self.test]
         loss = torch.nn.functional.cross_entropy(logits, wanted)
@@ -141,7 +139,6 @@ class Digits:
 
 
 def _layers(weights: Tensor) -> tuple[Tensor, ...]:
-    """Both layers' weights and biases [n, …] of models [n, d]."""
     w1, b1, w2, b2 = weights.split([64 * 64, 64, 10 * 64, 10], dim=1)
     return w1.unflatten(1, (64, 64)), b1.unsqueeze(1), w2.unflatten(1, (10, 64)), b2.unsqueeze(1)
 
@@ -180,14 +177,14 @@ def learnt(setting: Setting, seed: int, rule: Mapping[str, Any] | None, attack: 
     return digits.outcome(digits.weights)
 
 
-def _accuracy(setting: Setting, seed: int, rule: str, what: str) -> float:
+def _accuracy(setting: Setting, what: str, rule: str, seed: int) -> float:
     return learnt(setting, seed, RULES[rule], attacks()[what]).accuracy
 
 
 SIZES = {"seeds": Flag([1, 2, 3]), "steps": Flag(300), "workers": Flag(15), "byzantine": Flag(3), "processes": Flag(2)}
 
 
-@benchmark(ROBUST_NAME, **SIZES)
+@benchmark("robust", **SIZES)
 def run_robust(args: Namespace) -> Measurement:
     """Measure robust rules on handwritten digits: three of fifteen workers are Byzantine in every step.
 
@@ -196,10 +193,8 @@ def run_robust(args: Namespace) -> Measurement:
     rule costs more than 0.02. Needs the extra experts (scikit-learn's digits).
     """
     setting = Setting(args.workers, args.byzantine, args.steps)
-    runs = list(product(attacks(), RULES, args.seeds))
-    whats, rules, seeds = zip(*runs, strict=True)
-    found = in_processes(args.processes, _accuracy, [setting] * len(runs), seeds, rules, whats, begin=one_thread)
-    values = dict(zip(runs, found, strict=True))
+    cases = product(attacks(), RULES, args.seeds)
+    values = by_case(args.processes, _accuracy, cases, setting, begin=one_thread)
     rows: list[Row] = []
     for what, name in product(attacks(), RULES):
         own, plain = ([values[what, rule, seed] for seed in args.seeds] for rule in (name, "mean"))
@@ -212,7 +207,6 @@ def run_robust(args: Namespace) -> Measurement:
     return rows
 
 
-DATA_NAME = "robust_data"
 SHOWN = [rule for rule in RULES if rule != "Flag, 1 round"]
 
 
@@ -237,7 +231,6 @@ class Mimic:
 
 
 def alie(x: Tensor, f: int, _: Generator) -> Tensor:
-    """Vectors close to the mean."""
     return (x.mean(0) - 0.3 * x.std(0)).expand(f, -1)
 
 
@@ -254,7 +247,7 @@ def is_byzantine() -> Mapping[str, Callable[[], Attack | str | None]]:
     }
 
 
-def _learnt(setting: Setting, seed: int, rule: str, what: str) -> Outcome:
+def _learnt(setting: Setting, what: str, rule: str, seed: int) -> Outcome:
     return learnt(setting, seed, RULES[rule], is_byzantine()[what]())
 
 
@@ -273,7 +266,6 @@ def differing(found: Mapping[tuple[str, str], list[Outcome]]) -> list[Row]:
 
 
 def honest(found: Mapping[str, list[Outcome]]) -> list[Row]:
-    """Losses over the mean's, with honest workers and equal data."""
     rows, base = [], [mean.loss for mean in found["mean"]]
     for name, outcomes in found.items():
         if name != "mean":
@@ -283,7 +275,7 @@ def honest(found: Mapping[str, list[Outcome]]) -> list[Row]:
     return rows
 
 
-@benchmark(DATA_NAME, honest_steps=1000, **SIZES)
+@benchmark("robust_data", honest_steps=1000, **SIZES)
 def run_data(args: Namespace) -> Measurement:
     """Measure robust rules on unlike data, and their cost without attack.
 
@@ -295,14 +287,9 @@ def run_data(args: Namespace) -> Measurement:
     unlike = Setting(args.workers, args.byzantine, args.steps, lr=1.0, momentum=0.9, spread=0.1)
     alike = Setting(args.workers, args.byzantine, args.honest_steps)
     first = [(unlike, what, name) for what, name in product(is_byzantine(), SHOWN)]
-    runs: list[tuple[Setting, str, str, int]] = [
-        (*run, seed) for run in [*first, *((alike, "none", name) for name in SHOWN)] for seed in args.seeds
-    ]
-    settings, whats, names, seeds = zip(*runs, strict=True)
-    found = in_processes(args.processes, _learnt, settings, seeds, names, whats, begin=one_thread)
-    by_run: dict[tuple[Setting, str, str], list[Outcome]] = {}
-    for (setting, what, name, _), outcome in zip(runs, found, strict=True):
-        by_run.setdefault((setting, what, name), []).append(outcome)
+    runs = [*first, *((alike, "none", name) for name in SHOWN)]
+    found = by_case(args.processes, _learnt, [(*run, s) for run in runs for s in args.seeds], begin=one_thread)
+    by_run = {run: [found[*run, seed] for seed in args.seeds] for run in runs}
     rows = [
         *differing({(what, name): values for (setting, what, name), values in by_run.items() if setting == unlike}),
         *honest({name: values for (setting, _, name), values in by_run.items() if setting == alike}),

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from benchmarks.fleet_run import VOCAB, bytes_data
-from benchmarks.harness import Cell, Claim, Flag, Measurement, Result, Row, benchmark, run_config, start
+from benchmarks.fleet_run import bytes_data, small_run
+from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, start
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.data.shards import tokenise_corpus
@@ -80,7 +80,6 @@ def lost_stages(p: float, seed: int, ticks: int, stages: int = STAGES) -> dict[i
 
 
 def failed_ticks(p: float, seed: int, useful: int, stages: int = STAGES) -> frozenset[int]:
-    """Return the ticks before which a stage fails, long enough for :func:`simulated`."""
     return frozenset(lost_stages(p, seed, TRACE * useful, stages))
 
 
@@ -103,7 +102,7 @@ def simulated_row(args: Namespace, every: int, p: float, needed: float) -> Row:
     )
     any_stage = 1.0 - (1.0 - p) ** STAGES
     limit = f"{rollback_mean(every, any_stage, 'ticks'):.3f} expected"
-    columns: dict[str, Cell] = {
+    columns = {
         "known": needed,
         "each trace": f"{min(over):.2f} … {max(over):.2f} of {len(over)}",
         "by committed steps": f"{fmean(by_steps):.2f}",
@@ -115,13 +114,14 @@ def simulated_row(args: Namespace, every: int, p: float, needed: float) -> Row:
 
 def recipe(every: int, seed: int, useful: int, ticks: int) -> RunConfig:
     """A tiny model; its only validation, after ``useful`` steps, gives the tick."""
-    return run_config(
+    return small_run(
         "rollback",
+        ticks,
+        STAGES,
         seed=seed,
-        model={"vocab": VOCAB, "dim": 8, "layers": STAGES, "heads": 2, "hidden": 16, "context": 8},
-        pipeline={"stages": STAGES, "microbatches": 1, "microbatch_size": 1},
+        model={"dim": 8, "hidden": 16, "context": 8},
         data=bytes_data(64),
-        train={"steps": ticks, "eval_every": useful, "eval_microbatches": 1},
+        train={"eval_every": useful, "eval_microbatches": 1},
         recovery={"strategy": "checkpoint"},
         checkpoint={"every": every},
     )
@@ -207,7 +207,7 @@ def policy_row(args: Namespace, rate: Rate, stages: int, every: int | None) -> R
         done = simulated(USEFUL, interval, failed_ticks(rate.p, seed, USEFUL, stages))
         hours.append((done.ticks * rate.checkpoint_s + (done.saves + done.rollbacks) * stop_s) / HOUR)
     what = f"{rate.hourly:.0%} {stages} stages, saved {'every' if every else 'best:'} {interval}"
-    columns: dict[str, Cell] = {"published": f"{rate.checkpoint_h:.2f}" if every == SAVED_EVERY else ""}
+    columns = {"published": f"{rate.checkpoint_h:.2f}" if every == SAVED_EVERY else ""}
     limit = f"{USEFUL * rate.checkpoint_s / HOUR:.0f}: no failure"
     return Row(what, [fmean(hours)], limit, None if every == SAVED_EVERY else Claim(high=rate.plus_h), columns)
 

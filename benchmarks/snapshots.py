@@ -6,7 +6,6 @@ import hashlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from argparse import Namespace
@@ -18,8 +17,9 @@ from typing import Any
 import torch
 
 from benchmarks.endurance import training
-from benchmarks.fleet_run import VOCAB, bytes_data, ending, finished, require_finished, run_fleet, step_seconds
-from benchmarks.harness import RUNS, Cell, Claim, Flag, Measurement, Result, Row, benchmark, ratios, run_config, start
+from benchmarks.fleet_run import ending, finished, require_finished, run_fleet, small_run, step_seconds
+from benchmarks.harness import RUNS, Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
+from benchmarks.processes import cli
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
@@ -109,16 +109,8 @@ def _config(
     name: str, model: tuple[int, int, int], stages: int, microbatches: int, steps: int, **more: Any
 ) -> RunConfig:
     dim, hidden, context = model
-    shape = {"dim": dim, "layers": stages, "heads": 2 if dim == 32 else 4, "hidden": hidden, "context": context}
-    plain = {"fleet": {"spares": 0}, "checkpoint": {"every": 0}}
-    return run_config(
-        name,
-        model={"vocab": VOCAB, **shape},
-        pipeline={"stages": stages, "microbatches": microbatches, "microbatch_size": 1},
-        data=bytes_data(),
-        train={"steps": max(1, steps), "eval_every": 0},
-        **plain | more,
-    )
+    shape = {"dim": dim, "heads": 2 if dim == 32 else 4, "hidden": hidden, "context": context}
+    return small_run(name, max(1, steps), stages, model=shape, pipeline={"microbatches": microbatches}, **more)
 
 
 def _recipe(args: Namespace, name: str, bandwidth: float, options: dict[str, object] | None, steps: int) -> RunConfig:
@@ -150,7 +142,7 @@ def _steps(args: Namespace, link: str, bandwidth: float) -> list[Row]:
         large.append(fmean(step_seconds(run_fleet(full), SKIP)) / step_s)
         share.append(max(cost.step_bytes for _, cost in costs_of_copies(ResolvedRun(full))) / (bandwidth * step_s))
     most = Claim(high=1.05)
-    columns: dict[str, Cell] = {"link": link, "step": f"{1e3 * median(plain):.0f} ms"}
+    columns = {"link": link, "step": f"{1e3 * median(plain):.0f} ms"}
     return [
         Row("step with snapshots / without, best interval", best, "1", Claim(high=1.02), columns),
         Row("a slice's share of a step on its link", bound, "0.25", Claim(high=0.25), columns),
@@ -193,7 +185,6 @@ SAVED = 25  # steps between checkpoints; snapshots are newer
 
 
 def _plain(name: str) -> RunConfig:
-    """A run whose stages compute, on free links."""
     recovery = {"strategy": "snapshot, checkpoint", "options": {"every": 5, "persist": True}}
     checkpoint = {"every": SAVED}
     return _config(f"snapshots-{name}", (256, 688, 64), STAGES, 4, 10_000, checkpoint=checkpoint, recovery=recovery)
@@ -204,8 +195,8 @@ def _resumed(folder: Path) -> tuple[float, float, str]:
     and the source."""
     before = max(fact.step for _, fact in read_run(folder).history if isinstance(fact, d.Commit))
     called = time.monotonic()
-    command = [sys.executable, "-m", "planaria", "train", "--resume", str(folder), "--quiet"]
-    subprocess.run([*command, "--train.steps", str(before + 5)], check=True, stdout=subprocess.DEVNULL)
+    command = cli("train", "--resume", folder, "--quiet", "--train.steps", before + 5)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     history = read_run(folder).history
     last = max(n for n, (_, fact) in enumerate(history) if isinstance(fact, e.RunStarted))
     started = history[last][1]
@@ -214,7 +205,7 @@ def _resumed(folder: Path) -> tuple[float, float, str]:
     return first_step - formed, first_step - called, "memory" if started.snapshot_step >= 0 else "disk"
 
 
-LOST_SETS_STAGES = 6
+BLOCKS = 6
 APART = 4  # steps between sets
 
 
@@ -235,7 +226,7 @@ def run_lost_sets(args: Namespace) -> Measurement:
 
 def _rows(tolerate: int, every: int, most: int) -> list[Row]:
     """Compare a run that loses every set with one that loses nothing."""
-    members = range(LOST_SETS_STAGES + 1)
+    members = range(BLOCKS + 1)
     sets = [lost for size in range(1, tolerate + 1) for lost in list(combinations(members, size))[:most]]
     moments = ("forward", "backward", "commit", "any")
     faults = [
@@ -249,11 +240,11 @@ def _rows(tolerate: int, every: int, most: int) -> list[Row]:
         faults += [Fault(step=extra, stage=2, moment="forward"), gives]
     steps = APART * (len(sets) + 3)
     how = "in step" if not every else f"retained, every {every}"
-    faulty = run_fleet(_lost_sets_recipe(tolerate, every, steps, f"m{tolerate}-{every}"), tuple(faults))
-    untroubled = finished(_lost_sets_recipe(tolerate, every, steps, f"m{tolerate}-{every}-none"))
+    faulty = run_fleet(_lost_recipe(tolerate, every, steps, f"m{tolerate}-{every}"), tuple(faults))
+    untroubled = finished(_lost_recipe(tolerate, every, steps, f"m{tolerate}-{every}-none"))
     ended = ending(faulty) == "finished"
     alike = [float(ended and one == other) for one, other in zip(_shas(faulty), _shas(untroubled), strict=True)]
-    columns: dict[str, float | int | str] = {"m": tolerate, "mode": how, "sets": len(sets), "ended": ending(faulty)}
+    columns = {"m": tolerate, "mode": how, "sets": len(sets), "ended": ending(faulty)}
     forms = [fact.outcome for _, fact in faulty.history if getattr(fact, "kind", "") == "form"]
     odd = sum(outcome in ("rolled back", "skipping") for outcome in forms)
     killed = sum(getattr(fact, "kind", "") == "fault_injected" for _, fact in faulty.history)
@@ -264,18 +255,18 @@ def _rows(tolerate: int, every: int, most: int) -> list[Row]:
     ]
 
 
-def _lost_sets_recipe(tolerate: int, every: int, steps: int, name: str) -> RunConfig:
+def _lost_recipe(tolerate: int, every: int, steps: int, name: str) -> RunConfig:
     recovery = {"strategy": "snapshot", "options": {"tolerate": tolerate, "every": every}}
     fleet = {"spares": tolerate}
-    return _config(f"lost_sets-{name}", (32, 64, 32), LOST_SETS_STAGES, 4, steps, fleet=fleet, recovery=recovery)
+    return _config(f"lost_sets-{name}", (32, 64, 32), BLOCKS, 4, steps, fleet=fleet, recovery=recovery)
 
 
 def _shas(record: RunRecord) -> list[str]:
     """Return a digest of each stage's final state, or empty strings without one."""
     saved = CheckpointStore(Path(record.folder) / "checkpoints").newest(whole_only=True)
     if saved is None:
-        return [""] * (LOST_SETS_STAGES + 1)
-    states = [read_stage(saved.folder, stage, saved.step) for stage in range(LOST_SETS_STAGES + 1)]
+        return [""] * (BLOCKS + 1)
+    states = [read_stage(saved.folder, stage, saved.step) for stage in range(BLOCKS + 1)]
     return [hashlib.sha256(pack(state).numpy().tobytes()).hexdigest() for state in states]
 
 

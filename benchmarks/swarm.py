@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Claim, Flag, Measurement, Result, Row, benchmark, ratios, start
-from planaria.common.errors import RunStopped, UserError
+from benchmarks.processes import wait_until
+from planaria.common.errors import UserError
 from planaria.swarm.assemble import assemble, make_policy, make_task
 from planaria.swarm.attacks.attacker import Attacker
 from planaria.swarm.board.board import Board
@@ -126,12 +127,14 @@ def frozen(seed: int, committee: str) -> tuple[float, float]:
         try:
             for name in peer_names(config):
                 live.start(name)
-            until(lambda: len(done(folder, "p3")) > draw.randrange(1, 3) - 1 and bool(done(folder, "p3")))
+            wait_until(
+                "further round", lambda: len(done(folder, "p3")) > draw.randrange(1, 3) - 1 and bool(done(folder, "p3"))
+            )
             time.sleep(draw.uniform(0, 0.4))
             victim = live.processes["p3"].pid or 0
             os.kill(victim, signal.SIGSTOP)
             begun = len(done(folder, "p0"))
-            until(lambda: len(done(folder, "p0")) >= min(ROUNDS, begun + draw.randrange(1, 4)))
+            wait_until("further round", lambda: len(done(folder, "p0")) >= min(ROUNDS, begun + draw.randrange(1, 4)))
             os.kill(victim, signal.SIGCONT)
             for process in live.processes.values():
                 process.join(120)
@@ -214,19 +217,9 @@ def peer(config: SwarmConfig, name: str, folder: Path) -> Peer:
 
 
 def done(folder: Path, name: str) -> list[RoundDone]:
-    """Return the rounds in a peer's log, in order."""
     file = folder / PEERS / name / LOG
     found = read_log(file) if file.is_file() else []
     return sorted((r for r in found if isinstance(r, RoundDone)), key=lambda record: record.round)
-
-
-def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return
-        time.sleep(0.01)
-    raise RunStopped(f"nothing happened for {seconds:g} s")
 
 
 UNTOUCHED, KILLED, WITHHOLDS = "p0", ("p3", "p4"), "p5"
@@ -316,7 +309,7 @@ def bucket() -> Iterator[str]:
         server.stop()
 
 
-def swarm_stress_swarm(board: str, rounds: int, timeout_s: float, seed: int, harsh: bool) -> SwarmConfig:
+def stressed(board: str, rounds: int, timeout_s: float, seed: int, harsh: bool) -> SwarmConfig:
     withholding = {"attack": {"kind": "text", "dose": 0.0, "withhold": 0.5}}
     plain: dict[str, Any] = {
         "name": "swarm_stress",
@@ -333,7 +326,7 @@ def swarm_stress_swarm(board: str, rounds: int, timeout_s: float, seed: int, har
 
 
 def arm(place: str, args: Any, seed: int, harsh: bool) -> Ended:
-    config = swarm_stress_swarm(f"{place}/{uuid.uuid4().hex}", args.rounds, args.timeout, seed, harsh)
+    config = stressed(f"{place}/{uuid.uuid4().hex}", args.rounds, args.timeout, seed, harsh)
     found(config, args.identities if harsh else 0, args.senders)
     with tempfile.TemporaryDirectory() as folder:
         live = LiveSwarm(config, Path(folder))
@@ -343,7 +336,11 @@ def arm(place: str, args: Any, seed: int, harsh: bool) -> Ended:
                 live.start(name)
             if harsh:
                 killed(live, random.Random(seed))
-            until(lambda: all(len(done(live.folder, name)) == args.rounds for name in peer_names(config)), LONGEST_S)
+            wait_until(
+                "further round",
+                lambda: all(len(done(live.folder, name)) == args.rounds for name in peer_names(config)),
+                LONGEST_S,
+            )
             for process in live.processes.values():
                 process.join(30)
         finally:
@@ -383,12 +380,12 @@ def killed(live: LiveSwarm, draw: random.Random) -> None:
     rounds = live.config.rounds.count
     for nth, name in enumerate(KILLED):
         after = 1 + nth * rounds // 3 + draw.randrange(0, max(1, rounds // 4))
-        until(lambda name=name, after=after: len(done(live.folder, name)) >= after, LONGEST_S)  # type: ignore[misc]
+        wait_until("further round", lambda name=name, after=after: len(done(live.folder, name)) >= after, LONGEST_S)  # type: ignore[misc]
         time.sleep(draw.uniform(0, 1))
         live.processes[name].signal(signal.SIGKILL)
         live.processes[name].join(10)
         before = len(done(live.folder, UNTOUCHED))
-        until(lambda before=before: len(done(live.folder, UNTOUCHED)) > before, LONGEST_S)  # type: ignore[misc]
+        wait_until("further round", lambda before=before: len(done(live.folder, UNTOUCHED)) > before, LONGEST_S)  # type: ignore[misc]
         live.start(name)
 
 
@@ -530,13 +527,13 @@ def run_swarm_unlike(args: Namespace) -> Measurement:
     weights but for one difference. Defaults of the defence, one round, nothing learned from it; one value per seed. An
     attack's phrase is a stray letter that the policy has seen, as in the drills.
     """
-    found = [dict(swarm_unlike_measured(seed, args.rounds)) for seed in args.seeds]
+    found = [dict(unlike_shares(seed, args.rounds)) for seed in args.seeds]
     rows = [Row(what, [of_seed[what] for of_seed in found if what in of_seed], "") for what in found[0]]
     note = "shares of a round; off: 1 if the layer switched itself off"
     return Result(rows, [note])
 
 
-def swarm_unlike_measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
+def unlike_shares(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
     torch.set_num_threads(1)
     base = {
         "seed": seed,
@@ -562,7 +559,6 @@ def swarm_unlike_measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]
 
 
 def altered(policy: Policy, begun: Policy, change: Callable[[Tensor, Tensor], Tensor]) -> Policy:
-    """Return a copy whose weights are ``change(current, initial)``."""
     copy = policy.clone()
     with torch.no_grad():
         for mine, then in zip(copy.module.parameters(), begun.module.parameters(), strict=True):

@@ -15,15 +15,12 @@ TRL has its own environment and is never imported here. To create it, in the rep
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
 import resource
 import shutil
 import subprocess
-import sys
-import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -34,6 +31,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import ROOT, RUNS, Claim, Flag, Measurement, Result, Row, benchmark, gaps, ratios, start
+from benchmarks.processes import children, cli, reap_children
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.recipe import dump
 from planaria.runtime.fleet.process import adopt_orphans
@@ -96,7 +94,6 @@ def recipe(args: Namespace, peers: int, rounds: int, lr: float, seed: int, **pol
 
 
 def started(args: Namespace) -> Path:
-    """Export the start model of all sides; return its folder."""
     config = recipe(args, 1, 1, 1e-3, 0)
     policy = make_policy(config, make_task(config), print)
     assert isinstance(policy, LlamaPolicy)
@@ -120,10 +117,9 @@ def ran(args: Namespace, side: str, begun: Path, rounds: int, lr: float, seed: i
 
 
 def swarm(config: SwarmConfig, folder: Path) -> float:
-    """Run a swarm in ``folder``/run; return its processor seconds."""
     file = folder / "recipe.toml"
     file.write_text(dump(config.model_copy(update={"name": "run", "out": str(folder)})))
-    return metered([sys.executable, "-m", "planaria", "swarm", "train", str(file)], folder / "out.txt")
+    return metered(cli("swarm", "train", file), folder / "out.txt")
 
 
 def trainer(args: Namespace, config: SwarmConfig, folder: Path) -> float:
@@ -170,25 +166,6 @@ def metered(command: Sequence[str], out: Path) -> float:
     return used() - before
 
 
-def reap_children(others: frozenset[int], patience_s: float = 10.0) -> bool:
-    """Wait for all children but ``others``, so that their time counts; return False if any is left."""
-    until = time.monotonic() + patience_s
-    while left := children() - others:
-        for pid in left:
-            with contextlib.suppress(ChildProcessError):  # another thread has waited for it
-                os.waitpid(pid, os.WNOHANG)
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def children() -> frozenset[int]:
-    """Return the process ids of all children, zombies included."""
-    lists = Path("/proc/self/task").glob("*/children")
-    return frozenset(int(pid) for file in lists for pid in file.read_text().split())
-
-
 def used() -> float:
     found = resource.getrusage(resource.RUSAGE_CHILDREN)
     return found.ru_utime + found.ru_stime
@@ -198,7 +175,6 @@ def used() -> float:
 
 
 def examined(config: SwarmConfig, policy: Policy) -> float:
-    """Return the share of held-out sums solved by one draw each, equal draws for all sides of a seed."""
     task = make_task(config)
     asked = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"problems": task.held_out})})
     return Examiner(task, asked, "p0").examine(policy).accuracy.rate or 0.0

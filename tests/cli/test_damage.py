@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks import hostile
 from benchmarks.hostile import DRY_S, carry_out
 from benchmarks.hostile import damage_verdict as damaged
 from benchmarks.hostile import verdict as answered
 
+from benchmarks import hostile
 from planaria.common import digests
 from planaria.runtime.checkpoint.store import CheckpointStore
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks import exchange_in_process
 from benchmarks.exchange_in_process import Replica, exchange_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
+from benchmarks import exchange_in_process
 from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig

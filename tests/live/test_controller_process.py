@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks.netns import NotAllowedError, own_loopback
 
 from planaria import train as train_by_url
 from planaria.cli.fault_injection import request_fault
@@ -38,6 +37,7 @@ from support.live.harness import (
     tiny,
     train,
 )
+from support.netns import NotAllowedError, own_loopback
 from support.processes import planaria
 
 FOREVER = 10_000

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.netns import CUT_OFF, FINE, Host, NotAllowedError, Weather, network, output_of
 
 from planaria.cli.commands.check import replay_run
 from planaria.config.schema import RunConfig
@@ -36,6 +35,7 @@ from support.live.harness import (
     validation_losses,
 )
 from support.live.keyless_client import FRAME
+from support.netns import CUT_OFF, FINE, Host, NotAllowedError, Weather, network, output_of
 
 pytestmark = pytest.mark.timeout(300)
 FOREVER = 10_000

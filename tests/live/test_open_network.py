@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.netns import Host, NotAllowedError, network, output_of
 
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
@@ -32,6 +31,7 @@ from support.live.harness import (
     tiny,
     validation_losses,
 )
+from support.netns import Host, NotAllowedError, network, output_of
 
 pytestmark = pytest.mark.timeout(400)
 PORT = 7001

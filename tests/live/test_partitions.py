@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from benchmarks.netns import FINE, Host, NotAllowedError, Weather, network
 
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
@@ -21,6 +20,7 @@ from planaria.control.facts import events as e
 from planaria.control.log.reader import CONFIG, EVENTS, read_run
 from support.live.harness import checked, facts, in_one_process, losses, tiny
 from support.live.holders import written_key
+from support.netns import FINE, Host, NotAllowedError, Weather, network
 from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

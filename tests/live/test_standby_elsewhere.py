@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.field_systems import free_port
+from benchmarks.processes import free_port
 
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d

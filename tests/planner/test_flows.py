@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.planner_flows import flow_along
+from benchmarks.planner import flow_along
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import trl as beside
 from benchmarks.harness import ROOT
 from benchmarks.trl import ALONE, FOUR, TRL, Ran, at, learning_rows, metered, per_update, ran, recipe, started, trainer
 from hypothesis import given as over
 from hypothesis import strategies as st
 
+from benchmarks import trl as beside
 from planaria.common.errors import RunStopped
 from planaria.swarm.assemble import make_task
 from planaria.swarm.peer.random_draws import shared_problems

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.audit import QUESTION, planted, refusals, sampled
-from benchmarks.reply_channel import ReplyChannel, exact
+from benchmarks.audit import QUESTION, ReplyChannel, exact, planted, refusals, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

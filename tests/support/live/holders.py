@@ -7,7 +7,7 @@ import signal
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.field_systems import free_port
+from benchmarks.processes import free_port
 
 from support.processes import Command
 from support.waiting import until

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.field_systems import free_port
+from benchmarks.processes import free_port
 
 from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.facts import events as e

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import field, field_runs
 from benchmarks.field import (
     FIRST,
     GROUP,
@@ -31,15 +30,16 @@ from benchmarks.field import (
 )
 from benchmarks.field_peer import Llama as PeerLlama
 from benchmarks.field_peer import Sizes
-from benchmarks.field_runs import Ran, ran
 from benchmarks.field_systems import (
     SMOOTHED,
     Line,
+    Ran,
     Strike,
     Update,
     apart,
     lost,
     next_steps,
+    ran,
     rate,
     standing,
     strikes,
@@ -51,6 +51,7 @@ from benchmarks.harness import ROOT
 from hypothesis import given as over
 from hypothesis import strategies as st
 
+from benchmarks import field, field_systems
 from planaria.common.errors import UserError
 from planaria.models.llama_stages import Llama
 from planaria.models.optimizers.base import LAYER
@@ -220,7 +221,7 @@ def test_the_table_has_recovery_times_losses_and_costs() -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for module in (field, field_runs):
+    for module in (field, field_systems):
         monkeypatch.setattr(module, "RUNS", tmp_path)
     return tmp_path
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-import benchmarks
 import pytest
+
+import benchmarks
 
 MODULES = sorted(file.stem for file in Path(benchmarks.__file__).parent.glob("*.py") if file.stem != "__init__")
 

@@ -16,7 +16,7 @@ from planaria.runtime.resolved_run import ResolvedRun
 yaml = pytest.importorskip("yaml")
 ray_constants = pytest.importorskip("ray._private.ray_constants")
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 FILES = {name: (ROOT / "deploy" / name).read_text() for name in ("kuberay.yaml", "spot.yaml")}
 KUBERAY: Any = yaml.safe_load(FILES["kuberay.yaml"])
 SPOT: Any = yaml.safe_load(FILES["spot.yaml"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from benchmarks import gpu as predicted
 from benchmarks.harness import saved
 
+from benchmarks import gpu as predicted
 from planaria.config import recipe, shipped
 from planaria.config.schema import ModelConfig, RunConfig
 from planaria.models.llama_stages import flops_per_token
