@@ -57,7 +57,7 @@ FACTS = (
     "facts.decisions",
     "facts.events",
     "facts.run_started",
-    "facts.slowness_events",
+    "facts.slowness",
     "log.writer",
     "log.reader",
     "log.run_record",

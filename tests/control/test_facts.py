@@ -16,6 +16,7 @@ from planaria.config.options import Options
 from planaria.config.schema import ExchangeConfig, RecoveryConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import ORDER, Order
 
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**40), 2**40),
@@ -82,7 +83,7 @@ def _held(field: FieldInfo) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize(
     ("kinds", "adapter"),
-    [(e.Event, e.EVENT), (e.Report, e.REPORT), (d.Decision, d.DECISION), (d.Order, d.ORDER)],
+    [(e.Event, e.EVENT), (e.Report, e.REPORT), (d.Decision, d.DECISION), (Order, ORDER)],
     ids=["event", "report", "decision", "order"],
 )
 def test_facts_round_trip_through_json(kinds: Any, adapter: Any) -> None:

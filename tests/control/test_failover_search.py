@@ -18,6 +18,7 @@ import pytest
 from planaria.control.apply import apply
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import Order
 from planaria.control.failover import FailoverFold
 from planaria.control.replay import replay
 from planaria.control.state.run import RunState
@@ -100,7 +101,7 @@ class MortalFleet(OpenFleet):
             super().work(worker + DISK)  # of a former controller's save; one file at a time
         super().work(worker)
 
-    def _repeated(self, me: FleetWorker, order: d.Order) -> bool:
+    def _repeated(self, me: FleetWorker, order: Order) -> bool:
         if isinstance(order, d.Commit) and order.generation == me.generation and me.updates == order.step + 1:
             self.report(me, e.StageCommitted, step=order.step)
             return True

@@ -14,6 +14,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import InjectFault
 from planaria.faults.checks import neighbours
 from planaria.faults.trace import Fault, Trace, write
 from planaria.runtime.preparation.config_checks import read_faults
@@ -48,7 +49,7 @@ def test_a_worker_gets_its_fault_in_its_step(moment: Any) -> None:
     injector.on_decision(run(3, mode="evaluate"), STATE)
     assert not fleet.sent_orders, "a validation is no step"
     injector.on_decision(run(3), STATE)
-    fault_order = d.InjectFault(number=0, signal="slow", moment=moment, offset=0.5, seconds=None, strength=4.0)
+    fault_order = InjectFault(number=0, signal="slow", moment=moment, offset=0.5, seconds=None, strength=4.0)
     assert fleet.sent_orders == [("w2", fault_order)]
     assert injector.on_event(0.0, injected(0, 2), STATE) == []
     injector.on_decision(run(3), STATE)
@@ -61,7 +62,7 @@ def test_an_attack_is_sent_with_its_end_also_in_a_resumed_run() -> None:
         injector, fleet = chaos(lie, first_step=first)
         injector.on_decision(run(step), STATE)
         plain = {"number": 0, "signal": "corrupt_update", "moment": "any", "offset": 0.0, "seconds": None}
-        fault_order = d.InjectFault(**plain, strength=0.5, attack="ipm", until=6)
+        fault_order = InjectFault(**plain, strength=0.5, attack="ipm", until=6)
         assert fleet.sent_orders == ([("w2", fault_order)] if reported else [])
     injector, fleet = chaos(Fault(step=3, stage=2, signal="corrupt_update"), first_step=4)
     injector.on_decision(run(4), STATE)

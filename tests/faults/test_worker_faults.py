@@ -14,8 +14,8 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import InjectFault
 from planaria.control.state.roster import Roster, WorkerState
 from planaria.control.state.run import RunState
 from planaria.data.stream import BatchReader
@@ -34,9 +34,9 @@ from support.tiny_engine import Recipe, config_in, train_stream
 LATE_S = 0.02
 
 
-def fault_order(signal: str, **more: Any) -> d.InjectFault:
+def fault_order(signal: str, **more: Any) -> InjectFault:
     fields = {"number": 0, "moment": "any", "offset": 0.0, "seconds": None, "strength": None}
-    return d.InjectFault(**{"signal": signal, **fields, **more})
+    return InjectFault(**{"signal": signal, **fields, **more})
 
 
 def faults(reported: list[str] | None = None) -> WorkerFaults:

@@ -23,6 +23,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import ORDER, InjectFault
 from planaria.faults.trace import Fault
 from planaria.runtime.engine import link_survey_node
 from planaria.runtime.engine.machine_service import setup_of
@@ -82,7 +83,7 @@ ORDERS = [
     d.Form(generation=1, step=0, outcome="started", members=[], links=[d.MemberLink(low=0, high=1, id="x")]),
     d.RunStep(generation=1, step=0, left_out={1: "x"}),
     d.Commit(generation=1, step=0, progress=0),
-    d.InjectFault(number=1, signal="slow", moment="any", offset=0.5, seconds=1.0, strength=2.0),
+    InjectFault(number=1, signal="slow", moment="any", offset=0.5, seconds=1.0, strength=2.0),
 ]
 REPORTS: list[e.Fact] = [
     e.WorkerJoined(worker="w1", incarnation=1, pid=1, at="127.0.0.1:1", memory=1, layer_s=0.1),
@@ -109,7 +110,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], type[Exception], list[Any]]]
     "to a machine": (joining.TO_MACHINE.validate_json, ValidationError, plain(TO_MACHINE)),
     "files, asked": (files._REQUEST.validate_json, ValidationError, plain(ASKED)),
     "files, answered": (files._ANSWER.validate_json, ValidationError, plain(ANSWERS)),
-    "order": (d.ORDER.validate_json, ValidationError, plain(ORDERS)),
+    "order": (ORDER.validate_json, ValidationError, plain(ORDERS)),
     "report": (e.REPORT.validate_json, ValidationError, plain(REPORTS)),
     "survey, order": (link_survey_node.ORDER.validate_json, ValidationError, plain([link_survey_node.Probe()])),
     "survey, report": (

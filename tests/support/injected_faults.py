@@ -10,6 +10,7 @@ from typing import Any
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import InjectFault
 from planaria.control.state.replica import ReplicaState, WorkerSet
 from planaria.control.state.roster import Roster, WorkerState
 from planaria.control.state.run import Replicas, RunState
@@ -37,11 +38,11 @@ class Fleet:
     """Records its messages and signals."""
 
     def __init__(self) -> None:
-        self.sent_orders: list[tuple[str, d.InjectFault]] = []
+        self.sent_orders: list[tuple[str, InjectFault]] = []
         self.signals: list[tuple[str, int, signal.Signals]] = []
 
     def send(self, worker: str, text: bytes) -> None:
-        self.sent_orders.append((worker, d.InjectFault.model_validate_json(text)))
+        self.sent_orders.append((worker, InjectFault.model_validate_json(text)))
 
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
         self.signals.append((worker, incarnation, number))

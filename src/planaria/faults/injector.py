@@ -13,6 +13,7 @@ from pathlib import Path
 from planaria.config.names import WorkerId
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import InjectFault
 from planaria.control.state.run import RunState
 from planaria.faults.trace import Fault, Trace, injection_order, is_pending, moments_before_commit
 from planaria.runtime.checkpoint.stage_file import stage_file
@@ -39,7 +40,7 @@ class TraceInjector:
         self._simultaneous: dict[int, list[tuple[int, Fault]]] = defaultdict(list)
         """number of a kill → kills injected with it"""
         self._resumptions: list[tuple[float, WorkerId]] = []
-        self._slow_hosts: list[tuple[str, d.InjectFault, float]] = []
+        self._slow_hosts: list[tuple[str, InjectFault, float]] = []
         """machine, fault of its workers, and its end (monotonic seconds)"""
 
     def add(self, fault: Fault) -> None:
@@ -122,7 +123,7 @@ class TraceInjector:
         """Announce a fault to a worker."""
         self._waiting.remove((number, fault))
         self._armed[number] = fault, WorkerId(worker, state.workers[worker].incarnation)
-        injection = d.InjectFault(
+        injection = InjectFault(
             number=number,
             signal=fault.signal,
             moment=fault.moment,
@@ -150,7 +151,7 @@ class TraceInjector:
                 left = None if injection.seconds is None else until - now
                 self._send(worker, injection.model_copy(update={"seconds": left}))
 
-    def _send(self, worker: str, injection: d.InjectFault) -> None:
+    def _send(self, worker: str, injection: InjectFault) -> None:
         self._fleet.send(worker, injection.model_dump_json().encode())
 
     def _kill(self, number: int, fault: Fault, step: int, state: RunState) -> e.FaultInjected:

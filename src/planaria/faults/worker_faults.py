@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor
 
 from planaria.config.schema import RunConfig
-from planaria.control.facts.decisions import InjectFault
+from planaria.control.facts.orders import InjectFault
 from planaria.data.stream import BatchReader
 from planaria.faults import trace
 from planaria.faults.byzantine import Byzantine, make_misbehaviour

@@ -20,8 +20,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.names import WorkerId
-from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import ExitWorker
 from planaria.group.member_runner import MemberRunner, OwnerLoopSteps
 from planaria.group.member_state import MemberState
 from planaria.models.group_family import group_family
@@ -72,7 +72,7 @@ class _MemberLink(ControlLink):
     def leave(self, code: int = 0) -> NoReturn:
         if isinstance(getcurrent().parent, greenlet):
             raise GreenletExit
-        self.inbox.put(d.UnassignWorker())  # from a thread of this link
+        self.inbox.put(ExitWorker())  # from a thread of this link
         raise SystemExit
 
 
@@ -93,7 +93,7 @@ class Membership:
         self.worker, incarnation, self._connection = self._wait_for_admission(patience_s)
         setup = replace(setup, key=run_membership.key, host=run_membership.own_address, reach=run_membership.reach)
         self._link = _MemberLink(self._connection, setup.config.fleet.heartbeat_s, inbox=Inbox())
-        self._pool.dismiss = lambda: self._link.inbox.put(d.UnassignWorker())
+        self._pool.dismiss = lambda: self._link.inbox.put(ExitWorker())
         resolved = ResolvedRun(setup.config)
         self.runner = MemberRunner(setup.config, owned, sums_gradients=resolved.replicas_per_plan > 1)
         self._transport = SocketTransport(self._link.inbox, self._connection.own_address, setup.key, setup.reach)  # type: ignore[arg-type]

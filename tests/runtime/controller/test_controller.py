@@ -17,6 +17,7 @@ from planaria.config.schema import RunConfig
 from planaria.control.checkpoint_decisions import LAST_TRIES
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import ORDER, ExitWorker, Order
 from planaria.control.replay import replay
 from planaria.control.run_deadlines import SAVE_RETRY_S, RoundWait, RunDeadlines
 from planaria.control.state.run import RunState
@@ -71,7 +72,7 @@ class ObedientFleet:
         self.deliver(worker, e.WorkerJoined(worker=worker, incarnation=incarnation, pid=1))
 
     def send(self, worker: str, text: bytes) -> None:
-        order = d.ORDER.validate_json(text)
+        order = ORDER.validate_json(text)
         if type(order) in self.silent:
             return
         match order:
@@ -87,7 +88,7 @@ class ObedientFleet:
                 self._report(worker, e.StageSaved, order.generation, step=order.step, bytes=1)
 
     def send_to_incarnation(self, worker: str, incarnation: int, text: bytes) -> None:
-        assert isinstance(d.ORDER.validate_json(text), d.UnassignWorker)
+        assert isinstance(ORDER.validate_json(text), ExitWorker)
         self.dismissed.append((worker, incarnation))
 
     def poll(self, timeout_s: float) -> list[Reported | WorkerEnded]:
@@ -163,7 +164,7 @@ def test_the_checkpoint_folder_exists_before_workers_are_asked_to_save(scene: Sc
     shutil.rmtree(store.folder)
 
     def send(worker: str, text: bytes) -> None:
-        if isinstance(order := d.ORDER.validate_json(text), d.Save):
+        if isinstance(order := ORDER.validate_json(text), d.Save):
             file = stage_file(store.unfinished(order.step, order.generation), scene.fleet.stages[worker])
             file.write_bytes(b"x")
         original(worker, text)
@@ -183,7 +184,7 @@ def test_a_stop_ends_in_time_if_no_step_completes(scene: Scene, monkeypatch: pyt
     original = scene.fleet.send
 
     def send(worker: str, text: bytes) -> None:
-        order = d.ORDER.validate_json(text)
+        order = ORDER.validate_json(text)
         if isinstance(order, d.RunStep) and order.step == 1:
             scene.fleet.deliver(worker, e.Heartbeat(trouble="Network is unreachable"))
         else:
@@ -215,7 +216,7 @@ def test_a_broken_edge_without_a_death_is_replaced_after_its_grace(scene: Scene)
     original = scene.fleet.send
 
     def send(worker: str, text: bytes) -> None:
-        order = d.ORDER.validate_json(text)
+        order = ORDER.validate_json(text)
         if isinstance(order, d.RunStep) and order.generation == 1 and scene.fleet.stages[worker] == 1:
             broken(scene)
         if isinstance(order, d.Form) and order.generation == 2:
@@ -234,7 +235,7 @@ def test_the_grace_of_an_older_generation_does_not_delay_a_newer_one(scene: Scen
     scene.fleet.silent = {d.RunStep}
 
     def send(worker: str, text: bytes) -> None:
-        order = d.ORDER.validate_json(text)
+        order = ORDER.validate_json(text)
         if isinstance(order, d.RunStep) and order.generation < 3 and scene.fleet.stages[worker] == 1:
             edge = e.EdgeBroken(worker=worker, node=1, peer=2, generation=order.generation, detail="reset")
             scene.fleet.deliver(worker, edge)
@@ -255,7 +256,7 @@ def test_reports_of_dead_workers_are_ignored_and_answered_with_leave(scene: Scen
     original = scene.fleet.send
 
     def send(worker: str, text: bytes) -> None:
-        order = d.ORDER.validate_json(text)
+        order = ORDER.validate_json(text)
         if isinstance(order, d.Form) and order.generation == 1 and worker == "w1":
             scene.fleet.notices.append(WorkerEnded("w1", 1, "heartbeat", "silent for 1 s"))
             for _ in range(2):  # it wakes up and reports
@@ -298,14 +299,14 @@ REPORTS = [
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(raw=hostile(*(report.model_dump(mode="json") for report in REPORTS)), once=st.sampled_from([d.Form, d.RunStep]))
-def test_a_report_beyond_range_costs_its_worker_at_most(raw: bytes, once: type[d.Order]) -> None:
+def test_a_report_beyond_range_costs_its_worker_at_most(raw: bytes, once: type[Order]) -> None:
     """The worker counts as dead or the report is accepted; in any case the run ends."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         scene = Scene(Path(folder), patch)
         original, repeated = scene.fleet.send, list[bytes]()
 
         def send(worker: str, text: bytes) -> None:
-            if not repeated and worker == "w1" and isinstance(d.ORDER.validate_json(text), once):
+            if not repeated and worker == "w1" and isinstance(ORDER.validate_json(text), once):
                 repeated.append(raw)
                 scene.fleet.notices.append(Reported(worker, 1, raw))
             original(worker, text)

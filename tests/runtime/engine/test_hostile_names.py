@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.control.facts.decisions import ORDER, Form, Load, Member
+from planaria.control.facts.decisions import Form, Load, Member
+from planaria.control.facts.orders import ORDER
 from planaria.runtime.engine import run_files
 from planaria.runtime.fleet import files, joining
 from planaria.runtime.transport.secure import new_key

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planaria.runtime.fleet import files
-from planaria.runtime.fleet.control_connections import ControlListener, call
+from planaria.runtime.fleet.control_connections import BlockingConnection, ControlListener, call
 from planaria.runtime.fleet.files import Files, FileServer
 from planaria.runtime.transport.listener import FILES
 from planaria.runtime.transport.secure import new_key
@@ -138,7 +138,7 @@ def test_a_full_disk_is_reported_to_the_worker(run: Run, tmp_path: Path, monkeyp
 def test_a_wrong_digest_is_refused(run: Run, tmp_path: Path) -> None:
     """The server announces another digest than that of the bytes it sent."""
 
-    def is_byzantine(connection: files.BlockingConnection) -> None:
+    def is_byzantine(connection: BlockingConnection) -> None:
         files._next(connection)
         files._send_message(connection, files.FileContent(size=4))
         connection.send_bytes(b"four")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import Donate, ExitWorker, Order
 from support.control.simulated_fleet import SimulatedFleet
 
 
@@ -37,13 +38,13 @@ class OpenFleet(SimulatedFleet):
 
     def work(self, worker: str) -> None:
         orders = self.alive[worker].orders if worker in self.alive else None  # a writing thread has none
-        if orders and isinstance(orders[0], d.Donate):
+        if orders and isinstance(orders[0], Donate):
             self._hand_over(worker, orders.popleft())
         else:
             super().work(worker)
 
-    def _hand_over(self, worker: str, order: d.Order) -> None:
-        assert isinstance(order, d.Donate)
+    def _hand_over(self, worker: str, order: Order) -> None:
+        assert isinstance(order, Donate)
         me, form = self.alive[worker], self.handing[order.link]
         assert (me.node, me.stage, me.updates) == (order.to, order.stage, form.step), "another state is handed over"
         self.gifts.add((form.generation, order.to, d.PREDECESSOR))
@@ -57,7 +58,7 @@ class OpenFleet(SimulatedFleet):
                 assert len(there) <= (self.rooms[host] if host else self.started.own_workers), "there is no room for it"
             case d.Release(worker=worker):
                 assert worker in self.leaving and worker not in self.state.holders.values()
-                self.alive[worker].orders.append(d.UnassignWorker())
+                self.alive[worker].orders.append(ExitWorker())
             case d.RemoveMachine(host=host):
                 self.rooms[host] = 0
             case d.Form():
@@ -73,5 +74,5 @@ class OpenFleet(SimulatedFleet):
         assert form.outcome != "handed over" or member.worker not in self.leaving, "the successor is leaving as well"
         link = d.state_link(form.generation, d.PREDECESSOR, member.node)
         self.handing[link] = form
-        order = d.Donate(donor=d.PREDECESSOR, to=member.node, stage=member.stage, link=link)
+        order = Donate(donor=d.PREDECESSOR, to=member.node, stage=member.stage, link=link)
         self.alive[worker].orders.append(order)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import ExitWorker, Order
 from planaria.control.state.run import RunState
 from support.control.machine_checks import MachineChecks
 from support.control.replica_worker import ReplicaWorker
@@ -67,7 +68,7 @@ class OpenReplicas(SimulatedReplicas):
     def fail(self, worker: str) -> None:
         """Let a joined machine's worker fail in its current order."""
         me = self.alive[worker]
-        if me.orders and not isinstance(me.orders[0], d.Disband | d.UnassignWorker):
+        if me.orders and not isinstance(me.orders[0], d.Disband | ExitWorker):
             me.orders.popleft()
         self.machines[me.host].failed = True
         self.machine_checks.last = {node: old for node, old in self.machine_checks.last.items() if old is not me}
@@ -130,15 +131,15 @@ class OpenReplicas(SimulatedReplicas):
         super().carry_out(decision)
         match decision:
             case d.Release():
-                self.order(d.UnassignWorker(), [decision.worker])
+                self.order(ExitWorker(), [decision.worker])
             case d.RemoveMachine():
                 self.parting.append(decision.host)
             case d.Finish():
                 self.parting.clear()
                 self.leaving.clear()
 
-    def obey(self, me: ReplicaWorker, order: d.Order) -> None:
-        if isinstance(order, d.UnassignWorker):
+    def obey(self, me: ReplicaWorker, order: Order) -> None:
+        if isinstance(order, ExitWorker):
             self.lose(me.name)
         else:
             super().obey(me, order)

@@ -15,6 +15,7 @@ from planaria.control.decide import MAX_ATTEMPTS
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.facts.measurements import PassDurations
+from planaria.control.facts.orders import ExitWorker
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.rollback import first_origin
 from planaria.control.state.roster import MAX_FAILED_STARTS
@@ -83,7 +84,7 @@ class SimulatedFleet(Simulation):
             self.happened(joined)
             return
         match me.orders.popleft():
-            case d.UnassignWorker():
+            case ExitWorker():
                 assert not me.writing, "a worker leaves while it writes a file"
                 self.lose(worker)
             case d.Form() as form:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from planaria.control.checkpoint_decisions import save_awaiting_retry
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import Donate, Order
 from planaria.control.rounds import round_wait_key
 from planaria.control.state.run import RunState
 from planaria.control.stop_reasons import stop_blockers
@@ -207,7 +208,7 @@ class SimulatedReplicas(Simulation):
                 self.alive.clear()
                 self.mail.clear()
 
-    def order(self, order: d.Order, workers: frozenset[str] | list[str]) -> None:
+    def order(self, order: Order, workers: frozenset[str] | list[str]) -> None:
         """Put an order into the inboxes of the living among ``workers``."""
         for me in [self.alive[worker] for worker in workers if worker in self.alive]:
             if isinstance(
@@ -216,7 +217,7 @@ class SimulatedReplicas(Simulation):
                 if isinstance(order, d.BeginRound) and self.run.exchange.decoupled and not me.forming:
                     me.orders.append(order)
                     continue
-                busy = [o for o in me.orders if not isinstance(o, d.Donate | d.BeginRound)]
+                busy = [o for o in me.orders if not isinstance(o, Donate | d.BeginRound)]
                 assert not busy and not me.forming, f"{order.kind} for {me.name}, which is at {busy or 'Form'}"
             me.orders.append(order)
 
@@ -232,16 +233,16 @@ class SimulatedReplicas(Simulation):
     def _ask(self, form: d.Form, member: d.Member, donor: int, giver: str) -> None:
         link = d.state_link(form.generation, donor, member.node)
         self.loans[link] = Loan(giver, member.worker, form.replica, form.generation)
-        self.order(d.Donate(donor=donor, to=member.node, stage=member.stage, link=link), [giver])
+        self.order(Donate(donor=donor, to=member.node, stage=member.stage, link=link), [giver])
 
     # ---- workers
 
-    def obey(self, me: ReplicaWorker, order: d.Order) -> None:
+    def obey(self, me: ReplicaWorker, order: Order) -> None:
         """Carry out an order and report."""
         match order:
             case d.Form():
                 self._form(me, order)
-            case d.Donate():
+            case Donate():
                 assert me.node == (order.to if order.donor == d.PREDECESSOR else order.donor), (
                     "a worker is ordered to send another node's stage"
                 )
@@ -329,7 +330,7 @@ class SimulatedReplicas(Simulation):
         ends = [o for o in self.alive.values() if o.node == peer and o.links.get(me.node) == link]
         return link not in self.dead_links and bool(ends)
 
-    def _judge_loan(self, me: ReplicaWorker, order: d.Donate) -> None:
+    def _judge_loan(self, me: ReplicaWorker, order: Donate) -> None:
         """A copy of a whole replica continues at the step and round of its original."""
         form = next(f for f in reversed(self.history) if isinstance(f, d.Form) and lends(f, order.link))
         if self.run.replicas[me.replica].broken or me.round >= 0:  # it may have left the round that its workers are in

@@ -12,6 +12,7 @@ from planaria.control.checkpoint_decisions import save_awaiting_retry
 from planaria.control.decide import decide
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import Order
 from planaria.control.state.run import RunState
 from planaria.control.stop_reasons import stop_blockers
 from support.control.full_decide import decide_checked
@@ -34,7 +35,7 @@ class Worker:
     stage: int = -1
     replica: int = 0
     generation: int = 0
-    orders: deque[d.Order] = field(default_factory=deque)
+    orders: deque[Order] = field(default_factory=deque)
 
 
 class Simulation:

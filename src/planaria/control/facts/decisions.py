@@ -1,7 +1,7 @@
 """Decisions of the controller, as plain data.
 
-``control.decide`` derives them from the run's state alone, so that a log can be replayed. Workers receive those in
-:data:`Order` as orders.
+``control.decide`` derives them from the run's state alone, so that a log can be replayed. Workers receive some of them
+as orders (``control/facts/orders.py``).
 """
 
 from __future__ import annotations
@@ -14,28 +14,27 @@ from planaria.control.facts.events import Fact, Mode
 from planaria.control.facts.measurements import SlowLink as SlowLink
 from planaria.control.facts.members import PEER as PEER
 from planaria.control.facts.members import PREDECESSOR as PREDECESSOR
-from planaria.control.facts.members import Adopt as Adopt
-from planaria.control.facts.members import BeginRound as BeginRound
 from planaria.control.facts.members import CatchUp as CatchUp
-from planaria.control.facts.members import DrawGroups as DrawGroups
 from planaria.control.facts.members import Fresh as Fresh
 from planaria.control.facts.members import Handover as Handover
 from planaria.control.facts.members import Keep as Keep
 from planaria.control.facts.members import Load as Load
 from planaria.control.facts.members import Member as Member
 from planaria.control.facts.members import MemberLink as MemberLink
-from planaria.control.facts.members import OpenPrefetchLinks as OpenPrefetchLinks
 from planaria.control.facts.members import Rebuild as Rebuild
 from planaria.control.facts.members import Recall as Recall
-from planaria.control.facts.members import Settle as Settle
 from planaria.control.facts.members import Source as Source
 from planaria.control.facts.members import state_link as state_link
+from planaria.control.facts.rounds import Adopt as Adopt
+from planaria.control.facts.rounds import BeginRound as BeginRound
+from planaria.control.facts.rounds import DrawGroups as DrawGroups
+from planaria.control.facts.rounds import OpenPrefetchLinks as OpenPrefetchLinks
+from planaria.control.facts.rounds import Settle as Settle
 from planaria.control.facts.run_started import ReplicaPosition
-from planaria.control.facts.slowness_events import Cleared as Cleared
-from planaria.control.facts.slowness_events import HandOverSlowStage as HandOverSlowStage
-from planaria.control.facts.slowness_events import Reroute as Reroute
-from planaria.control.facts.slowness_events import SlowPartFound as SlowPartFound
-from planaria.control.facts.slowness_events import UnequalReplicas as UnequalReplicas
+from planaria.control.facts.slowness import Cleared as Cleared
+from planaria.control.facts.slowness import HandOverSlowStage as HandOverSlowStage
+from planaria.control.facts.slowness import Reroute as Reroute
+from planaria.control.facts.slowness import SlowPartFound as SlowPartFound
 from planaria.exchange.coded.coded_facts import CloseRound
 
 Outcome = Literal["started", "recovered", "relinked", "handed over", "rolled back", "recalled", "skipping"]
@@ -59,6 +58,19 @@ class Save(Fact):
     writes its weights only as ``whole`` specifies"""
     background: bool = False
     """whether training continues as soon as all workers hold a copy of the state to write"""
+
+
+class UnequalReplicas(Fact):
+    """Replicas whose weights of a stage must be bit-identical differed when they were saved.
+
+    A machine computes incorrect results or, like another processor model, rounds differently.
+    """
+
+    stage: int
+    replicas: list[int]
+    """compared replicas"""
+    differing: list[int]
+    """those that differ from more than half of at least three; empty without such a majority"""
 
 
 class Seal(Fact):
@@ -229,36 +241,6 @@ class ReplicaRestarted(Fact):
     replica: int
 
 
-class Donate(Fact):
-    """Send a copy of this stage to a node of another replica that lost it, or to a successor."""
-
-    kind: Literal["donate"] = "donate"
-    donor: int
-    to: int
-    stage: int
-    link: str
-    at: str = ""
-    """address to connect to"""
-    only_outer: bool = False
-    """whether the outer state is enough, since the receiver keeps its weights"""
-
-
-class InjectFault(Fact):
-    """Inject a fault of a trace at the next matching action (:class:`planaria.faults.trace.Fault`)."""
-
-    kind: Literal["inject_fault"] = "inject_fault"
-    number: int
-    """index of the fault in its trace"""
-    signal: str
-    moment: str
-    offset: float
-    seconds: float | None
-    strength: float | None
-    attack: str | None = None
-    until: int | None = None
-    peer: int | None = None
-
-
 class Unrecoverable(Fact):
     """The recovery strategy cannot rebuild the lost stages: save the others, then stop."""
 
@@ -276,13 +258,6 @@ class Finish(Fact):
     reason: str = ""
     detail: str = ""
     """cause that prevented progress when the run was stopped"""
-
-
-class UnassignWorker(Fact):
-    """Exit (sent to workers at the end, and to those that wake up after they were declared dead)."""
-
-    kind: Literal["unassign_worker"] = "unassign_worker"
-    interrupts: ClassVar[bool] = True
 
 
 Decision = Annotated[
@@ -314,26 +289,8 @@ Decision = Annotated[
     | Finish,
     Field(discriminator="kind"),
 ]
-Order = Annotated[
-    Form
-    | RunStep
-    | LeaveOut
-    | CloseRound
-    | Commit
-    | OpenPrefetchLinks
-    | BeginRound
-    | Settle
-    | Donate
-    | Disband
-    | Save
-    | InjectFault
-    | UnassignWorker,
-    Field(discriminator="kind"),
-]
-
 _DECISIONS: tuple[type[Fact], ...] = get_args(get_args(Decision)[0])
 DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)
-ORDER: TypeAdapter[Order] = TypeAdapter(Order)
 
 
 def is_decision(fact: Fact) -> TypeGuard[Decision]:

@@ -13,7 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from planaria.control.facts import decisions as d
-from planaria.control.facts.slowness_events import SlownessKind
+from planaria.control.facts.slowness import SlownessKind
 from planaria.control.slowness.slow_part import Blamed, SlowPart, threshold_factor
 from planaria.control.state.gauges import RECENT, DirectedPair, Gauges, NodeGauge
 from planaria.control.state.replica import ReplicaState

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from planaria.control.facts.slowness_events import SlownessKind
+from planaria.control.facts.slowness import SlownessKind
 
 HYSTERESIS_FACTOR = 0.7
 """factor on thresholds of parts already blamed, for hysteresis"""
@@ -15,7 +15,7 @@ Blamed = frozenset[tuple[str, tuple[int, ...]]]
 
 
 class SlowPart(NamedTuple):
-    """A slow part; fields as in :class:`planaria.control.facts.slowness_events.SlowPartFound`."""
+    """A slow part; fields as in :class:`planaria.control.facts.slowness.SlowPartFound`."""
 
     fault: SlownessKind
     nodes: tuple[int, ...]

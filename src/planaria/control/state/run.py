@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from planaria.control.facts.events import ReplicaPosition, RunStarted
-from planaria.control.facts.slowness_events import SlowPartFound
+from planaria.control.facts.slowness import SlowPartFound
 from planaria.control.state.base import State
 from planaria.control.state.data_position import BlockAllocation, BlockSet
 from planaria.control.state.gauges import Gauges

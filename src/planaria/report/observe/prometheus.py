@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.facts.slowness_events import SlownessKind
+from planaria.control.facts.slowness import SlownessKind
 from planaria.report.observe.tally import RECOVERY_S, Durations, RunTally
 from planaria.report.run.recovery_timing import Outcome
 

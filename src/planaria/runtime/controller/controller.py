@@ -25,6 +25,7 @@ from planaria.control.decide import decide
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.facts.decisions import state_link
+from planaria.control.facts.orders import Donate, ExitWorker, Order
 from planaria.control.failover import FailoverState
 from planaria.control.log.state_file import STATE, StateWriter
 from planaria.control.machine_loss import machine_loss_costs
@@ -250,7 +251,7 @@ class Controller:
     def _dismiss_replaced_worker(self, report: Reported) -> None:
         """Dismiss a worker that counts as dead and reported again; its stage has a new holder."""
         sender = WorkerId(report.worker, report.incarnation)
-        self._fleet.send_to_incarnation(*sender, d.UnassignWorker().model_dump_json().encode())
+        self._fleet.send_to_incarnation(*sender, ExitWorker().model_dump_json().encode())
         if sender not in self._replaced_reporters:
             self._replaced_reporters.add(sender)
             kind = "an invalid report"
@@ -325,7 +326,7 @@ class Controller:
             case d.Spawn():
                 self._fleet.spawn(decision.worker, decision.incarnation, decision.host)
             case d.Release():
-                self._order(d.UnassignWorker(), [decision.worker])
+                self._order(ExitWorker(), [decision.worker])
             case d.RemoveMachine():
                 self._fleet.remove_machine(decision.host, decision.reason)
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
@@ -359,9 +360,9 @@ class Controller:
                 self._store.discard_unfinished(decision.step)
             case d.Finish():
                 self._ending = decision
-                self._order(d.UnassignWorker(), [w for w, s in self.state.workers.items() if s.status != "dead"])
+                self._order(ExitWorker(), [w for w, s in self.state.workers.items() if s.status != "dead"])
 
-    def _order(self, order: d.Order, workers: Iterable[str]) -> None:
+    def _order(self, order: Order, workers: Iterable[str]) -> None:
         text = order.model_dump_json().encode()
         for worker in workers:
             self._fleet.send(worker, text)
@@ -372,12 +373,12 @@ class Controller:
         for member in form.members:
             if isinstance(member.source, d.Handover):
                 link = state_link(form.generation, d.PREDECESSOR, member.node)
-                order = d.Donate(donor=d.PREDECESSOR, to=member.node, stage=member.stage, link=link, at=member.at)
+                order = Donate(donor=d.PREDECESSOR, to=member.node, stage=member.stage, link=link, at=member.at)
                 self._order(order, [member.source.worker])
             for donor in member.source.donors if isinstance(member.source, d.Rebuild) else ():
                 if donor in self.state.replicas[form.replica].donor_workers:
                     link = state_link(form.generation, donor, member.node)
-                    order = d.Donate(
+                    order = Donate(
                         donor=donor, to=member.node, stage=member.stage, link=link, at=member.at,
                         only_outer=isinstance(member.source, d.CatchUp),
                     )  # fmt: skip

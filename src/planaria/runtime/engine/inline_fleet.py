@@ -18,6 +18,7 @@ from planaria.common.memory_pool import keep_freed_memory
 from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import ORDER, InjectFault
 from planaria.data.shards import Data
 from planaria.exchange.coded.coded_worker import coded_steps
 from planaria.faults.trace import CORRUPT_UPDATE, FATAL, LAGGING
@@ -105,22 +106,22 @@ class InProcessControlLink(ControlLink):
     def __init__(self, slot: InProcessWorker, run: ResolvedRun) -> None:
         super().__init__(slot, math.inf, inbox=slot.inbox)
         self._slot, self._skips_late = slot, coded_steps(run) is not None
-        self._slowed: d.InjectFault | None = None
+        self._slowed: InjectFault | None = None
         self.doing = "orders"
 
     def open(self) -> None:
         self._slot.accept = self._receive
 
     def _receive(self, text: bytes) -> None:
-        order = d.ORDER.validate_json(text)
-        if isinstance(order, d.InjectFault):
+        order = ORDER.validate_json(text)
+        if isinstance(order, InjectFault):
             self._inject(order)
             return
         if isinstance(order, d.RunStep | d.Commit):
             self._slot.late, self._slowed = self._slowed is not None, None
         self.accept(order)
 
-    def _inject(self, injection: d.InjectFault) -> None:
+    def _inject(self, injection: InjectFault) -> None:
         if injection.signal in FATAL:
             self.accept(injection.model_copy(update={"signal": "kill"}))
         elif injection.signal == CORRUPT_UPDATE:

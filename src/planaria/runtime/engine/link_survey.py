@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from planaria.common.documents import first_error
 from planaria.common.errors import RunStopped
 from planaria.config.schema import FleetConfig
-from planaria.control.facts.decisions import UnassignWorker
 from planaria.control.facts.events import Fact, Heartbeat
+from planaria.control.facts.orders import ExitWorker
 from planaria.pipeline.network.measurement import (
     CAPACITY,
     MeasuredLink,
@@ -70,7 +70,7 @@ def survey(
         return leader.found
     finally:
         for name in names:
-            fleet.send(name, UnassignWorker().model_dump_json().encode())
+            fleet.send(name, ExitWorker().model_dump_json().encode())
         fleet.close()
 
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 import torch
 from pydantic import Field, TypeAdapter
 
-from planaria.control.facts.decisions import UnassignWorker
 from planaria.control.facts.events import Fact, Heartbeat
+from planaria.control.facts.orders import ExitWorker
 from planaria.pipeline.network.measurement import FIRST_BYTES, MAX_BYTES, SMALL_SHARE, NodeSamples, next_size
 from planaria.runtime.fleet.base import WorkerConnection
 from planaria.runtime.transport.edge import Edge, EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
@@ -81,7 +81,7 @@ class LinkFailed(Fact):
     detail: Annotated[str, Field(max_length=400)]
 
 
-NodeOrder = Annotated[OpenLink | Probe | CloseLink | UnassignWorker, Field(discriminator="kind")]
+NodeOrder = Annotated[OpenLink | Probe | CloseLink | ExitWorker, Field(discriminator="kind")]
 NodeReport = Annotated[NodeReady | LinkOpened | LinkMeasured | LinkFailed | Heartbeat, Field(discriminator="kind")]
 ORDER: TypeAdapter[NodeOrder] = TypeAdapter(NodeOrder)
 REPORT: TypeAdapter[NodeReport] = TypeAdapter(NodeReport)

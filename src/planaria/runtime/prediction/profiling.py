@@ -20,8 +20,8 @@ from planaria.common.documents import first_error
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
 from planaria.config.schema import RunConfig
-from planaria.control.facts.decisions import UnassignWorker
 from planaria.control.facts.events import REPORT, WorkerFailed, WorkerJoined
+from planaria.control.facts.orders import ExitWorker
 from planaria.data.shards import Data, tokenise_corpus
 from planaria.runtime.engine.run_fleet import FleetRequest, open_fleet
 from planaria.runtime.engine.stopping import stop_requested
@@ -175,7 +175,7 @@ class _Profiling:
     def release_workers(self) -> None:
         """Send all workers the order to leave."""
         for worker in self._host_of:
-            self._fleet.send(worker, UnassignWorker().model_dump_json().encode())
+            self._fleet.send(worker, ExitWorker().model_dump_json().encode())
 
     def _start(self, workers: int, host: str) -> None:
         for _ in range(workers):

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from planaria.common.documents import first_error
-from planaria.control.facts.decisions import ORDER, InjectFault, Order
 from planaria.control.facts.events import Fact, Heartbeat
+from planaria.control.facts.orders import ORDER, InjectFault, Order
 from planaria.runtime.fleet.base import MAX_ORDER_BYTES, WorkerConnection
 from planaria.runtime.transport.inbox import Inbox, InboxQueue
 from planaria.runtime.worker.step_samples import ReadTimer

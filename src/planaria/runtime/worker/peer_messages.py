@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from planaria.control.facts import events as e
-from planaria.control.facts.decisions import BeginRound, Commit, Donate, Form, OpenPrefetchLinks, Settle
+from planaria.control.facts.decisions import BeginRound, Commit, Form, OpenPrefetchLinks, Settle
+from planaria.control.facts.orders import Donate
 from planaria.pipeline.codecs import make_model_codec
 from planaria.pipeline.plan.actions import Action, Key, PassKind
 from planaria.recovery.base import Moment

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError
 from planaria.control.facts import decisions as d
+from planaria.control.facts.orders import Donate
 from planaria.models.families import make_family
 from planaria.models.llama_stages import stage_layers
 from planaria.models.packing import pack, unpack
@@ -88,7 +89,7 @@ def donate(run: ResolvedRun, messages: PeerMessages, form: d.Form, runner: Stage
             messages.edges.transfers[member.node].send(State(messages.assignment.stage), pack(donated))
 
 
-def transfer(messages: PeerMessages, order: d.Donate, runner: StageRunner) -> None:
+def transfer(messages: PeerMessages, order: Donate, runner: StageRunner) -> None:
     """Send another replica, or a successor, a copy of this worker's stage as of the last commit."""
     messages.control_link.set_activity("send state", messages.assignment.step)
     to_successor, state = order.donor == d.PREDECESSOR, runner.whole_state()

@@ -17,6 +17,7 @@ from planaria.common.errors import UserError
 from planaria.config.registry import blame
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.control.facts.orders import Donate, ExitWorker, InjectFault, Order
 from planaria.exchange.base import UpdateWeights
 from planaria.exchange.coded.coded_worker import coded_steps
 from planaria.pipeline.plan.actions import StepPlan
@@ -103,7 +104,7 @@ class Worker:
             incarnation=incarnation, pid=os.getpid(), at=at, device=device, memory=memory, layer_s=layer_s,
         )  # fmt: skip
         log.info("started as incarnation %d (pid %d), listening at %s", incarnation, os.getpid(), at)
-        order: d.Order | None = None
+        order: Order | None = None
         while True:
             try:
                 now, order = order, None
@@ -161,7 +162,7 @@ class Worker:
             case d.Disband():
                 self._drop_step()
                 self.messages.unassign()
-            case d.UnassignWorker():
+            case ExitWorker():
                 self.control_link.leave()
             case _:
                 self.messages.handle(item)
@@ -340,9 +341,9 @@ class Worker:
             spread=settled.spread,
         )
 
-    def _follow_at_once(self, order: d.Donate | d.BeginRound) -> None:
+    def _follow_at_once(self, order: Donate | d.BeginRound) -> None:
         """Follow an order that concerns the state of the last commit."""
-        if isinstance(order, d.Donate):
+        if isinstance(order, Donate):
             transfer(self.messages, order, self.runner)
         elif self.assignment.is_ours(order):
             self.messages.run_round(order, self.runner)
@@ -373,7 +374,7 @@ class Worker:
         edges, outer = self.messages.edges, self.messages.round_member.outer
         return WorkerFaults(self.config, edges, outer, self._report_fault, self.control_link.end)
 
-    def _report_fault(self, signal: str, injection: d.InjectFault) -> None:
+    def _report_fault(self, signal: str, injection: InjectFault) -> None:
         self.assignment.report(e.FaultInjected, signal=signal, moment=injection.moment, number=injection.number)
 
     def _report_work(self, spans: list[e.Span], dropped: bool = False) -> None:

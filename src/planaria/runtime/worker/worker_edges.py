@@ -6,16 +6,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from planaria.control.facts.decisions import (
-    PREDECESSOR,
-    Donate,
-    Form,
-    Handover,
-    MemberLink,
-    Rebuild,
-    Source,
-    state_link,
-)
+from planaria.control.facts.decisions import PREDECESSOR, Form, Handover, MemberLink, Rebuild, Source, state_link
+from planaria.control.facts.orders import Donate
 from planaria.exchange.registry import make_exchange
 from planaria.models.families import stage_parameters
 from planaria.models.optimizers import make_optimizer

@@ -1,4 +1,4 @@
-"""Findings about slow parts and the reactions to them, as plain data."""
+"""Decisions about slow parts: findings, and the reactions to them."""
 
 from __future__ import annotations
 
@@ -39,19 +39,6 @@ class Cleared(Fact):
     step: int
     fault: SlownessKind
     nodes: list[int]
-
-
-class UnequalReplicas(Fact):
-    """Replicas whose weights of a stage must be bit-identical differed when they were saved.
-
-    A machine computes incorrect results or, like another processor model, rounds differently.
-    """
-
-    stage: int
-    replicas: list[int]
-    """compared replicas"""
-    differing: list[int]
-    """those that differ from more than half of at least three; empty without such a majority"""
 
 
 class HandOverSlowStage(Fact):
