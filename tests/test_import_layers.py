@@ -75,7 +75,7 @@ DECIDING = (
     "rounds",
     "checkpoint_decisions",
     "donors",
-    "machine_loss",
+    "machine_loss_warnings",
     "spares",
     "relays",
     "run_deadlines",

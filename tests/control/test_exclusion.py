@@ -84,7 +84,7 @@ def test_without_spares_the_replica_disbands_and_its_samples_are_used() -> None:
     exchange = {"options": {"every": 1}, "strikes": 2}
     simulation = misled(1, kind="diloco", exchange=exchange, steps=20, spares=0, replace=False)
     assert [fact.member for fact in facts(simulation, d.ExcludeMember)] == [1]
-    assert [fact.replica for fact in facts(simulation, d.Disband)] == [1] and simulation.run.allotment.done
+    assert [fact.replica for fact in facts(simulation, d.Disband)] == [1] and simulation.run.allocation.done
 
 
 @pytest.mark.slow_after(1)

@@ -48,11 +48,11 @@ def test_a_replica_that_disbands_during_its_save_is_not_in_the_checkpoint() -> N
 def test_a_block_counts_as_used_if_its_commit_was_logged_before_the_replica_disbanded(phase: str) -> None:
     simulation = simulate(2, "local")
     work_until(simulation, lambda run: run.replicas[1].phase == phase)
-    block = simulation.run.allotment.in_progress[1]
+    block = simulation.run.allocation.in_progress[1]
     workers = sorted(simulation.run.replicas[1].holders.values())
-    allotment = apply(d.Disband(replica=1, workers=workers, reason="none left"), simulation.run).allotment
-    assert 1 not in allotment.in_progress
-    assert (block < allotment.used.floor or block in allotment.used.beyond) == (phase == "commit")
+    allocation = apply(d.Disband(replica=1, workers=workers, reason="none left"), simulation.run).allocation
+    assert 1 not in allocation.in_progress
+    assert (block < allocation.used.floor or block in allocation.used.beyond) == (phase == "commit")
 
 
 def test_a_second_request_does_not_make_a_prompt_stop_wait_for_repairs() -> None:

@@ -11,7 +11,7 @@ from planaria.control.apply_base import mark_undecided, with_replica
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.facts.events import ReplicaPosition
-from planaria.control.state.data_position import BlockSet
+from planaria.control.state.block_allocation import BlockSet
 from planaria.control.state.run import RunState
 from support.control.full_decide import decide_checked
 from support.control.replica_steps import facts, finished, relink, simulate, work_until
@@ -274,9 +274,9 @@ def test_a_replica_without_samples_is_not_waited_for_in_the_next_round() -> None
     work_until(simulation, lambda run: all(r.open_round and r.phase == "idle" for r in run.replicas.values()))
     settling, others = simulation.run.groups[0]
     work_until(simulation, lambda run: all((n, 1, False) in simulation.impatient() for n in others), without=settling)
-    last = simulation.run.allotment.total - 1
-    none_left = replace(simulation.run.allotment, used=BlockSet(last), in_progress=MappingProxyType({others[1]: last}))
-    run = mark_undecided(replace(simulation.run, allotment=none_left))
+    last = simulation.run.allocation.total - 1
+    none_left = replace(simulation.run.allocation, used=BlockSet(last), in_progress=MappingProxyType({others[1]: last}))
+    run = mark_undecided(replace(simulation.run, allocation=none_left))
     decision = decide_checked(with_replica(run, run.replicas[others[1]]))
     assert isinstance(decision, d.Settle) and decision.members == [others[0]]
 

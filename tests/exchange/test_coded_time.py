@@ -19,7 +19,7 @@ from planaria.exchange.coded.choose import (
 )
 from planaria.exchange.coded.gc import GC
 from planaria.exchange.coded.sgc import MSGC, SRSGC, bursty_throughout, is_arbitrary, is_bursty
-from planaria.exchange.coded.simulate import FinishTimes, close_round, replay, uncoded_seconds, windows
+from planaria.exchange.coded.simulate import FinishTimes, replay, time_round, uncoded_seconds, windows
 
 
 def even(rounds: int, n: int, *slow: tuple[int, int, float]) -> FinishTimes:
@@ -72,7 +72,7 @@ def test_every_window_counts() -> None:
     ],
 )
 def test_a_round_closes_at_its_deadline_or_later(finish: list[float], bears: int, late: set[int], ends: float) -> None:
-    assert close_round(np.array(finish), range(4), 2.0, lambda who: len(who) <= bears) == (late, ends)
+    assert time_round(np.array(finish), range(4), 2.0, lambda who: len(who) <= bears) == (late, ends)
 
 
 def test_replays_match_manual_examples() -> None:

@@ -21,7 +21,7 @@ from planaria.exchange.base import Exchange, StageOuterState, TooManyByzantine, 
 from planaria.exchange.registry import make_exchange
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.products import CHUNK
-from planaria.exchange.robust.weighing import Products, Weighing, gram, products
+from planaria.exchange.robust.weighing import Products, Weighing, gram, stage_products
 from support.lab_models import drift, weights
 
 RULES = ("krum", "multikrum", "geometric_median", "flag")
@@ -90,13 +90,13 @@ def test_nearly_equal_models_are_distinguished_beside_a_huge_one() -> None:
     near = torch.randn(1, 5000, generator=torch.Generator().manual_seed(2))
     x = (near + 1e-6 * torch.randn(6, 5000, generator=torch.Generator().manual_seed(3))).float()
     x[5] = 3e38
-    found = products(dict(enumerate(x)), range(6), x[0], 0)
+    found = stage_products(dict(enumerate(x)), range(6), x[0], 0)
     exact = x.double()
     for i in range(1, 5):
         for j in range(1, i + 1):
             inner = float((exact[i] - exact[0]) @ (exact[j] - exact[0]))
             assert found[i][j] == pytest.approx(inner, rel=1e-9)
-    without = products(dict(enumerate(x[:5])), range(5), x[0], 0)
+    without = stage_products(dict(enumerate(x[:5])), range(5), x[0], 0)
     assert {k: found[k] for k in without} == without
     assert all(torch.isfinite(torch.tensor([*of.values()], dtype=torch.float64)).all() for of in found.values())
 

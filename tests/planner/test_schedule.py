@@ -101,7 +101,7 @@ def test_a_file_that_is_no_json_object(tmp_path: Path, content: bytes) -> None:
 
 
 MISSING = object()
-FULL = [[0.0] * 12] * 11
+SEGMENT_BYTES = [[0.0] * 12] * 11
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ FULL = [[0.0] * 12] * 11
         ("routes.7", [0, 14, 6, 0], r"routes\.7 has 4 nodes; 3 visits need 5"),
         ("routes.7", [0, 14, 6, 12, 5, 0], r"routes\.7 has 6 nodes; 3 visits need 5"),
         ("routes.7", [], r"routes\.7 has 0 nodes; 3 visits need 5"),
-        ("link_s", FULL, "link_s is not a table of 12 × 12 sites"),
-        ("link_s", [*FULL, FULL[0][:-1]], "link_s is not a table of 12 × 12 sites"),
-        ("transmit_s", FULL, "transmit_s is not a table of 12 × 12 sites"),
-        ("transmit_s", [*FULL, FULL[0][:-1]], "transmit_s is not a table of 12 × 12 sites"),
+        ("link_s", SEGMENT_BYTES, "link_s is not a table of 12 × 12 sites"),
+        ("link_s", [*SEGMENT_BYTES, SEGMENT_BYTES[0][:-1]], "link_s is not a table of 12 × 12 sites"),
+        ("transmit_s", SEGMENT_BYTES, "transmit_s is not a table of 12 × 12 sites"),
+        ("transmit_s", [*SEGMENT_BYTES, SEGMENT_BYTES[0][:-1]], "transmit_s is not a table of 12 × 12 sites"),
     ],
 )
 def test_an_invalid_field_is_named(tree: Tree, tmp_path: Path, place: str, value: object, error: str) -> None:

@@ -61,18 +61,18 @@ class LedgerError(RunStopped):
     """Samples of a run were lost or used twice (exit code 3), although its log has no error."""
 
 
-def suggestion(word: str, choices: Iterable[str], controls: Collection[str] = ()) -> str:
+def suggestion(word: str, choices: Iterable[str], for_comparison: Collection[str] = ()) -> str:
     """Return a "did you mean" clause with the known word nearest to ``word``, or a list of all if none is near.
 
-    :param controls: choices that serve comparisons only; the list ends with them.
+    :param for_comparison: choices that serve comparisons only; the list ends with them.
     """
     options = sorted(choices)
     close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
-    listed = [option for option in options if option not in controls]
+    listed = [option for option in options if option not in for_comparison]
     more = f" and {len(listed) - MAX_CHOICES} more" if len(listed) > MAX_CHOICES else ""
-    controls_text = f"; for comparisons: {', '.join(sorted(controls))}" if controls else ""
+    controls_text = f"; for comparisons: {', '.join(sorted(for_comparison))}" if for_comparison else ""
     return f"known here: {', '.join(listed[:MAX_CHOICES])}{more}{controls_text}"
 
 

@@ -58,7 +58,7 @@ class Registry(Generic[Chosen]):
     """built-in classes, by name"""
     location: str = ""
     """location of the options, if not ``options`` next to the name"""
-    controls: tuple[str, ...] = ()
+    for_comparison: tuple[str, ...] = ()
     """built-in choices that serve comparisons only; errors list them last"""
 
     @property
@@ -76,7 +76,7 @@ class Registry(Generic[Chosen]):
         named, registered = f"{self.setting} = {name!r}", _entry_points(self.kind)
         path = registered[name].value if name in registered else name
         if ":" not in path:
-            fix = suggestion(name, self.names, self.controls)
+            fix = suggestion(name, self.names, self.for_comparison)
             raise UserError(f"{named}: no such choice; {fix} (or 'module:Class' for your own class)")
         module = path.partition(":")[0]
         if not all(word.isidentifier() for word in module.split(".")):

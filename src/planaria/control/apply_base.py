@@ -93,7 +93,7 @@ def leave_open_round(run: RunState, open_round: OpenRound | None) -> RunState:
 
 def give_up_save(run: RunState) -> RunState:
     """Cancel the checkpoint for which replicas were being saved."""
-    return run.changed(saving=-1, positions={}, allotment=run.allotment.give_up_save())
+    return run.changed(saving=-1, positions={}, allocation=run.allocation.give_up_save())
 
 
 def give_up_if_none_is_saved(run: RunState) -> RunState:
@@ -128,16 +128,16 @@ def with_replica(run: RunState, replica: ReplicaState) -> RunState:
 
     A committed step uses its samples, and its rejected gradients are recorded.
     """
-    before, allotment = run.replicas[replica.number], run.allotment
+    before, allocation = run.replicas[replica.number], run.allocation
     if before.phase == "commit" and replica.step > before.step and (before.rejected or run.suspicion.now):
         run = run.updated(suspicion=run.suspicion.end_round(before.step, before.rejected, run.exchange))
     if before.phase == "commit" and replica.step > before.step:
         memory = replica.memory
-        allotment = allotment.commit(replica.number, None if memory is None else replica.step - memory.step)
+        allocation = allocation.commit(replica.number, None if memory is None else replica.step - memory.step)
     undecided = run.undecided | {replica.number}
     if run.started.max_replicas > 1 and run.exchange.decoupled:
         undecided = run.replicas.numbers  # whether a round begins depends on all
-    return run.updated(replicas=run.replicas.with_replica(replica), allotment=allotment, undecided=undecided)
+    return run.updated(replicas=run.replicas.with_replica(replica), allocation=allocation, undecided=undecided)
 
 
 def reconsider(run: RunState, replicas: Iterable[ReplicaState]) -> RunState:

@@ -54,7 +54,7 @@ def on_remove_machine(fact: d.RemoveMachine, run: RunState) -> RunState:
 def on_run_step(fact: d.RunStep, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     if fact.mode == "train":
-        run = run.updated(allotment=run.allotment.take(fact.replica, fact.block))
+        run = run.updated(allocation=run.allocation.take(fact.replica, fact.block))
         if replica.memory is not None:
             replica = replica.updated(memory=replica.memory.begin(fact.step))
     phase = "run" if fact.mode == "train" else "evaluate"
@@ -182,7 +182,7 @@ def on_save(fact: d.Save, run: RunState) -> RunState:
             run = with_replica(run, other.updated(saved=-1))
     position = without_round(replica).position  # saved states do not know the current round
     positions = {**run.positions, fact.replica: position}
-    run = run.changed(saving=fact.step, allotment=run.allotment.save(fact.replica), positions=positions)
+    run = run.changed(saving=fact.step, allocation=run.allocation.save(fact.replica), positions=positions)
     saved = replica.updated(phase="save", waiting=WorkerSet(keepers), saved=fact.step, saved_generation=fact.generation)
     return with_replica(run, saved.updated(digests={}, weight_digests={}))
 
@@ -191,8 +191,8 @@ def on_save(fact: d.Save, run: RunState) -> RunState:
 def on_seal(fact: d.Seal, run: RunState) -> RunState:
     before = replace(run, unsealed=None)
     if fact.partial:
-        allotment = run.allotment.give_up_save()
-        return run.changed(saving=-1, saved=fact.step, allotment=allotment, unsaved=None, unsealed=before)
+        allocation = run.allocation.give_up_save()
+        return run.changed(saving=-1, saved=fact.step, allocation=allocation, unsaved=None, unsealed=before)
     stages = range(run.started.stages + 1)
     return run.changed(
         saving=-1,
@@ -201,7 +201,7 @@ def on_seal(fact: d.Seal, run: RunState) -> RunState:
         unsealed=before,
         durable=RollbackPoint(dict.fromkeys(stages, d.Load(folder=fact.folder)), run.positions, fact.step),
         positions={},
-        allotment=run.allotment.seal(),
+        allocation=run.allocation.seal(),
     )
 
 
@@ -238,7 +238,7 @@ def on_disband(fact: d.Disband, run: RunState) -> RunState:
     )
     positions = {number: position for number, position in run.positions.items() if number != fact.replica}
     run = with_replica(run, disbanded)
-    return run.changed(allotment=run.allotment.remove_replica(fact.replica), positions=positions)
+    return run.changed(allocation=run.allocation.remove_replica(fact.replica), positions=positions)
 
 
 @handles

@@ -192,11 +192,11 @@ def on_form(fact: d.Form, run: RunState) -> RunState:
     match fact.outcome:
         case "rolled back":
             unsaved = run.unsaved and replace(run.unsaved, since=-1, rested=True)
-            saved, allotment = min(run.saved, run.durable.step), run.allotment.roll_back(fact.replica)
-            run = give_up_save(replace(run, allotment=allotment, saved=saved, unsaved=unsaved))
+            saved, allocation = min(run.saved, run.durable.step), run.allocation.roll_back(fact.replica)
+            run = give_up_save(replace(run, allocation=allocation, saved=saved, unsaved=unsaved))
             run = _roll_back_dependents(run, replica)
         case "recalled":
-            run = give_up_save(replace(run, allotment=run.allotment.undo_since_snapshot(fact.replica)))
+            run = give_up_save(replace(run, allocation=run.allocation.undo_since_snapshot(fact.replica)))
     return with_replica(run, replica)
 
 

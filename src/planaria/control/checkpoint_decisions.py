@@ -106,7 +106,7 @@ def final_save_error(run: RunState) -> str:
 
 def is_ending(run: RunState) -> bool:
     """Return whether the replicas will make no more steps."""
-    return bool(run.stopping) or run.allotment.done
+    return bool(run.stopping) or run.allocation.done
 
 
 def nothing_to_save(run: RunState) -> bool:
@@ -170,7 +170,7 @@ def seal(run: RunState) -> d.Seal | None:
         stages = list(range(run.started.stages + 1))
     elif not stages:  # the last survivor died during its save
         return None
-    partial, used = len(stages) <= run.started.stages, run.allotment.saved
+    partial, used = len(stages) <= run.started.stages, run.allocation.saved
     return d.Seal(
         step=run.saving,
         folder=folder_name(run.saving, partial),

@@ -56,7 +56,7 @@ def decide(run: RunState) -> d.Decision | None:
         return None
     if run.failed:
         return d.Finish(outcome="failed", reason=run.failed)
-    if run.stops_before_repair and not run.allotment.done and nothing_to_save(run):
+    if run.stops_before_repair and not run.allocation.done and nothing_to_save(run):
         return _finish_stopped(run)
     if (about_disk := seal(run) or discard(run)) is not None:
         return about_disk
@@ -98,7 +98,7 @@ def _decide_for(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return _end_after_attempts(run, replica)
     if replica.phase == "run":
         return _decide_running(run, replica)
-    if replica.phase != "idle" or has_leaving_workers(run, replica):
+    if replica.phase != "idle" or _waits_for_released_workers(run, replica):
         return None
     if replica.unrecoverable_reason:
         return save_survivors(run, replica)
@@ -129,7 +129,7 @@ def _decide_running(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if not replica.waiting:
         if (exclusion := disagreement(run, replica)) is not None:
             return exclusion
-        progress = run.started.progress(run.allotment.in_progress[replica.number])
+        progress = run.started.progress(run.allocation.in_progress[replica.number])
         return d.Commit(replica=replica.number, generation=replica.generation, step=replica.step, progress=progress)
     return None if replica.coded is None else close_round(run, replica)
 
@@ -138,7 +138,7 @@ def _decide_idle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Return the next decision of an idle replica: validate, save or train, in this order, or None if a round is due.
     Skipped steps are not saved."""
     settings, step, number = run.started, replica.step, replica.number
-    done, block = run.allotment.done, next_block(run, replica)
+    done, block = run.allocation.done, next_block(run, replica)
     if replica.open_round and step >= replica.open_round.settle_at:
         return None
     if is_round_due(run, replica) and not run.stopping:
@@ -160,13 +160,13 @@ def _decide_idle(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 def _waits_for_first_copies(run: RunState) -> bool:
     """Return whether the first step waits for workers that start from the first one's weights."""
-    waits = _before_joint_first_step(run) and not run.join_timed_out and not run.allotment.in_progress
+    waits = _before_joint_first_step(run) and not run.join_timed_out and not run.allocation.in_progress
     return waits and any(not replica.whole for replica in run.live.values())
 
 
 def _before_joint_first_step(run: RunState) -> bool:
     """Return whether the run has not committed its first step, which waits for all replicas."""
-    return run.started.start_from_first_worker and len(run.allotment.used) == 0
+    return run.started.start_from_first_worker and len(run.allocation.used) == 0
 
 
 def _finish(run: RunState) -> d.Finish | None:
@@ -185,7 +185,7 @@ def _finish(run: RunState) -> d.Finish | None:
         return None
     if not all_saved(run):
         return d.Finish(outcome="failed", reason=unsaved) if unsaved else None
-    if run.allotment.done:
+    if run.allocation.done:
         return d.Finish(outcome="finished")
     return _finish_stopped(run)
 
@@ -198,7 +198,7 @@ def _finish_stopped(run: RunState) -> d.Finish:
     )
 
 
-def has_leaving_workers(run: RunState, replica: ReplicaState) -> bool:
+def _waits_for_released_workers(run: RunState, replica: ReplicaState) -> bool:
     """Return whether workers of the replica are leaving; until they exit, it starts nothing new."""
     released = run.with_status("released")
     return bool(released) and any(run.replicas.replica_of_worker.get(worker) == replica.number for worker in released)

@@ -14,7 +14,7 @@ from planaria.control.state.run import RunState
 def exclude_member(run: RunState, replica: ReplicaState) -> d.ExcludeMember | None:
     """Dismiss the workers of a replica, or of a Byzantine one among replicas that make each step together."""
     enough = run.started.exchange.strikes
-    if not enough or not run.suspicion.rejections or replica.open_round or run.stopping or run.allotment.done:
+    if not enough or not run.suspicion.rejections or replica.open_round or run.stopping or run.allocation.done:
         return None
     for member, nodes in _members(run, replica):
         strikes = run.suspicion.strikes(member, run.exchange)

@@ -117,7 +117,7 @@ def hand_over_stages(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """
     leaving = [n for n, w in replica.holders.items() if w in run.roster.leaving] if run.roster.leaving else []
     slow = [n for n, w in replica.holders.items() if run.workers[w].slow] if run.last_handover_at is not None else []
-    if not (leaving or slow) or replica.open_round or run.stopping or run.allotment.done:
+    if not (leaving or slow) or replica.open_round or run.stopping or run.allocation.done:
         return None
     taking = {
         node: spare

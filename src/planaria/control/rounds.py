@@ -45,7 +45,7 @@ def is_round_due(run: RunState, replica: ReplicaState) -> bool:
 
 def next_block(run: RunState, replica: ReplicaState) -> int | None:
     """Return the block of samples of the replica's next step, or None if none is left for it."""
-    return run.allotment.next_for(replica.number, run.replicas.left, _help_lag_steps(run, replica))
+    return run.allocation.next_for(replica.number, run.replicas.left, _help_lag_steps(run, replica))
 
 
 def _help_lag_steps(run: RunState, replica: ReplicaState) -> int:
@@ -66,7 +66,7 @@ def decide_round(run: RunState, candidates: Collection[ReplicaState]) -> d.Decis
     replica may then block others."""
     if run.started.max_replicas == 1:
         return None
-    if not run.allotment.has_block_for_every_replica:
+    if not run.allocation.has_block_for_every_replica:
         candidates = run.live.values()
     exchange = run.exchange
     for replica in _with_groups(run, candidates) if exchange.prefetches else candidates:

@@ -29,11 +29,11 @@ MIN_STRAGGLER_WAIT_S = 0.05
 """minimum wait for further updates after enough have arrived; longer if these took longer"""
 
 GRACE_S = 0.5
-"""seconds after a broken edge for a death notice about one of its ends, before the edge itself is blamed"""
+"""seconds after a broken edge for a death notice about one of its ends, before the edge itself is given up"""
 
 
 class BrokenEdges:
-    """Broken edges that are not blamed yet.
+    """Broken edges that are not given up yet.
 
     A broken edge is handled in this order:
 
@@ -47,7 +47,7 @@ class BrokenEdges:
 
     def __init__(self) -> None:
         self._until: dict[int, tuple[float, int]] = {}
-        """replica → when an edge will be blamed, and its generation"""
+        """replica → when an edge will be given up, and its generation"""
 
     def record(self, t: float, broken: e.EdgeBroken, run: RunState) -> None:
         """Record that an edge broke at ``t``; ``run`` already includes it."""

@@ -83,7 +83,7 @@ def spawn_if_needed(run: RunState) -> d.Spawn | None:
     joined = run.roster.with_room(run.started.replace)
     if not (joined or _has_room(run)) or any(replica.unrecoverable_reason for replica in run.troubled):
         return None
-    ending = run.stopping or run.allotment.done
+    ending = run.stopping or run.allocation.done
     if joined and not (ending and missing_workers(run) <= 0):
         return _start(run, joined[0])
     if not _has_room(run):
@@ -123,7 +123,7 @@ def more_to_come(run: RunState) -> bool:
 
 def workers_to_join(run: RunState) -> int:
     """Return the number of workers without which the run pauses until another machine joins; 0 if it does not."""
-    if not _awaits_machines(run) or run.stopping or run.allotment.done:
+    if not _awaits_machines(run) or run.stopping or run.allocation.done:
         return 0
     available = count_suitable_spares(run) + len(run.roster.starting)
     return 0 if run.roster.with_room(run.started.replace) else max(0, run.vacancies - available)
@@ -166,7 +166,7 @@ def workers_sending_state(run: RunState) -> set[str]:
 def restart_replica(run: RunState) -> d.ReplicaRestarted | None:
     """Start or restart an absent replica as a copy of another, once there are enough workers."""
     lost = run.replicas.left
-    if not lost or run.allotment.done or run.stopping:
+    if not lost or run.allocation.done or run.stopping:
         return None
     if len(run.spares) - run.vacancies - count_leaving_nodes(run) <= run.started.stages:
         return None

@@ -38,7 +38,7 @@ RECOVERIES: Registry[Recovery] = Registry(
         "oracle": Oracle,
         "reset": Reset,
     },
-    controls=("copy", "uniform", "random", "identity", "oracle", "reset"),
+    for_comparison=("copy", "uniform", "random", "identity", "oracle", "reset"),
 )
 
 

@@ -119,7 +119,7 @@ def _check_records(records: Path, run: str) -> None:
         raise UserError(f"{records} holds this peer's records of another run; use another --name, or remove the folder")
 
 
-BYTES = 4
+FP32_BYTES = 4
 """bytes per logit"""
 
 
@@ -145,7 +145,7 @@ def place_policy(policy: Policy, config: PolicyConfig) -> Policy:
     """
     policy.module.to(select_device(config))
     if isinstance(policy, PromptFormat):
-        policy.max_logits, policy.bf16 = (config.logits_mb << 20) // BYTES, config.precision == "bf16"
+        policy.max_logits, policy.bf16 = (config.logits_mb << 20) // FP32_BYTES, config.precision == "bf16"
     elif config.precision != "fp32":
         raise UserError(
             f"policy.precision = {config.precision!r}: {type(policy).__name__} sets its own precision; remove it"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planaria.common.errors import UserError
-from planaria.control.log.state_file import PROGRESS_S, SHARE, StateWriter, describe, read_state
+from planaria.control.log.state_file import MAX_WRITE_SHARE, PROGRESS_S, StateWriter, describe, read_state
 from support.control.scenarios import fleet, work_until
 
 
@@ -36,7 +36,7 @@ def test_a_new_generation_is_written_at_once_and_other_changes_later(tmp_path: P
     ended = next(clock) - 0.01
     assert writer.due(simulation.run) > 1e9, "nothing new"
     simulation.work(simulation.pending()[0])
-    assert writer.due(simulation.run) == pytest.approx(ended + 0.01 / SHARE), "a worker has joined"
+    assert writer.due(simulation.run) == pytest.approx(ended + 0.01 / MAX_WRITE_SHARE), "a worker has joined"
     work_until(simulation, "link", 0)
     assert writer.due(simulation.run) < 0, "a generation"
     work_until(simulation, "run", 0)

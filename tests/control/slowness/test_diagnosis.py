@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.control.facts.measurements import EVERY, EdgeTravelTimes, PassDurations, WorkerMeasurements
+from planaria.control.facts.measurements import STEPS_PER_REPORT, EdgeTravelTimes, PassDurations, WorkerMeasurements
 from planaria.control.slowness.decisions import find_slow_parts, remaining_share
 from planaria.control.slowness.slow_part import SlowPart
 from planaria.control.state.gauges import DirectedPair, Gauges
@@ -58,8 +58,9 @@ def measured(
                     flows[source] = EdgeTravelTimes(frames=16, low_s=way + skew, high_s=high + skew)
             gauges = gauges.with_measurements(
                 WorkerMeasurements(
-                    worker=f"w{node}", node=node, stage=node, generation=1, step=EVERY * (report + 1) - 1, steps=EVERY,
-                    seconds=EVERY * 0.5, waited={}, flows=flows,
+                    worker=f"w{node}", node=node, stage=node, generation=1,
+                    step=STEPS_PER_REPORT * (report + 1) - 1, steps=STEPS_PER_REPORT,
+                    seconds=STEPS_PER_REPORT * 0.5, waited={}, flows=flows,
                     read_s=read.get(node, 0.0) * (1 + noise.expovariate(10)),
                     passes={"forward": PassDurations(count=16, median_s=seconds / 3),
                             "backward": PassDurations(count=16, median_s=2 * seconds / 3)},

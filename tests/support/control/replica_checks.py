@@ -103,7 +103,7 @@ class Truth:
             case d.Finish():
                 self._judge_finish(decision, before)
         if not isinstance(decision, d.Finish) and not any(r.phase == "commit" for r in after.replicas.values()):
-            assert self.used == set(range(after.allotment.used.floor)) | after.allotment.used.beyond
+            assert self.used == set(range(after.allocation.used.floor)) | after.allocation.used.beyond
 
     def _whole(self, replica: ReplicaState, workers: Mapping[str, ReplicaWorker]) -> bool:
         """Is every stage's state with its worker or in transit to it?"""
@@ -148,7 +148,7 @@ class Truth:
             assert (me.node, me.step, me.generation) == (node, order.step, order.generation)
         if order.mode == "train":
             assert order.block not in self.used, "samples are used twice"
-            assert all(b != order.block for r, b in after.allotment.in_progress.items() if r != order.replica)
+            assert all(b != order.block for r, b in after.allocation.in_progress.items() if r != order.replica)
             self.taken[order.replica] = order.block
 
     def _judge_seal(self, seal: d.Seal, before: RunState) -> None:

@@ -23,7 +23,7 @@ from planaria.control.facts.events import (
     WorkReport,
 )
 from planaria.control.log.run_record import RunRecord, StepMetric, ValidationMetric
-from planaria.control.log.segments import FULL
+from planaria.control.log.segments import SEGMENT_BYTES
 from planaria.control.log.writer import RunLog
 from planaria.pipeline.plan.actions import Key, StepPlan
 from planaria.pipeline.plan.build import build_plan
@@ -68,7 +68,7 @@ class Synthesis:
     faults_known: bool = True
     steps: int = STEPS
     name: str = "synthetic"
-    full: int = FULL
+    full: int = SEGMENT_BYTES
 
     def __post_init__(self) -> None:
         self.rng = random.Random(5)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from planaria.control.facts.run_started import Fact
 
-EVERY = 2
+STEPS_PER_REPORT = 2
 """steps between two reports of a worker"""
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -23,7 +23,7 @@ from planaria.control.facts.events import Event, Fact, FaultInjected, RunStarted
 from planaria.control.facts.run_started import SnapshotLabel
 from planaria.control.log.line_format import HistoryLine, head_of, notice_of, parse_line
 from planaria.control.log.run_record import Metric, RunRecord, StreamedSequence, Timed
-from planaria.control.log.segments import FULL, START, LogLine, end_of_log, read
+from planaria.control.log.segments import SEGMENT_BYTES, START, LogLine, end_of_log, read
 
 ID = "run.id"
 """file that identifies a run across folders"""
@@ -213,7 +213,7 @@ class LogFollower:
     def ahead(self) -> int:
         """Approximate bytes of unread events."""
         end, position = end_of_log(self.folder / EVENTS), self._places[EVENTS]
-        return (end.segments - position.segments) * FULL + end.tail - position.tail
+        return (end.segments - position.segments) * SEGMENT_BYTES + end.tail - position.tail
 
     def more(self, without: frozenset[str] = frozenset()) -> Iterator[tuple[float, LogItem]]:
         """Yield new items of all logs in order of time, except events of the kinds ``without``. An incomplete last line

@@ -21,10 +21,10 @@ from planaria.common import atomic, documents
 from planaria.common.errors import UserError
 
 FOLDER = "segments"
-FULL = 1 << 20
+SEGMENT_BYTES = 1 << 20
 """bytes per segment; about 600 steps of five workers"""
 LONGEST_LINE = 16 << 20
-LARGEST = FULL + LONGEST_LINE
+LARGEST = SEGMENT_BYTES + LONGEST_LINE
 """maximum bytes of an inflated segment: only its last line may exceed the limit"""
 
 
@@ -62,7 +62,7 @@ class LogEnd(NamedTuple):
     @property
     def size(self) -> int:
         """Approximate bytes of all lines."""
-        return self.segments * FULL + self.tail
+        return self.segments * SEGMENT_BYTES + self.tail
 
 
 def packed(path: Path, number: int) -> Path:
@@ -109,7 +109,7 @@ def read(path: Path, upto: LogEnd, since: LogPosition = START) -> Iterator[LogLi
         segment = _segment(path, number)
         if segment is None:
             raise UserError(f"{packed(path, number)}: missing, so the log has a gap; restore it from a backup")
-        yield from _whole(*segment, LARGEST, True, _within(since, number))
+        yield from _complete_lines(*segment, LARGEST, _within(since, number), closed=True)
     try:
         last: tuple[Path, BinaryIO] | None = path, path.open("rb")
     except FileNotFoundError:
@@ -117,7 +117,7 @@ def read(path: Path, upto: LogEnd, since: LogPosition = START) -> Iterator[LogLi
     # Opened first, then checked: a file that became a segment before it was opened is found by its name.
     last = _segment(path, upto.segments + 1) or last
     if last is not None:
-        yield from _whole(*last, upto.tail, False, _within(since, upto.segments + 1))
+        yield from _complete_lines(*last, upto.tail, _within(since, upto.segments + 1), closed=False)
 
 
 def _within(since: LogPosition, number: int) -> LogPosition:
@@ -153,7 +153,7 @@ def _inflate(file: Path, compressed: bytes) -> bytes:
     return content
 
 
-def _whole(file: Path, opened: BinaryIO, size: int, closed: bool, since: LogPosition) -> Iterator[LogLine]:
+def _complete_lines(file: Path, opened: BinaryIO, size: int, since: LogPosition, *, closed: bool) -> Iterator[LogLine]:
     """Yield the complete lines within the first ``size`` bytes after ``since``; a ``closed`` segment must have no
     others."""
     with opened:
@@ -176,7 +176,7 @@ class RotatingLog:
     A thread compresses segments; the writer waits at most for a rename.
     """
 
-    def __init__(self, path: Path, full: int = FULL) -> None:
+    def __init__(self, path: Path, full: int = SEGMENT_BYTES) -> None:
         """Create or reopen the log; a line truncated by an earlier crash is removed."""
         self._path, self._full = path, full
         for unfinished in (path.parent / FOLDER).glob(f".{path.stem}-*"):
@@ -294,18 +294,18 @@ def _cut_torn_line(path: Path) -> None:
             file.truncate(start + file.read().rfind(b"\n") + 1)
 
 
-BYTES = 256 << 10
+RESERVE_BYTES = 256 << 10
 """a few hundred lines: enough for a run to reach its next complete step and save"""
 
 
 class DiskReserve:
-    """A file of :data:`BYTES` in ``folder``, while there is room for it."""
+    """A file of :data:`RESERVE_BYTES` in ``folder``, while there is room for it."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ".reserve"
         try:
             with self._path.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, BYTES)
+                os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
         except OSError:
             self.release()
 

@@ -21,7 +21,7 @@ from planaria.config.names import WorkerId
 from planaria.control.state.run import RunState
 
 STATE = "state.json"
-SHARE = 1 / 20
+MAX_WRITE_SHARE = 1 / 20
 """largest share of the controller's time for changes of workers"""
 PROGRESS_S = 1.0
 """seconds between writes while only steps are made"""
@@ -102,7 +102,7 @@ class StateWriter:
             return math.inf
         if written is None or state.over or written.replicas.generation != state.replicas.generation:
             return -math.inf
-        pause = self._took / SHARE
+        pause = self._took / MAX_WRITE_SHARE
         return self._ended + (pause if written.roster is not state.roster else max(pause, PROGRESS_S))
 
     def write(self, state: RunState) -> None:

@@ -13,7 +13,7 @@ from planaria.control.facts.events import Event, WorkReport
 from planaria.control.log.line_format import decision_line, event_line
 from planaria.control.log.reader import EVENTS, METRICS, SPANS
 from planaria.control.log.run_record import Metric
-from planaria.control.log.segments import FULL, DiskReserve, RotatingLog
+from planaria.control.log.segments import SEGMENT_BYTES, DiskReserve, RotatingLog
 
 DISK_RETRY_S = 2.0
 """time in which a failed save removes its files from a full disk"""
@@ -45,7 +45,7 @@ class RunLog:
     without a gap.
     """
 
-    def __init__(self, folder: Path, shared: SharedHistory | None = None, full: int = FULL) -> None:
+    def __init__(self, folder: Path, shared: SharedHistory | None = None, full: int = SEGMENT_BYTES) -> None:
         """:param shared: receives each line of the events and decisions, too
         :param full: bytes per segment; full segments are compressed
         """

@@ -69,7 +69,7 @@ def find_slow_parts(
 
 def hand_over_slow_stage(run: RunState, replica: ReplicaState) -> d.HandOverSlowStage | None:
     """Return the decision that the next slow worker hands its stage to a spare, or None if no handover pays off."""
-    if run.started.diagnose != "act" or run.stopping or run.allotment.done or replica.open_round:
+    if run.started.diagnose != "act" or run.stopping or run.allocation.done or replica.open_round:
         return None
     gauges = run.gauges.of(replica.holders)
     if not gauges or _too_soon(run):
@@ -94,7 +94,7 @@ def hand_over_slow_stage(run: RunState, replica: ReplicaState) -> d.HandOverSlow
 
 def reroute(run: RunState, replica: ReplicaState) -> d.Replan | d.Reroute | None:
     """Search for a schedule with routes around new slow links, and use it if that pays."""
-    if run.started.diagnose != "act" or not run.started.arrangement or run.stopping or run.allotment.done:
+    if run.started.diagnose != "act" or not run.started.arrangement or run.stopping or run.allocation.done:
         return None
     if replica.vacant or replica.open_round:
         return None

@@ -168,7 +168,7 @@ class ReplicaState(State):
     waiting: WorkerSet = NO_WORKERS
     """workers that have not reported the current phase yet"""
     attempts: int = 0
-    """generations formed since the last committed step"""
+    """generations formed since the last committed step, except planned handovers"""
     last_edge_failure: str = ""
     """the latest broken edge since then, with its cause"""
     evaluated: int = -1

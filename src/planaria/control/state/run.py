@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from planaria.control.facts.events import ReplicaPosition, RunStarted
 from planaria.control.facts.slowness import SlowPartFound
 from planaria.control.state.base import State
-from planaria.control.state.data_position import BlockAllocation, BlockSet
+from planaria.control.state.block_allocation import BlockAllocation, BlockSet
 from planaria.control.state.gauges import Gauges
 from planaria.control.state.replica import ReplicaGroup, ReplicaState
 from planaria.control.state.rollback import RollbackPoint
@@ -119,7 +119,7 @@ class RunState(State):
 
     started: RunStarted
     replicas: Replicas
-    allotment: BlockAllocation
+    allocation: BlockAllocation
     roster: Roster = field(default_factory=Roster)
     failed_starts: int = 0
     """consecutive workers that died on the run's own machines before they joined"""
@@ -178,14 +178,14 @@ class RunState(State):
     def start(cls, started: RunStarted) -> RunState:
         """Return the state of a run that is being started or resumed."""
         used, durable = BlockSet.of(*started.used), RollbackPoint.begin(started)
-        allotment = BlockAllocation(started.replicas, started.last_block, used)
+        allocation = BlockAllocation(started.replicas, started.last_block, used)
         if started.durable_step is not None:
-            allotment = allotment.started_past_checkpoint(started.first_step - started.durable_step)
+            allocation = allocation.started_past_checkpoint(started.first_step - started.durable_step)
         replicas = Replicas({n: ReplicaState.start(started, n) for n in range(started.max_replicas)})
         return cls(
             started=started,
             replicas=replicas,
-            allotment=allotment,
+            allocation=allocation,
             save_every=started.save_every,
             saved=durable.step,
             durable=durable,
@@ -228,7 +228,7 @@ class RunState(State):
     @property
     def progress(self) -> int:
         """Steps of all replicas together, which determine learning rates and checkpoints."""
-        return self.started.progress(len(self.allotment.used))
+        return self.started.progress(len(self.allocation.used))
 
     @property
     def vacancies(self) -> int:

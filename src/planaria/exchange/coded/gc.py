@@ -34,7 +34,7 @@ class GradientCode(ABC):
         """Return a worker's chunks and their weights."""
 
     @abstractmethod
-    def tolerates_losses(self, workers: Collection[int]) -> bool:
+    def determines_sum(self, workers: Collection[int]) -> bool:
         """Return whether the vectors of these ``workers`` determine the sum."""
 
     @abstractmethod
@@ -54,11 +54,11 @@ class RepetitionCode(GradientCode):
         group = worker // (self.spare + 1)
         return tuple((group * (self.spare + 1) + chunk, 1.0) for chunk in range(self.spare + 1))
 
-    def tolerates_losses(self, workers: Collection[int]) -> bool:
+    def determines_sum(self, workers: Collection[int]) -> bool:
         return len(self._first(workers)) == self.workers // (self.spare + 1)
 
     def coefficients(self, workers: Collection[int]) -> dict[int, float] | None:
-        return dict.fromkeys(self._first(workers).values(), 1.0) if self.tolerates_losses(workers) else None
+        return dict.fromkeys(self._first(workers).values(), 1.0) if self.determines_sum(workers) else None
 
     def _first(self, workers: Collection[int]) -> dict[int, int]:
         """Return the first of these ``workers`` in each group."""
@@ -79,11 +79,11 @@ class CyclicCode(GradientCode):
         chunks = ((worker + step) % m for step in range(self.spare + 1))
         return tuple((chunk, float(self.matrix[worker, chunk])) for chunk in chunks)
 
-    def tolerates_losses(self, workers: Collection[int]) -> bool:
+    def determines_sum(self, workers: Collection[int]) -> bool:
         return len(workers) >= len(self.matrix) - self.spare
 
     def coefficients(self, workers: Collection[int]) -> dict[int, float] | None:
-        if not self.tolerates_losses(workers):
+        if not self.determines_sum(workers):
             return None
         return dict(zip(sorted(workers), map(float, decoding_coefficients(self.matrix, sorted(workers))), strict=True))
 
@@ -101,9 +101,9 @@ class MixedCode(GradientCode):
             return self.groups.row(worker)
         return tuple((first + chunk, weight) for chunk, weight in self.rest.row(worker - first))
 
-    def tolerates_losses(self, workers: Collection[int]) -> bool:
+    def determines_sum(self, workers: Collection[int]) -> bool:
         groups, rest = self._split(workers)
-        return self.groups.tolerates_losses(groups) and self.rest.tolerates_losses(rest)
+        return self.groups.determines_sum(groups) and self.rest.determines_sum(rest)
 
     def coefficients(self, workers: Collection[int]) -> dict[int, float] | None:
         groups, rest = self._split(workers)
@@ -223,7 +223,7 @@ class GC(OneRoundScheme):
         return code(n, self.stragglers).row(worker)
 
     def decodable(self, n: int, history: History, job: int) -> bool:
-        return job < len(history) and code(n, self.stragglers).tolerates_losses(_in_time(n, history[job]))
+        return job < len(history) and code(n, self.stragglers).determines_sum(_in_time(n, history[job]))
 
     def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
         shares = code(n, self.stragglers).coefficients(_in_time(n, history[job])) if job < len(history) else None

@@ -126,7 +126,7 @@ class SRSGC(WindowedScheme):
         return sent
 
     def decodable(self, n: int, history: History, job: int) -> bool:
-        return job < len(history) and code(n, self.spare()).tolerates_losses(self._sent(n, history, job))
+        return job < len(history) and code(n, self.spare()).determines_sum(self._sent(n, history, job))
 
     def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
         sent = self._sent(n, history, job) if job < len(history) else {}
@@ -230,7 +230,7 @@ class MSGC(WindowedScheme):
         if any(self._caught_up_at(history, worker, job) is None for worker in range(n)):
             return False
         coded = (self._coded(n, history, job, group) for group in self._groups(n))
-        return all(code(n, self.stragglers).tolerates_losses(workers) for workers in coded)
+        return all(code(n, self.stragglers).determines_sum(workers) for workers in coded)
 
     def decode(self, n: int, history: History, job: int) -> tuple[CodedVector, ...] | None:
         shares = []

@@ -78,7 +78,7 @@ class ReplayedRounds:
         return sum(self.rounds)
 
 
-def close_round(
+def time_round(
     finish: Seconds, busy: Sequence[int], slow: float, allowed: Callable[[Late], bool]
 ) -> tuple[Late, float]:
     """Return the late workers of a round and the time of its end.
@@ -129,7 +129,7 @@ def replay(
         if profile.task_s:
             finish = finish + profile.task_s * np.maximum(np.array(counts) - 1, 0)
         patience = slow if published or scheme.delay() else 1.0
-        late, ends = close_round(
+        late, ends = time_round(
             finish, busy, patience, lambda late: _may_close(scheme, n, jobs, [*history, late], published)
         )
         waits += sum(finish[worker] > patience * finish[busy].min() for worker in busy if worker not in late)

@@ -46,7 +46,7 @@ class GramRule(RobustRule, ABC):
 
     @abstractmethod
     def coefficients(self, gram: Tensor) -> Tensor:
-        """Return c [n] for K [n, n], both fp64; they sum to 1 unless the rule has an ``origin``, or ``continues``."""
+        """Return c [n] for K [n, n], both fp64; they sum to 1 unless the rule has an ``origin`` or is iterative."""
 
 
 class CoordinateRule(RobustRule, ABC):

@@ -143,7 +143,7 @@ def section(record: RunRecord) -> Iterator[str]:
         more = f" The {ROWS} most frequent of {len(rows)}." if len(rows) > ROWS else ""
         parts += [page.subheading("Rejected"), page.paragraph(f"Invalid updates.{more}")]
         parts.append(page.table("rejected", head, rows[:ROWS], numbers_from=3))
-    yield page.section("TrustHistory", text.strip(), *parts)
+    yield page.section("Trust", text.strip(), *parts)
 
 
 def _rival_table(trust: TrustHistory) -> tuple[list[str], list[list[str]]]:

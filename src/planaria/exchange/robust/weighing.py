@@ -52,7 +52,7 @@ class Weighing:
             about = (
                 weight_message.pieces({name: t for name, t in outer[self.last].items() if name in decoded[me]}) or None
             )
-        return products(vectors, new, about, me if self.own else None)
+        return stage_products(vectors, new, about, me if self.own else None)
 
     def update_weights(
         self, stages: Sequence[Products], members: Sequence[int], me: int, draw: int
@@ -70,7 +70,9 @@ class Weighing:
         return self.robust.weigh_members(members, whole, draw)
 
 
-def products(vectors: Mapping[int, Vector], new: Collection[int], about: Vector | None, own: int | None) -> Products:
+def stage_products(
+    vectors: Mapping[int, Vector], new: Collection[int], about: Vector | None, own: int | None
+) -> Products:
     """Return ⟨x_j − r, x_k − r⟩ of each new member j with every k up to itself, in fp64; r is ``about``, or zero.
 
     Row ``own``, whose vector is r, holds products with r itself. Vectors are fp32, differences and sums fp64:

@@ -22,7 +22,7 @@ from planaria.lab.experts.posterior import centre_prior, uniform_prior
 FILE = "embedding.safetensors"
 FEATURES = 2**14
 DIMENSIONS = 64
-EVERY = 16
+PRIOR_STRIDE = 16
 """tokens after which the prior of a text is updated"""
 _CENTRE = "centre."
 Decode = Callable[[Sequence[int]], str]
@@ -70,15 +70,16 @@ class Embedding:
         return torch.where(positions.any(1), log_prior, uniform_prior(len(domains))[:, None])
 
     def priors(self, samples: Tensor, decode: Decode, domains: Sequence[str], temperature: float) -> Tensor:
-        """Return ln π [E, N, T] over samples [N, T + 1], by the text before each token, updated every ``EVERY`` tokens.
+        """Return ln π [E, N, T] over samples [N, T + 1], by the text before each token, updated every
+        ``PRIOR_STRIDE`` tokens.
 
         A prior of the whole sample would leak later tokens.
         """
-        steps = range(0, samples.shape[1] - 1, EVERY)
+        steps = range(0, samples.shape[1] - 1, PRIOR_STRIDE)
         log_priors = [
             self.prior([decode(sample[: at + 1]) for sample in samples.tolist()], domains, temperature) for at in steps
         ]
-        return torch.stack(log_priors, -1).repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
+        return torch.stack(log_priors, -1).repeat_interleave(PRIOR_STRIDE, -1)[..., : samples.shape[1] - 1]
 
     def save(self, folder: Path) -> None:
         """Write the embedding atomically."""

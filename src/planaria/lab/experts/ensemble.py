@@ -14,7 +14,7 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.lab.experts import manifest, posterior
-from planaria.lab.experts.embedding import EVERY, Embedding
+from planaria.lab.experts.embedding import PRIOR_STRIDE, Embedding
 from planaria.lab.experts.experts_results import TextWeights
 from planaria.lab.experts.experts_spec import MixtureSpec
 from planaria.lab.experts.log_probabilities import DomainTexts, token_logps
@@ -187,10 +187,10 @@ class _Continuation:
             self._log_p = self._ensemble.logps(torch.tensor(text)[None], self._active)[:, 0].sum(-1)
 
     def _update_prior(self, text: list[int]) -> None:
-        """Update the prior every ``EVERY`` tokens; a single expert needs none."""
+        """Update the prior every ``PRIOR_STRIDE`` tokens; a single expert needs none."""
         if len(self._active) == 1:
             return
-        at = (len(text) - 1) // EVERY * EVERY
+        at = (len(text) - 1) // PRIOR_STRIDE * PRIOR_STRIDE
         if at == len(text) - 1 or not self._readings:
             self._prior = self._ensemble.log_prior_after(text[: at + 1])[self._active]
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from planaria.common.errors import UserError
 from planaria.lab.experts import ridge
 from planaria.lab.experts.domains import TRAINED
-from planaria.lab.experts.embedding import EVERY
+from planaria.lab.experts.embedding import PRIOR_STRIDE
 from planaria.lab.experts.log_probabilities import BATCH, domain_samples, read_sums, write_tensors
 from planaria.lab.experts.manifest import WEIGHTS, digest
 from planaria.models.huggingface import import_model
@@ -67,13 +67,14 @@ class RidgePrior:
         return cls(model, load_or_compute(parent, FILE, (size, size), texts, read))
 
     def priors(self, samples: Tensor, domains: Sequence[str], temperature: float) -> Tensor:
-        """Return ln π [E, N, T] of the domains' experts over samples [N, T + 1], updated every ``EVERY`` tokens.
+        """Return ln π [E, N, T] of the domains' experts over samples [N, T + 1], updated every
+        ``PRIOR_STRIDE`` tokens.
 
         π_j ∝ exp(s_j / T) with s = [x̄ 1] W, the least-squares estimate of each domain's probability from the mean
         hidden state x̄ of the text before.
         """
-        log_priors = self._scores(mean_states(self._model, samples[:, :-1])[:, ::EVERY], domains, temperature)
-        return log_priors.repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
+        log_priors = self._scores(mean_states(self._model, samples[:, :-1])[:, ::PRIOR_STRIDE], domains, temperature)
+        return log_priors.repeat_interleave(PRIOR_STRIDE, -1)[..., : samples.shape[1] - 1]
 
     def prior(self, tokens: Sequence[int], domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E] after these tokens, limited to the model's context."""

@@ -17,7 +17,7 @@ from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.lab.experts import ridge
 from planaria.lab.experts.domains import TRAINED
-from planaria.lab.experts.embedding import EVERY
+from planaria.lab.experts.embedding import PRIOR_STRIDE
 from planaria.lab.experts.experts_spec import VotesSpec
 from planaria.lab.experts.log_probabilities import domain_samples
 from planaria.lab.experts.manifest import TOKENIZER
@@ -99,15 +99,16 @@ class VotesPrior:
         return (scores * votes[..., None]).sum(1) / votes.sum(1, keepdim=True).clamp(min=1)
 
     def priors(self, samples: Tensor, domains: Sequence[str], temperature: float) -> Tensor:
-        """Return ln π [E, N, T] over samples [N, T + 1], by the text before each token, updated every ``EVERY`` tokens.
+        """Return ln π [E, N, T] over samples [N, T + 1], by the text before each token, updated every
+        ``PRIOR_STRIDE`` tokens.
 
         π_j ∝ exp(s_j / T) with the :meth:`scores` s.
         """
         length = samples.shape[1] - 1
         own = [self._domains.index(domain) for domain in domains]
-        scores = torch.stack([self.scores(samples[:, : at + 1])[:, own] for at in range(0, length, EVERY)], -1)
+        scores = torch.stack([self.scores(samples[:, : at + 1])[:, own] for at in range(0, length, PRIOR_STRIDE)], -1)
         log_priors = (scores / temperature).log_softmax(1).transpose(0, 1)
-        return log_priors.repeat_interleave(EVERY, -1)[..., :length]
+        return log_priors.repeat_interleave(PRIOR_STRIDE, -1)[..., :length]
 
     def prior(self, tokens: Sequence[int], domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E] after these tokens."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planaria.control.facts import events as e
 
-EVERY = 20
+STEPS_PER_SAMPLE = 20
 """interval at which the first steps are logged with their spans"""
 THINNED_FROM = 1000
 """half the number of steps after which the interval doubles: it is 20 for the first 2,000 steps, 40 for the next 2,000,
@@ -17,7 +17,7 @@ STEPS_PER_SUM = 100
 
 def span_interval(step: int) -> int:
     """Return the interval at which steps around ``step`` are logged with their spans."""
-    return EVERY << max(0, (step // THINNED_FROM).bit_length() - 1)
+    return STEPS_PER_SAMPLE << max(0, (step // THINNED_FROM).bit_length() - 1)
 
 
 class ReportSampling:

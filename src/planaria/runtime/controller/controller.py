@@ -28,7 +28,7 @@ from planaria.control.facts.decisions import state_link
 from planaria.control.facts.orders import Donate, ExitWorker, Order
 from planaria.control.failover import FailoverState
 from planaria.control.log.state_file import STATE, StateWriter
-from planaria.control.machine_loss import machine_loss_costs
+from planaria.control.machine_loss_warnings import machine_loss_costs
 from planaria.control.protocols import FaultSource, Observer, RoutePlanner
 from planaria.control.run_deadlines import BrokenEdges, RunDeadlines
 from planaria.control.state.run import RunState

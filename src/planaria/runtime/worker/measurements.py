@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from planaria.control.facts.events import Span
-from planaria.control.facts.measurements import EVERY, EdgeTravelTimes, PassDurations
+from planaria.control.facts.measurements import STEPS_PER_REPORT, EdgeTravelTimes, PassDurations
 from planaria.control.facts.update_reports import three_digits
 
 Pass = Literal["forward", "backward"]
@@ -21,7 +21,7 @@ Pass = Literal["forward", "backward"]
 class WorkerGauge:
     """Sums up the committed steps of a worker."""
 
-    def __init__(self, every: int = EVERY) -> None:
+    def __init__(self, every: int = STEPS_PER_REPORT) -> None:
         """``every``: steps in a report."""
         self._every = every
         self._reset()

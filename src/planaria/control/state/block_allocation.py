@@ -15,7 +15,7 @@ from planaria.control.state.base import State
 
 V = TypeVar("V")
 BlockRange = tuple[int, int]
-"""first block and number of blocks; consecutive blocks of a lane are ``width`` apart"""
+"""first block and number of blocks; consecutive blocks of a lane are ``lanes`` apart"""
 
 
 @dataclass(frozen=True)

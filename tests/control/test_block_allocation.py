@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.control.state.data_position import BlockAllocation, BlockSet
+from planaria.control.state.block_allocation import BlockAllocation, BlockSet
 
 blocks = st.sets(st.integers(0, 30))
 
