@@ -15,7 +15,8 @@ from planaria.config.schema import RunConfig
 from planaria.data.shards import tokenise_corpus
 from planaria.faults.trace_generation import generate
 from planaria.lab.compare.race import race
-from planaria.recovery.checkpoint import PendingSave, best_steps, rollback_mean
+from planaria.lab.compare.rollback import PendingSave, rollback_mean
+from planaria.recovery.checkpoint import best_steps
 
 STAGES = 6
 NEEDED = {

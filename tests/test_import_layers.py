@@ -368,6 +368,12 @@ def test_few_short_modules_have_a_single_importer() -> None:
     assert len(scraps) <= 16, scraps
 
 
+def test_no_function_exceeds_65_lines() -> None:
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = [(m, n) for m, tree in modules().items() for n in ast.walk(tree) if isinstance(n, functions)]
+    assert not [f"{m}.{n.name}" for m, n in nodes if (n.end_lineno or 0) - n.lineno >= 65]
+
+
 def test_no_module_exceeds_400_lines() -> None:
     long = {m: n for m, tree in modules().items() if tree.body and (n := tree.body[-1].end_lineno or 0) > 400}
     assert not long

@@ -73,7 +73,8 @@ def _choices(section: str | None) -> Iterator[str]:
 
 def _options(registry: Registry[Any]) -> list[str]:
     """Return the heading and table of a registry's options; choices with equal options share a row."""
-    choices = {name: chosen for name, chosen in registry.shipped.items() if name not in (GROUP, *registry.controls)}
+    hidden = (GROUP, *registry.for_comparison)
+    choices = {name: chosen for name, chosen in registry.shipped.items() if name not in hidden}
     rows: dict[tuple[str, str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, chosen in choices.items():
         for option, field in chosen.model_fields.items():

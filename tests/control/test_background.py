@@ -6,7 +6,7 @@ import pytest
 
 from planaria.config.schema import RunConfig
 from planaria.control.apply import apply
-from planaria.control.checkpoint_decisions import CheckpointCadence
+from planaria.control.checkpoint_cadence import CheckpointCadence
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.stuck_workers import ActionDeadlines

@@ -12,7 +12,8 @@ from benchmarks.rollback import RollbackCost, rollback
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.recovery.checkpoint import Checkpoint, best_interval, rollback_mean
+from planaria.lab.compare.rollback import rollback_mean
+from planaria.recovery.checkpoint import Checkpoint, best_interval
 from support.stage_states import losses, replica
 
 

@@ -16,6 +16,7 @@ from planaria.control.apply_base import (
     end_background_write,
     give_up_save,
     handles,
+    reconsider,
     record_report,
     replica_answered_by,
     set_machine,
@@ -94,6 +95,16 @@ def on_join_timed_out(fact: e.JoinTimedOut, run: RunState) -> RunState:
 @handles
 def on_host_left(fact: e.HostLeft, run: RunState) -> RunState:
     return set_machine(run, fact.host, replace(run.machines[fact.host], workers=0))
+
+
+@handles
+def on_worker_measurements(fact: e.WorkerMeasurements, run: RunState) -> RunState:
+    replica = run.replica_of(fact.worker)
+    if replica is None or replica.generation != fact.generation or replica.holders.get(fact.node) != fact.worker:
+        return run
+    run = run.updated(gauges=run.gauges.with_measurements(fact))
+    # Whether to act on slow workers depends on a clock that all replicas share.
+    return reconsider(run, run.live.values() if run.blamed else [replica])
 
 
 @handles
@@ -213,7 +224,7 @@ def on_retry_due(fact: e.RetryDue, run: RunState) -> RunState:
 
 @handles
 def on_update_received_or_update_rejected(fact: e.UpdateReceived | e.UpdateRejected, run: RunState) -> RunState:
-    if isinstance(fact, e.UpdateRejected) and not run.exchange.interval:
+    if isinstance(fact, e.UpdateRejected) and not run.exchange.has_rounds:
         return _gradient_rejected(fact, run)
     replica = run.replica_of(fact.worker)
     open_round = None if replica is None or replica.generation != fact.generation else replica.open_round

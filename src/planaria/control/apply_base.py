@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import singledispatch
-from typing import Any
+from typing import Any, Protocol
 
 from planaria.control.facts import events as e
-from planaria.control.state.replica import OpenRound, ReplicaState
+from planaria.control.state.replica import OpenRound, Phase, ReplicaState
 from planaria.control.state.roster import MachineState, WorkerState
 from planaria.control.state.run import RunState
 from planaria.exchange.registry import make_exchange
@@ -155,7 +155,17 @@ def mark_undecided(run: RunState) -> RunState:
     return run.updated(undecided=frozenset()) if run.undecided else run
 
 
-def replica_answered_by(run: RunState, fact: Any, phase: str) -> ReplicaState | None:
+class WorkerReport(Protocol):
+    """An event that a worker reports in a generation of its replica."""
+
+    @property
+    def worker(self) -> str: ...
+
+    @property
+    def generation(self) -> int: ...
+
+
+def replica_answered_by(run: RunState, fact: WorkerReport, phase: Phase) -> ReplicaState | None:
     """Return the replica whose current phase and generation this report answers."""
     replica = run.replicas.of(fact.worker)
     if replica is None or replica.phase != phase or replica.generation != fact.generation:

@@ -15,7 +15,6 @@ from planaria.control.apply_base import (
 )
 from planaria.control.apply_membership import invalidate_states
 from planaria.control.facts import decisions as d
-from planaria.control.facts import events as e
 from planaria.control.state.replica import NO_WORKERS, OpenRound, WorkerSet, after_commit
 from planaria.control.state.rollback import RollbackPoint
 from planaria.control.state.roster import MachineState, WorkerState
@@ -243,7 +242,7 @@ def on_disband(fact: d.Disband, run: RunState) -> RunState:
 
 @handles
 def on_exclude_member(fact: d.ExcludeMember, run: RunState) -> RunState:
-    """Mark workers as leaving: they count as lost when they exit and get no orders until then.
+    """Release workers: they get no more orders, and count as lost when they exit.
 
     This includes all workers of their machines, if those have joined.
     """
@@ -266,16 +265,6 @@ def on_finish(fact: d.Finish, run: RunState) -> RunState:
     for replica in run.replicas.values():
         run = with_replica(run, replica.updated(waiting=NO_WORKERS))
     return run
-
-
-@handles
-def on_worker_measurements(fact: e.WorkerMeasurements, run: RunState) -> RunState:
-    replica = run.replica_of(fact.worker)
-    if replica is None or replica.generation != fact.generation or replica.holders.get(fact.node) != fact.worker:
-        return run
-    run = run.updated(gauges=run.gauges.with_measurements(fact))
-    # Whether to act on slow workers depends on a clock that all replicas share.
-    return reconsider(run, run.live.values() if run.blamed else [replica])
 
 
 @handles

@@ -9,18 +9,15 @@ file is written. At most one is in progress: another that becomes due meanwhile 
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import Counter
 from collections.abc import Mapping
 
 from planaria.control.facts import decisions as d
-from planaria.control.facts.events import IntervalChosen, ReplicaPosition
+from planaria.control.facts.events import ReplicaPosition
 from planaria.control.rounds import is_round_due
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
 from planaria.exchange.registry import make_exchange
-from planaria.recovery.checkpoint import best_steps
 
 LAST_TRIES = 3
 """attempts to save the final state"""
@@ -225,54 +222,3 @@ def stages_with_unequal_weights(weights: Mapping[int, Mapping[int, str]]) -> lis
 def folder_name(step: int, partial: bool = False) -> str:
     """Return the name of the checkpoint of ``step`` within the run's folder of checkpoints."""
     return f"step-{step:08d}" + (".partial" if partial else "")
-
-
-PROBE = 10
-"""number of steps before the checkpoint whose cost is measured"""
-
-
-class CheckpointCadence:
-    """Proposes a checkpoint interval after observing steps and one complete save.
-
-    A background save costs the pause of training, but the next cannot start before it is written.
-    """
-
-    def __init__(self, hourly: float, stages: int) -> None:
-        """:param hourly: probability that one of the ``stages`` workers with a stage fails within an hour."""
-        self._hourly, self._stages = hourly, stages
-        self._began: tuple[str, float] | None = None
-        self._steps: list[float] = []
-        self._beside: tuple[float, float] | None = None
-        """start of a background save, and the pause of training for it"""
-        self._chosen = False
-
-    def on_decision(self, t: float, decision: d.Decision) -> IntervalChosen | None:
-        """Return the interval to use from now on, at the end of the first save; None otherwise."""
-        if self._chosen:
-            return None
-        match decision:
-            case d.RunStep(mode="train") | d.Save():
-                if self._began and self._began[0] == "train":
-                    self._steps.append(t - self._began[1])
-                if self._began and self._began[0] == "beside":
-                    self._beside = self._began[1], t - self._began[1]
-                phase = "beside" if isinstance(decision, d.Save) and decision.background else "save"
-                self._began = ("train" if isinstance(decision, d.RunStep) else phase, t)
-            case d.Seal(partial=False) if self._steps:
-                return self._choice(t)
-            case d.Form() | d.RunStep():
-                self._began = None
-        return None
-
-    def _choice(self, t: float) -> IntervalChosen | None:
-        """Return the interval after a save that ends now, if its start was observed."""
-        step_s = statistics.median(self._steps)
-        if self._began and self._began[0] in ("save", "beside"):  # no step started before it was written
-            save_s, write_s = t - self._began[1], 0.0
-        elif self._beside:
-            save_s, write_s = self._beside[1], t - self._beside[0]
-        else:
-            return None
-        self._chosen = True
-        steps = max(best_steps(self._hourly, self._stages, step_s, save_s), math.ceil(write_s / step_s))
-        return IntervalChosen(steps=steps, step_s=step_s, save_s=save_s, write_s=write_s)

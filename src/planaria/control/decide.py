@@ -199,6 +199,6 @@ def _finish_stopped(run: RunState) -> d.Finish:
 
 
 def _waits_for_released_workers(run: RunState, replica: ReplicaState) -> bool:
-    """Return whether workers of the replica are leaving; until they exit, it starts nothing new."""
+    """Return whether workers of the replica are released; until they exit, it starts nothing new."""
     released = run.with_status("released")
     return bool(released) and any(run.replicas.replica_of_worker.get(worker) == replica.number for worker in released)

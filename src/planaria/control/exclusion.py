@@ -22,7 +22,7 @@ def exclude_member(run: RunState, replica: ReplicaState) -> d.ExcludeMember | No
         if strikes < enough or workers & workers_sending_state(run):
             continue
         if _replaceable(run, workers) or _dispensable(run):
-            when = "rounds" if run.exchange.interval else "steps"
+            when = "rounds" if run.exchange.has_rounds else "steps"
             reason = f"the updates of replica {member} were invalid in {strikes} {when}"
             return d.ExcludeMember(member=member, workers=sorted(workers), strikes=strikes, reason=reason)
     return None
@@ -30,7 +30,7 @@ def exclude_member(run: RunState, replica: ReplicaState) -> d.ExcludeMember | No
 
 def _members(run: RunState, replica: ReplicaState) -> Iterator[tuple[int, Collection[int]]]:
     """Yield the members of the exchange by number with their nodes: replicas, or the parts of a step made together."""
-    if run.exchange.interval:
+    if run.exchange.has_rounds:
         yield replica.number, replica.arrangement.stage
         return
     columns = [replica.arrangement.nodes(stage) for stage in replica.arrangement.stages]
@@ -47,4 +47,4 @@ def _replaceable(run: RunState, workers: Collection[str]) -> bool:
 def _dispensable(run: RunState) -> bool:
     """Return whether the others can continue with one replica fewer; replicas that make each step together cannot."""
     remaining = len(run.live) - 1
-    return bool(run.exchange.interval) and remaining > 0 and not run.exchange.why_unsupported(remaining)
+    return run.exchange.has_rounds and remaining > 0 and not run.exchange.why_unsupported(remaining)

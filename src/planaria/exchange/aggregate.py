@@ -218,7 +218,7 @@ class AggregatingExchange(Exchange, ABC):
                 "the rule continues from a value that all members share, but members of this exchange.kind "
                 "have different values; use another rule"
             )
-        if by.scope == "replica" and not self.interval:
+        if by.scope == "replica" and not self.has_rounds:
             return (
                 "scope = 'replica' needs rounds, but this exchange.kind combines gradients within every step; "
                 "remove scope, or use exchange.kind = 'diloco'"

@@ -223,6 +223,16 @@ class Exchange(Choice, ABC):
         """
 
     @property
+    def exchanges_gradients(self) -> bool:
+        """Whether each step has a round, of gradients: the interval is 0."""
+        return self.interval == 0
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether rounds lie between steps: the interval is 1 or more."""
+        return bool(self.interval)
+
+    @property
     def overlap(self) -> int:
         """Inner steps between ``update`` and ``settle`` while messages travel; fewer than the interval."""
         return 0
@@ -306,7 +316,7 @@ class Exchange(Choice, ABC):
         True for exchanges with one shared value and more than two members; in exchanges of gradients only with a robust
         rule.
         """
-        return self.synchronised and members > 2 and (self.tolerated > 0 or bool(self.interval))
+        return self.synchronised and members > 2 and (self.tolerated > 0 or self.has_rounds)
 
     @property
     def bit_identical(self) -> bool:

@@ -70,7 +70,7 @@ def _why_update_unused(config: RunConfig) -> str:
         return f"exchange.kind = {config.exchange.kind!r} sends updates one round later, when attacks no longer apply"
     if config.exchange.coded:
         return "exchange.coded determines the messages of replicas"
-    if config.routing.mixed and make_exchange(config.exchange).interval:
+    if config.routing.mixed and make_exchange(config.exchange).has_rounds:
         return "with routing.mixed, microbatches pass through all replicas, and each update depends on several replicas"
     return ""
 

@@ -54,7 +54,7 @@ class TraceInjector:
             case d.RunStep(mode="train"):
                 self._requeue_simultaneous()
                 settings = state.started.exchange
-                agreed = settings.replicas > 1 and state.exchange.interval == 0 and not settings.coded
+                agreed = settings.replicas > 1 and state.exchange.exchanges_gradients and not settings.coded
                 workers = _executing_workers(state, decision.replica)
                 return self._arm(decision.step, state, workers, *moments_before_commit(agreed))
             case d.Commit():

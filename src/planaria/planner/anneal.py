@@ -15,7 +15,8 @@ from planaria.planner.tables import CostTables, Ints, gradient_sum_times
 
 Floats = NDArray[np.float64]
 RANDOMS = 10
-"""maximum number of random numbers that one move uses"""
+"""random numbers of a move; each has one purpose, by index:"""
+KIND, FIRST, SECOND, POSITION, OTHER, TAKE, GIVE, SORTED, ACCEPT, FOCUS = range(RANDOMS)
 NODE, STAGE, ORDER, ROUTE, ARRANGEMENT = range(5)
 """kinds of move: another node of the same stage; two microbatches exchange a stage; two neighbours on a route change
 order; two microbatches exchange routes; two nodes exchange stages"""
@@ -62,26 +63,20 @@ def anneal(
     for move in range(temperature.shape[0]):
         r = random[move]
         kind = NODE
-        while r[0] >= UNTIL[kind]:
+        while r[KIND] >= UNTIL[kind]:
             kind += 1
-        i, j = int(r[1] * count), int(r[2] * count)
-        if r[9] < CRITICAL:
-            i = _pick_microbatch_of(origin, worst, r[1])
+        i, j = int(r[FIRST] * count), int(r[SECOND] * count)
+        if r[FOCUS] < CRITICAL:
+            i = _pick_microbatch_of(origin, worst, r[FIRST])
         if kind == ARRANGEMENT and not positions:
             continue
         if kind == ARRANGEMENT:
-            x, y = int(r[1] * nodes), int(r[2] * nodes)
-            if r[9] < CRITICAL:
-                x = path[i, int(r[3] * (path.shape[1] + 1)) - 1] if r[3] * (path.shape[1] + 1) >= 1 else worst
-            s, z = stage[x], stage[y]
-            if s == z or not _may_hold(tables.role[x], z) or not _may_hold(tables.role[y], s):
+            if not _exchange_nodes(tables, r, i, worst, stage, path, new_origin, new_path, new_stage):
                 continue
-            new_stage[x], new_stage[y] = z, s
-            _swap_positions(new_origin, new_path, x, y)
         elif not _reroute(tables, kind, r, i, j, stage, members, path, new_path):
             continue
         cost, time = _objective(tables, new_origin, new_path, new_stage, done, last, over)
-        if cost <= now or r[8] < np.exp((now - cost) / temperature[move]):
+        if cost <= now or r[ACCEPT] < np.exp((now - cost) / temperature[move]):
             now, worst = cost, int(np.argmax(last))
             if kind == ARRANGEMENT:
                 stage[:], origin[:], path[:] = new_stage, new_origin, new_path
@@ -96,6 +91,32 @@ def anneal(
         else:
             new_path[i], new_path[j] = path[i], path[j]
     return best
+
+
+@compile_function
+def _exchange_nodes(
+    tables: CostTables,
+    r: Floats,
+    i: int,
+    worst: int,
+    stage: Ints,
+    path: Ints,
+    new_origin: Ints,
+    new_path: Ints,
+    new_stage: Ints,
+) -> bool:
+    """Exchange two nodes of different stages in the ``new_`` arrays; return whether their roles allow it."""
+    nodes, visits = stage.shape[0], path.shape[1]
+    x, y = int(r[FIRST] * nodes), int(r[SECOND] * nodes)
+    if r[FOCUS] < CRITICAL:
+        visit = int(r[POSITION] * (visits + 1))
+        x = path[i, visit - 1] if visit else worst
+    s, z = stage[x], stage[y]
+    if s == z or not _may_hold(tables.role[x], z) or not _may_hold(tables.role[y], s):
+        return False
+    new_stage[x], new_stage[y] = z, s
+    _swap_positions(new_origin, new_path, x, y)
+    return True
 
 
 @compile_function
@@ -159,15 +180,15 @@ def _reroute(
     """Change one or two microbatches in ``new``; return False, changing nothing, if the move is idle or forbidden."""
     visits = path.shape[1]
     if kind == NODE:
-        k = int(r[3] * visits)
+        k = int(r[POSITION] * visits)
         s = stage[path[i, k]]
-        x = members[s, int(r[4] * tables.sizes[s])]
+        x = members[s, int(r[OTHER] * tables.sizes[s])]
         new[i, k] = x
         return bool(x != path[i, k])
     if kind == ORDER:
         if visits < 2:
             return False
-        k = int(r[3] * (visits - 1))
+        k = int(r[POSITION] * (visits - 1))
         new[i, k], new[i, k + 1] = path[i, k + 1], path[i, k]
         if obeys_cc3(stage, new[i], tables.swaps, tables.jump):
             return True
@@ -178,13 +199,13 @@ def _reroute(
     if kind == ROUTE:
         new[i], new[j] = path[j], path[i]
         return True
-    a, b = int(r[3] * visits), int(r[4] * visits)
+    a, b = int(r[POSITION] * visits), int(r[OTHER] * visits)
     s, z = stage[path[i, a]], stage[path[j, b]]
     if s != z and (_visits(stage, path[i], z) or _visits(stage, path[j], s)):
         return False
-    new[i, a] = path[j, b] if r[5] < 0.5 else members[z, int((2 * r[5] - 1) * tables.sizes[z])]
-    new[j, b] = path[i, a] if r[6] < 0.5 else members[s, int((2 * r[6] - 1) * tables.sizes[s])]
-    if r[7] < 0.8:  # most good routes are in natural order
+    new[i, a] = path[j, b] if r[TAKE] < 0.5 else members[z, int((2 * r[TAKE] - 1) * tables.sizes[z])]
+    new[j, b] = path[i, a] if r[GIVE] < 0.5 else members[s, int((2 * r[GIVE] - 1) * tables.sizes[s])]
+    if r[SORTED] < 0.8:  # most good routes are in natural order
         _sort(stage, new[i])
         _sort(stage, new[j])
     if obeys_cc3(stage, new[i], tables.swaps, tables.jump) and obeys_cc3(stage, new[j], tables.swaps, tables.jump):

@@ -68,7 +68,7 @@ class ResolvedRun:
     @property
     def replicas(self) -> int:
         """Replicas that step independently. Replicas that add up gradients in every step count as one."""
-        together = self._together or self.exchange.interval == 0
+        together = self._together or self.exchange.exchanges_gradients
         return 1 if together else self.config.exchange.replicas
 
     @property
@@ -79,7 +79,7 @@ class ResolvedRun:
     @property
     def lockstep(self) -> bool:
         """Whether replicas with different weights train in lockstep because microbatches cross replicas."""
-        return self.replicas_per_plan > 1 and self.exchange.interval != 0
+        return self.replicas_per_plan > 1 and not self.exchange.exchanges_gradients
 
     @property
     def replicas_step_independently(self) -> bool:

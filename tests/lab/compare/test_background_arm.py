@@ -16,8 +16,9 @@ from planaria.lab.commands.advise import experience
 from planaria.lab.compare.advice import FailureRate, candidates, predict
 from planaria.lab.compare.clock import ArmClock, arm_clock
 from planaria.lab.compare.race import ArmCourse, race
+from planaria.lab.compare.rollback import rollback_mean
 from planaria.models.families import stage_parameters
-from planaria.recovery.checkpoint import best_steps, rollback_mean
+from planaria.recovery.checkpoint import best_steps
 from planaria.runtime.prediction.copy_costs import state_bytes, step_bytes_and_memory
 from planaria.runtime.resolved_run import ResolvedRun
 from support.race_jobs import config

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.control.facts.events import Span, WorkReport
-from planaria.report.observe.report_sampling import AFTER_FORMING, EVERY, ReportSampling, span_interval
+from planaria.report.observe.report_sampling import AFTER_FORMING, STEPS_PER_SAMPLE, ReportSampling, span_interval
 
 SPANS = [Span(action="backward", microbatch=0, hop=0, start=1.0, end=2.0)]
 
@@ -83,6 +83,5 @@ def test_ten_times_the_steps_have_few_spans_more() -> None:
 
 
 def test_the_sample_of_a_step_thins_by_half_whenever_the_run_is_twice_as_long() -> None:
-    assert [span_interval(step) for step in (0, 999, 1000, 1999, 2000, 3999, 4000, 999_999)] == [
-        EVERY, EVERY, EVERY, EVERY, 2 * EVERY, 2 * EVERY, 4 * EVERY, 512 * EVERY,
-    ]  # fmt: skip
+    intervals = [span_interval(step) for step in (0, 999, 1000, 1999, 2000, 3999, 4000, 999_999)]
+    assert intervals == [STEPS_PER_SAMPLE * factor for factor in (1, 1, 1, 1, 2, 2, 4, 512)]

@@ -158,7 +158,7 @@ def test_a_cleared_alarm_does_not_go_off() -> None:
 
 @pytest.mark.usefixtures("line")
 def test_the_other_thread_sleeps_while_the_owner_waits(inbox: Inbox) -> None:
-    time.sleep(0.2)  # it has taken over
+    until(lambda: inbox._thread is not None)
     thread = inbox._thread
     assert thread is not None
     with pytest.raises(Empty):

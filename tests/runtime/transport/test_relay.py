@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -123,7 +122,7 @@ def test_the_error_of_an_edge_that_does_not_open_is_known_early(
 def test_giving_up_ends_the_wait(pool: ThreadPoolExecutor, relay: str) -> None:
     one, over = hidden("g1", relay), threading.Event()
     waiting = pool.submit(one.await_call, "edge", 30.0, over.is_set)
-    time.sleep(0.3)
+    until_known("waits")
     over.set()
     assert waiting.result(5) is None
 

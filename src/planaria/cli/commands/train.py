@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,10 +58,10 @@ def _train(
         return resume_run(resume, settings, quiet, checkpoint, page)
     if recipe is None:
         raise UserError("train: name a recipe such as demo (`planaria recipes` lists more), or pass --resume runs/NAME")
-    return _start(recipe, settings, dry_run, quiet, auto, page)
+    return _train_recipe(recipe, settings, dry_run, quiet, auto, page)
 
 
-def _start(
+def _train_recipe(
     recipe_file: Path,
     flags: Mapping[str, str],
     dry_run: bool,
@@ -69,12 +70,42 @@ def _start(
     page: PageContext | None,
 ) -> int:
     """Train a recipe from its first step, or with ``auto`` resume its run if there is one; return the exit code."""
+    from planaria.runtime.api.configure import configure
+    from planaria.runtime.api.training import train
+    from planaria.runtime.fleet.spawner import fork_server
+
+    config = configure(recipe_file, settings=flags)
+    fork_server([] if dry_run else _preload(config))
+    if config.engine == "simulate" and page is not None:
+        raise UserError("--live: a simulation writes no log to show; remove --engine simulate")
+    if config.engine == "simulate" and auto:
+        raise UserError("--engine simulate: a simulation cannot be resumed; remove --resume auto")
+    if dry_run:
+        _print_dry_run(config, auto)
+    elif config.engine == "simulate":
+        _print_simulation(config)
+    else:
+        begin = partial(train, recipe_file, settings=flags, progress=not quiet, notify=print, context=page)
+        begin(resume="auto" if auto else False)
+    return 0
+
+
+def _print_simulation(config: RunConfig) -> None:
+    """Print the simulated step of a recipe."""
     from planaria.cli.commands.plan import describe
+    from planaria.report.observe.trackers import trackers
+    from planaria.runtime.preparation.config_checks import check
+
+    check(config)
+    trackers(config.observe)
+    print(describe(config))
+
+
+def _print_dry_run(config: RunConfig, auto: bool) -> None:
+    """Print the complete recipe, and as comments what training it would need."""
     from planaria.config.recipe import dump
     from planaria.report.observe.trackers import trackers
-    from planaria.runtime.api.configure import configure
-    from planaria.runtime.api.training import existing_run, train
-    from planaria.runtime.fleet.spawner import fork_server
+    from planaria.runtime.api.training import existing_run
     from planaria.runtime.prediction.copy_costs import copies_stated
     from planaria.runtime.prediction.memory import fit_to_this_machine
     from planaria.runtime.prediction.preflight_table import table
@@ -82,39 +113,22 @@ def _start(
     from planaria.runtime.preparation.starting_weights import starting_weights, weight_warnings
     from planaria.runtime.preparation.unused_settings import require_used
 
-    config = configure(recipe_file, settings=flags)
-    fork_server([] if dry_run else _preload(config))
     simulated = config.engine == "simulate"
-    if page is not None and simulated:
-        raise UserError("--live: a simulation writes no log to show; remove --engine simulate")
-    if auto and simulated:
-        raise UserError("--engine simulate: a simulation cannot be resumed; remove --resume auto")
-    if dry_run or simulated:
-        if not simulated:
-            require_used(config)
-        run = check(config)
-        fitted, note = (config, "") if simulated else fit_to_this_machine(config)
-        if not simulated:
-            read_faults(run)
-        trackers(config.observe)
-        print(dump(config).rstrip("\n") if dry_run else describe(config))
-        notes = [*weight_warnings(run, starting_weights(config)), *copies_stated(run)] if dry_run else []
-        notes += [*filter(None, (note,)), *table(fitted)] if dry_run and not simulated else []
-        if auto:
-            earlier = existing_run(config)
-            notes.append(f"--resume auto: {f'continues {earlier}' if earlier else 'starts a new run'}")
-        for line in notes:
-            print(f"# {line}")
-        return 0
-    train(
-        recipe_file,
-        resume="auto" if auto else False,
-        settings=flags,
-        progress=not quiet,
-        notify=print,
-        context=page,
-    )
-    return 0
+    if not simulated:
+        require_used(config)
+    run, needs = check(config), list[str]()
+    if not simulated:
+        fitted, note = fit_to_this_machine(config)
+        read_faults(run)
+        needs = [*filter(None, (note,)), *table(fitted)]
+    trackers(config.observe)
+    print(dump(config).rstrip("\n"))
+    notes = [*weight_warnings(run, starting_weights(config)), *copies_stated(run), *needs]
+    if auto:
+        earlier = existing_run(config)
+        notes.append(f"--resume auto: {f'continues {earlier}' if earlier else 'starts a new run'}")
+    for line in notes:
+        print(f"# {line}")
 
 
 def _preload(config: RunConfig) -> list[str]:

@@ -189,7 +189,7 @@ class RunStarted(Fact):
         from planaria.exchange.registry import make_exchange  # imports torch, which readers of logs do not need
 
         several = self.replicas == 1 and self.exchange.replicas > 1
-        return self.exchange.replicas if several and make_exchange(self.exchange).interval != 0 else 0
+        return self.exchange.replicas if several and not make_exchange(self.exchange).exchanges_gradients else 0
 
     @property
     def saved_replicas(self) -> int:

@@ -22,11 +22,10 @@ REPORTS = frozenset(
     {
         "stage_ready", "stage_committed", "stage_copied", "stage_saved", "update_received", "updates_weighted",
         "message_compressed", "round_applied", "results_sent", "worker_measurements",
-        "offer_heard", "offers_counted", "round_made", "gauged",  # in logs of older versions
     }
 )  # fmt: skip
 """reports that every stage repeats each step: the bulk of a log"""
-ROUTINE = REPORTS | {"run_step", "commit", "close_round", "round_late", "update_rejected", "offer_refused"}
+ROUTINE = REPORTS | {"run_step", "commit", "close_round", "round_late", "update_rejected"}
 
 Raw = TypeVar("Raw")
 Item = TypeVar("Item")

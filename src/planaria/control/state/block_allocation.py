@@ -89,8 +89,8 @@ class BlockAllocation(State):
         """
         if replica in self.in_progress:
             return self.in_progress[replica]
-        deserted = {replica, *lost} & set(range(self.lanes)) if lost else {replica} if replica < self.lanes else ()
-        own = [block for lane in deserted if (block := next(self._free(lane), None)) is not None]
+        open_lanes = [lane for lane in {replica, *lost} if lane < self.lanes]
+        own = [block for lane in open_lanes if (block := next(self._free(lane), None)) is not None]
         if own:
             return min(own)
         if (self.total - self.used.floor) // self.lanes < patience:  # no lane has that many

@@ -131,8 +131,7 @@ def _summary(coding: Coding, rounds: list[RoundTimes]) -> str:
     return (
         f"{format_count(len(rounds), 'round')} of coded steps; {sum(map(bool, without))} continued without replicas, "
         f"{format_count(sum(without), 'result')} in all. A replica computes {load:.3f} of a job's data in a round; "
-        f"uncoded "
-        f"it would be {1 / coding.replicas:.3f}."
+        f"without coding, {1 / coding.replicas:.3f}."
     )
 
 

@@ -145,7 +145,7 @@ def coded_steps(resolved: ResolvedRun) -> CodedSteps | None:
     rule = resolved.exchange
     rounded = isinstance(rule, AggregatingExchange) and not rule.compression.exact
     reasons = (
-        (rule.interval != 0, "needs an exchange of gradients in every step; set exchange.kind = 'allreduce'"),
+        (not rule.exchanges_gradients, "needs an exchange of gradients in every step; set exchange.kind = 'allreduce'"),
         (rounded, "cannot be combined with exchange.compress or options.bits: coded messages are sums of gradients"),
         (bool(config.exchange.robust), "cannot be combined with exchange.robust: coded messages are sums of gradients"),
         (config.routing.mixed, "does not support routing.mixed; remove it"),

@@ -191,7 +191,7 @@ def rounding_amplification(n: int, spare: int) -> float:
     return (n - m + worst) / n
 
 
-def precision_problem(n: int, stragglers: int, spare: Callable[[int], int] = int) -> str:
+def precision_problem(n: int, stragglers: int, spare: Callable[[int], int] = lambda stragglers: stragglers) -> str:
     """Return why a code of ``spare`` (stragglers) loses too much precision, with a fix, or an empty string if not."""
     if (times := rounding_amplification(n, spare(stragglers))) <= MAX_AMPLIFICATION:
         return ""

@@ -93,7 +93,10 @@ def section(record: RunRecord) -> Iterator[str]:
     if full := messages.full:
         rows = [[str(round), ", ".join(map(str, stages)), WHY[why]] for (round, why), stages in full.items()]
         more = f" The first {ROWS} of {len(rows)}." if len(rows) > ROWS else ""
-        parts += [page.subheading("Sent in full"), page.paragraph(f"To initialize estimates.{more}")]
+        parts += [
+            page.subheading("Sent in full"),
+            page.paragraph(f"They initialise the estimates.{more}"),
+        ]
         parts.append(page.table("sent-in-full", [when, "stages", "why"], rows[:ROWS], 3))
     yield page.section(
         "Compression",

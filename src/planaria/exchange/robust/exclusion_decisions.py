@@ -20,7 +20,7 @@ def excluded_replicas(run: RunState) -> dict[int, str]:
 
 def left_out(run: RunState) -> dict[int, str]:
     """Return the replicas excluded from the current or next all-reduced step, with reasons."""
-    return run.suspicion.exclusions(run.exchange).left_out if run.exchange.interval == 0 else {}
+    return run.suspicion.exclusions(run.exchange).left_out if run.exchange.exchanges_gradients else {}
 
 
 def disagreement(run: RunState, replica: ReplicaState) -> d.LeaveOut | d.Finish | None:

@@ -135,4 +135,4 @@ class Suspicion:
 
 def byzantine_bound(rule: Exchange) -> int:
     """Return f, the number of members that may be Byzantine; with rounds at least one, also without a robust rule."""
-    return max(1, rule.tolerated) if rule.interval else rule.tolerated
+    return max(1, rule.tolerated) if rule.has_rounds else rule.tolerated

@@ -11,10 +11,10 @@ from planaria.cli.entry import program
 from planaria.cli.flags import Seed, flag
 from planaria.common import atomic
 from planaria.common.errors import UserError
+from planaria.lab.product_codes import ClassicalCode, product_file
 from planaria.recovery import codes
 from planaria.recovery.codes.base import MAX_LOSS_SETS, ErasureCode, repairable_share
 from planaria.recovery.codes.local import required_parities
-from planaria.recovery.codes.product import ClassicalCode, product_file
 from planaria.recovery.codes.search import SearchedCode, SearchTarget, anneal, certificate, code_file
 from planaria.report.tables import Table, show
 

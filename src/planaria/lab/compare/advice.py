@@ -18,9 +18,10 @@ from planaria.config.schema import NetworkConfig, RunConfig
 from planaria.faults.trace_generation import per_step_probability
 from planaria.lab.compare.clock import ArmClock, arm_clock
 from planaria.lab.compare.experience import Curve, Experience, Range, SwappedSteps, strategy_of
+from planaria.lab.compare.rollback import rollback_mean
 from planaria.models.families import parameters
 from planaria.recovery import RECOVERIES, make_chain, strategy_names, with_strategy
-from planaria.recovery.checkpoint import best_interval, rollback_mean
+from planaria.recovery.checkpoint import best_interval
 from planaria.runtime.prediction.copy_costs import step_bytes_and_memory
 from planaria.runtime.resolved_run import ResolvedRun
 
@@ -243,7 +244,7 @@ def predict(
 
     - ticks = N · swap · (1 + Σ extra), with the extra steps of each rebuilding strategy at its rate, and at least
       N · swap / 2;
-    - times the ticks per step under rollbacks to every f-th step (``recovery.checkpoint.rollback_mean``);
+    - times the ticks per step under rollbacks to every f-th step (``rollback_mean``);
     - seconds = ticks · step + saves · save + failures · (half a step again + replacement + state).
 
     A stage also rolls back if it is lost while its copy, restarted after another failure, is incomplete.

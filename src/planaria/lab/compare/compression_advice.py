@@ -133,7 +133,7 @@ def weigh_scheme(config: RunConfig, arm: CompressionArm, coding: CodingTimes) ->
             coding_s = coding.seconds.mean / coding.numbers * largest / max(1, exchange.interval or 0)
         if isinstance(exchange.compression.feedback, EControl) and exchange.compression.compressor.guaranteed:
             eta = exchange.compression.compressor.delta(largest) / 2
-    elif exchange.interval:
+    elif exchange.has_rounds:
         label = f"{changed.exchange.kind}, every {exchange.interval}"
     sent = exchanged_bytes(changed) / config.exchange.replicas
     return WeighedCompression(arm, label, sent, arm_clock(changed).step_s + (coding_s or 0.0), coding_s, eta)

@@ -16,9 +16,9 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts.decisions import PEER
 from planaria.data.shards import Data
 from planaria.data.stream import Stream
+from planaria.lab.compare.rollback import PendingSave
 from planaria.lab.reference.engine import ReferenceEngine
 from planaria.models.state import StageState
-from planaria.recovery.checkpoint import PendingSave
 
 
 class ValidationPoint(Record):

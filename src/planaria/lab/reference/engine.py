@@ -223,7 +223,7 @@ class ReferenceEngine:
         """Load these states; the nodes' copies of other nodes start empty."""
         if self.replicas is not None and states.keys() == self.runners.keys():
             rounds = max(int(state.outer["rounds"]) if state.outer else 0 for state in states.values())
-            self.replicas.restart(self.step if self.replicas.exchange.interval == 0 else rounds)
+            self.replicas.restart(self.step if self.replicas.exchange.exchanges_gradients else rounds)
         for node, state in states.items():
             self.runners[node].load(state)
             self.copies[node] = self._empty_copies(node)

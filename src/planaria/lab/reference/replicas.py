@@ -113,7 +113,7 @@ class ReferenceReplicas:
 
         :raises NonFinite: when too many updates are invalid or contradictory.
         """
-        if self.exchange.interval != 0:
+        if not self.exchange.exchanges_gradients:
             return {}
         honest = {node: self.outer[node].update(runner, self._replica[node]) for node, runner in self._runners.items()}
         _, received = self._exchange(honest, step)

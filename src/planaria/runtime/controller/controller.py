@@ -20,7 +20,7 @@ from planaria.config.names import WorkerId
 from planaria.config.schema import RunConfig
 from planaria.control.apply import apply
 from planaria.control.apply_base import mark_undecided
-from planaria.control.checkpoint_decisions import CheckpointCadence
+from planaria.control.checkpoint_cadence import CheckpointCadence
 from planaria.control.decide import decide
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e

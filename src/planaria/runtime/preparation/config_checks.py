@@ -321,7 +321,7 @@ def _check_replicas(config: RunConfig) -> None:
             f"exchange.kind = {config.exchange.kind!r}: with routing.mixed all replicas step together, so no round "
             "begins without all; use 'streaming_diloco'"
         )
-    if config.exchange.steps_between_rounds and not make_exchange(config.exchange).interval:
+    if config.exchange.steps_between_rounds and not make_exchange(config.exchange).has_rounds:
         raise UserError(
             f"exchange.steps_between_rounds: with exchange.kind = {config.exchange.kind!r} there are no rounds, so no "
             "inner steps between them; remove it"
@@ -331,7 +331,7 @@ def _check_replicas(config: RunConfig) -> None:
             "recovery.meanwhile = 'skip': with exchange.replicas a lost stage is copied from another replica; use "
             "'wait'"
         )
-    if config.routing.mixed and config.exchange.robust and make_exchange(config.exchange).interval:
+    if config.routing.mixed and config.exchange.robust and make_exchange(config.exchange).has_rounds:
         raise UserError(
             "exchange.robust with routing.mixed: microbatches pass through all replicas, so an update does not "
             "belong to one; remove one of them"

@@ -18,7 +18,7 @@ from typing import Any
 
 from planaria import __version__
 from planaria.config.schema import RunConfig
-from planaria.control.checkpoint_decisions import PROBE
+from planaria.control.checkpoint_cadence import PROBE
 from planaria.control.facts.events import Recut, ReplicaPosition, RunStarted
 from planaria.control.facts.run_started import Provenance, SnapshotLabel
 from planaria.pipeline.network.costs import MBIT

@@ -35,13 +35,15 @@ def _straggles(config: RunConfig) -> bool:
 
 
 def _admits(config: RunConfig) -> bool:
-    alone = config.exchange.replicas == 1 or (config.engine == "fleet" and make_exchange(config.exchange).interval != 0)
+    alone = config.exchange.replicas == 1 or (
+        config.engine == "fleet" and not make_exchange(config.exchange).exchanges_gradients
+    )
     return alone and config.routing.schedule is None
 
 
 def _refuses(config: RunConfig) -> bool:
     rule = make_exchange(config.exchange)
-    refuses = rule.interval is not None and (rule.interval > 0 or rule.tolerated > 0) and not config.exchange.coded
+    refuses = (rule.has_rounds or (rule.exchanges_gradients and rule.tolerated > 0)) and not config.exchange.coded
     return config.exchange.replicas == 1 or refuses
 
 

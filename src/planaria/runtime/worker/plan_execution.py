@@ -94,7 +94,7 @@ def combine_gradients(config: RunConfig, messages: PeerMessages, runner: StageRu
     """Combine the gradients of the nodes with the same parameters, and append a span for it to ``spans``."""
     nodes = nodes_sharing_parameters(messages.assignment.present, config.model, messages.assignment.node)
     rule = messages.round_member.outer.exchange
-    if len(nodes) == 1 or (config.exchange.replicas > 1 and rule.interval != 0):
+    if len(nodes) == 1 or (config.exchange.replicas > 1 and not rule.exchanges_gradients):
         return
     messages.control_link.set_activity("exchange", messages.assignment.step)
     start = time.monotonic()

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
+from planaria.lab.product_codes import ClassicalCode, hypergraph_product, parameters, product_file
 from planaria.recovery.codes import gf2
-from planaria.recovery.codes.product import ClassicalCode, hypergraph_product, parameters, product_file
 from planaria.recovery.codes.search import SearchTarget, anneal
 
 SMALL = [(1, 2), (2, 2), (2, 3), (1, 3), (3, 3)]
