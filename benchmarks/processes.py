@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import random
 import socket
 import sys
 import time
@@ -88,11 +89,20 @@ def wait_until(what: str, condition: Callable[[], bool], seconds: float = 120.0,
         time.sleep(pause)
 
 
+_PORTS = range(20000, 30000)
+"""below the ports that Linux gives to outgoing connections, which could take a free one before its listener opens"""
+_given = set[int]()
+
+
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    """Return a free port, never one twice; processes of one test run that work in parallel get different ones."""
+    among, own = 8, int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for port in random.sample(_PORTS[own % among :: among], 200):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            if port not in _given:
+                _given.add(port)
+                return port
+    raise OSError(f"no port from {_PORTS[0]} to {_PORTS[-1]} is free")
 
 
 Both = Callable[..., tuple[Any, Any]]

@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from benchmarks.processes import free_port
 
 import planaria
 from planaria.control.facts import events as e
 from planaria.control.log.reader import read_run
 from planaria.report.run.sample_ledger import prove_exactly_once
 from planaria.runtime.checkpoint.mirror import Mirror
-from support.clusters import KEY, environment, free_port, read, real, recipe, shell, skypilot
+from support.clusters import KEY, environment, read, real, recipe, shell, skypilot
 
 pytestmark = pytest.mark.timeout(200)
 LONG_S, STEPS = 100.0, 30

@@ -5,20 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.processes import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def started(script: str, folder: Path, *words: str) -> subprocess.Popen[str]:

@@ -204,7 +204,8 @@ def test_two_machines_are_lost_one_after_the_other(tmp_path: Path) -> None:
         (led_by,) = (started.pid for started in facts(record, e.LeaderStarted))
         (first, _), (second, elsewhere) = sorted(standbys, key=lambda standby: standby[0].pid != led_by)
         first.kill()
-        second.communicate(timeout=100)
+        said, _ = second.communicate(timeout=100)
+    assert (elsewhere / "model").exists(), said
     record = record_of(elsewhere)
     assert [started.term for started in facts(record, e.LeaderStarted)] == [2, 3]
     assert losses(record) == undisturbed(config)

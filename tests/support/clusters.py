@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,14 +87,6 @@ def environment(commands: Path, home: Path, **more: str) -> dict[str, str]:
     (home / "tmp").mkdir(parents=True, exist_ok=True)
     path = f"{commands}:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "HOME": str(home), "TMPDIR": str(home / "tmp"), **more}
-
-
-def free_port() -> int:
-    """Return a free port from the range of slurm.sh."""
-    for port in random.sample(range(20000, 30000), 100):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("no port is free")
 
 
 def read(name: str) -> str:
