@@ -36,7 +36,7 @@ from benchmarks.harness import (
 from benchmarks.inline import cpu_seconds
 from planaria.config.schema import RunConfig
 from planaria.control.apply import apply
-from planaria.control.apply_base import mark_undecided
+from planaria.control.apply_base import mark_decided
 from planaria.control.decide import decide
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
@@ -103,7 +103,7 @@ class Obedient:
             self.facts.append(decision)
             self.run = apply(decision, self.run)
             self._obey(decision)
-        self.run = mark_undecided(self.run)
+        self.run = mark_decided(self.run)
 
     def work(self, done: Callable[[], bool]) -> list[Event | Decision]:
         """Deliver reports in random order until ``done``; return the new facts."""
@@ -195,7 +195,7 @@ def folded(run: RunState, facts: Sequence[Event | Decision]) -> float:
     for fact in facts:
         run = apply(fact, run)
         if decide(run) is None:
-            run = mark_undecided(run)
+            run = mark_decided(run)
     return time.process_time() - began
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.apply import apply
-from planaria.control.apply_base import mark_undecided
+from planaria.control.apply_base import mark_decided
 from planaria.control.decide import decide
 from planaria.control.facts import decisions as d
 from planaria.runtime.preparation.unused_settings import unused
@@ -99,7 +99,7 @@ def test_a_replica_that_the_robust_rule_needs_stays(replicas: int, gone: list[in
 @pytest.mark.slow
 def test_excluded_workers_get_no_orders() -> None:
     simulation = simulate(4, "diloco", exchange={"options": {"every": 1}, "strikes": 2}, steps=20, spares=2)
-    simulation.run = mark_undecided(simulation.run)
+    simulation.run = mark_decided(simulation.run)
     workers = sorted(simulation.run.replicas[1].holders.values())
     run = apply(d.ExcludeMember(member=1, workers=workers, strikes=2, reason="ordered"), simulation.run)
     while (decision := decide(run)) is not None:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.controller import LAYOUTS, Obedient
 
 from planaria.control.apply import apply
-from planaria.control.apply_base import mark_undecided
+from planaria.control.apply_base import mark_decided
 from planaria.control.decide import decide
 
 FEW, MANY = 16, 128
@@ -32,7 +32,7 @@ def calls(layout: str, workers: int) -> tuple[float, int]:
         try:
             for fact in facts:
                 run = apply(fact, run)
-                run = mark_undecided(run) if decide(run) is None else run
+                run = mark_decided(run) if decide(run) is None else run
         finally:
             sys.setprofile(None)
         found.append(count)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
-from planaria.control.apply_base import mark_undecided, with_replica
+from planaria.control.apply_base import mark_decided, with_replica
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.facts.events import ReplicaPosition
@@ -276,7 +276,7 @@ def test_a_replica_without_samples_is_not_waited_for_in_the_next_round() -> None
     work_until(simulation, lambda run: all((n, 1, False) in simulation.impatient() for n in others), without=settling)
     last = simulation.run.allocation.total - 1
     none_left = replace(simulation.run.allocation, used=BlockSet(last), in_progress=MappingProxyType({others[1]: last}))
-    run = mark_undecided(replace(simulation.run, allocation=none_left))
+    run = mark_decided(replace(simulation.run, allocation=none_left))
     decision = decide_checked(with_replica(run, run.replicas[others[1]]))
     assert isinstance(decision, d.Settle) and decision.members == [others[0]]
 

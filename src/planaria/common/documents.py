@@ -16,7 +16,7 @@ from collections.abc import AsyncIterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from planaria.common.errors import UserError, suggestion
@@ -35,11 +35,6 @@ class Record(BaseModel):
     """Base of written records: immutable, no unknown keys; non-finite numbers are JSON strings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-
-def renamed_to(name: str) -> AfterValidator:
-    """Return a validator that replaces each accepted spelling of a field's value by the present one, ``name``."""
-    return AfterValidator(lambda _: name)
 
 
 def former_names(**renamed: str) -> Any:

@@ -150,7 +150,7 @@ def with_waiting_replica(run: RunState, replica: ReplicaState) -> RunState:
     return run.updated(replicas=run.replicas.with_replica(replica))
 
 
-def mark_undecided(run: RunState) -> RunState:
+def mark_decided(run: RunState) -> RunState:
     """Return the run after ``decide`` returned None, until something changes."""
     return run.updated(undecided=frozenset()) if run.undecided else run
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planaria.control.apply import apply
-from planaria.control.apply_base import mark_undecided
+from planaria.control.apply_base import mark_decided
 from planaria.control.decide import decide
 from planaria.control.facts import events as e
 from planaria.control.facts.decisions import Decision, is_decision
@@ -57,7 +57,7 @@ def replay(history: Iterable[e.Event | Decision]) -> Replay:
         state = apply(fact, state)
         expected = decide(state)
         if expected is None:
-            state = mark_undecided(state)
+            state = mark_decided(state)
     if state is None:
         raise ValueError("the log is empty")
     return Replay(state, events, decisions, problems)

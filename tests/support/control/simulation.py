@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from planaria.control.apply import apply
-from planaria.control.apply_base import mark_undecided
+from planaria.control.apply_base import mark_decided
 from planaria.control.checkpoint_decisions import save_awaiting_retry
 from planaria.control.decide import decide
 from planaria.control.facts import decisions as d
@@ -66,7 +66,7 @@ class Simulation:
             decision = decide_checked(self.run)
             if decision is None:
                 self.on_idle()
-                self.sound, self.run = True, mark_undecided(self.run)
+                self.sound, self.run = True, mark_decided(self.run)
                 return
             self.before, self.run = self.run, apply(decision, self.run)
             self.history.append(decision)

@@ -19,7 +19,7 @@ from planaria.common.documents import first_error
 from planaria.config.names import WorkerId
 from planaria.config.schema import RunConfig
 from planaria.control.apply import apply
-from planaria.control.apply_base import mark_undecided
+from planaria.control.apply_base import mark_decided
 from planaria.control.checkpoint_cadence import CheckpointCadence
 from planaria.control.decide import decide
 from planaria.control.facts import decisions as d
@@ -295,7 +295,7 @@ class Controller:
         for next_event in [*further, *([chosen] if chosen else [])]:
             self._process_event(next_event)
         trouble = self._run_deadlines.update(time.monotonic(), self.state)
-        self.state = mark_undecided(self.state)
+        self.state = mark_decided(self.state)
         self._run_deadlines.update_save_retry(time.monotonic(), self.state)
         if trouble is not None:
             self._process_event(trouble)
