@@ -22,10 +22,10 @@ from planaria.pipeline.routing.skipping import cc3_violation
 from planaria.planner.anneal import RANDOMS, anneal
 from planaria.planner.baselines import compare_baselines, random_skipping
 from planaria.planner.bound.step_bound import step_lower_bound
-from planaria.planner.evaluate import NEVER, makespan
 from planaria.planner.flows import EdgeRule, FlowRound, edge_costs, flow_costs, network_of, random_flows, search_flows
 from planaria.planner.guidelines import find_violations
 from planaria.planner.initial_plans import greedy_plan
+from planaria.planner.makespan import NEVER, makespan
 from planaria.planner.problem import BLOCK, ROLES, PlanningProblem, Solution, problem_of
 from planaria.planner.search import FINAL_TEMPERATURE, INITIAL_TEMPERATURE, SearchBudget, SearchResult, search, step_ns
 from planaria.planner.tables import NO_SUMS, CostTables, Ints

@@ -1,6 +1,6 @@
 """A PyTorch loop of your own, trained by several programs together.
 
-python examples/group.py                    # the host: prints the address
+python examples/group.py                    # the host: waits up to a minute for a second member
 python examples/group.py 127.0.0.1:29400    # any number of others, at any time
 """
 
@@ -39,12 +39,12 @@ def pictures(count: int = 1200) -> TensorDataset:
     return TensorDataset(images, corners)
 
 
-def main(address: str = "", epochs: int = 4) -> float:
+def main(address: str = "", epochs: int = 40) -> float:
     """Train as the host, or as a member of the group at ``address``; return the last loss."""
     model = Residual()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = DataLoader(pictures(), batch_size=16, shuffle=True)
-    with planaria.join(address) if address else planaria.host(29400) as group:
+    with planaria.join(address) if address else planaria.host(29400, members=2) as group:
         optimizer = group.wrap(optimizer, model, exchange="noloco", every=10)
         loss = torch.zeros(())
         for images, corners in group.shard(loader, epochs=epochs):
@@ -58,4 +58,7 @@ def main(address: str = "", epochs: int = 4) -> float:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except (planaria.UserError, planaria.RunStopped) as error:
+        sys.exit(f"planaria: {error}")

@@ -75,7 +75,7 @@ DECIDING = (
     "rounds",
     "checkpoint_decisions",
     "donors",
-    "machine_loss_warnings",
+    "machine_loss_costs",
     "spares",
     "relays",
     "run_deadlines",

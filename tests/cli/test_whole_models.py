@@ -224,7 +224,7 @@ def test_both_families_have_the_same_perplexities(home: Path, masked: str) -> No
     assert [row["stages"] for row in own] == [0, 1, 2] and own[0]["perplexity"] < own[1]["perplexity"] * 1e3
     for row, other in zip(own, theirs, strict=True):
         assert row.keys() == other.keys() and row["subsets"] == other["subsets"]
-        for name in ("perplexity", "least", "most"):
+        for name in ("perplexity", "min_perplexity", "max_perplexity"):
             assert other[name] == pytest.approx(row[name], rel=1e-6)
 
 

@@ -206,7 +206,7 @@ def test_a_stop_waits_for_a_lost_stage_no_longer_than_for_a_step() -> None:
     simulation.expire_stop()
     simulation.behave()
     assert simulation.ending is not None and simulation.ending.outcome == "cannot"
-    assert simulation.ending.reason.endswith("no worker had the state of stages 2")
+    assert simulation.ending.reason.endswith("no worker had the state of stage 2")
     (seal,) = (fact for fact in simulation.history if isinstance(fact, d.Seal))
     assert (seal.partial, seal.stages) == (True, [0, 1, 3, 4])
 

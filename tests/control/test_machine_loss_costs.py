@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from planaria.control.apply_base import set_workers
-from planaria.control.machine_loss_warnings import machine_loss_costs
+from planaria.control.machine_loss_costs import machine_loss_costs
 from planaria.control.state.run import RunState
 from support.control.open_replicas import OpenReplicas
 from support.control.replica_steps import started, work_until

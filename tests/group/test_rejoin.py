@@ -93,7 +93,7 @@ def test_a_member_whose_connections_break_joins_again(members: Members) -> None:
 
 def test_a_member_ends_with_one_error_if_nothing_answers(members: Members) -> None:
     route = Route(members.host(Spec(seed=1, epochs=2, pause_s=0.2), 140))
-    lost = members.start(Spec(seed=2, address=route.address, epochs=2, pause_s=0.02, joining={"patience_s": 2.0}))
+    lost = members.start(Spec(seed=2, address=route.address, epochs=2, pause_s=0.02, joining={"retry_s": 2.0}))
     wait_until(lambda: len(members.used(lost)) >= 4, members)
     route.close()
     members.wait()

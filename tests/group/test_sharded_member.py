@@ -19,7 +19,7 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.group.group import Group
 from planaria.group.member_state import MemberState
 from planaria.group.ranks import Follower, Ranks
-from planaria.group.settings import HostSettings
+from planaria.group.settings import GroupSettings
 from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.fleet.spawner import spawner
 from support.group_loops import sharded
@@ -146,7 +146,7 @@ def one_rank(tmp_path: Path) -> Iterator[DeviceMesh]:
 
 def test_a_shared_gradient_of_shards_is_refused(one_rank: DeviceMesh) -> None:
     model = fully_shard(network(1), mesh=one_rank)
-    group = Group(b"", HostSettings(), "127.0.0.1:1")
+    group = Group(b"", GroupSettings(), "127.0.0.1:1")
     with pytest.raises(UserError, match="exchange='allreduce' would gather a sharded model's gradient in every step"):
         group.wrap(trained(model, 0), model, exchange="allreduce")
 

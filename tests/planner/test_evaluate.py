@@ -14,7 +14,7 @@ from planaria.common.errors import UserError
 from planaria.pipeline.plan.actions import Key
 from planaria.pipeline.plan.build import simulate_first_come
 from planaria.planner.baselines import route_along_columns, route_along_rows
-from planaria.planner.evaluate import NEVER, makespan
+from planaria.planner.makespan import NEVER, makespan
 from planaria.planner.problem import PlanningProblem, Solution
 from support.planner_instances import (
     CA,

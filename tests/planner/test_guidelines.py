@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import PlannedPasses, Violation, find_violations, planned_passes
+from planaria.planner.makespan import NEVER
 from planaria.planner.problem import ROLES, PlanningProblem, Solution
 from planaria.planner.search import step_ns
 from support.planner_instances import CA, NO_TC2, SKIP, Paths, problems, published, published_plan, random_plan

@@ -15,7 +15,7 @@ from planaria.pipeline.plan.actions import StepPlan
 from planaria.pipeline.plan.build import compile_plan, simulate_first_come
 from planaria.pipeline.plan.check import check
 from planaria.pipeline.plan.simulation import PlanSimulation
-from planaria.planner.evaluate import NEVER
+from planaria.planner.makespan import NEVER
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.search import step_ns
 from support.planner_instances import CA, NO_TC2, any_plan, problems, published, published_plan

@@ -13,9 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planaria.planner.cells import restrict_problem
-from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import find_violations
 from planaria.planner.initial_plans import greedy_plan, random_routes
+from planaria.planner.makespan import NEVER
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.replan import replan, with_measured_links
 from planaria.planner.search import step_ns

@@ -23,8 +23,8 @@ from planaria.planner.bound.resource_prices import (
 )
 from planaria.planner.bound.route_enumeration import least_turns, routes_of, shortest_round_trips
 from planaria.planner.bound.step_bound import DataNodeChoice, StepBound, best_data_nodes, raise_bound, step_lower_bound
-from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import find_violations
+from planaria.planner.makespan import NEVER
 from planaria.planner.problem import ROLES, PlanningProblem, Solution
 from planaria.planner.search import SearchBudget, search, step_ns
 from support.planner_instances import (

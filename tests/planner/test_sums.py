@@ -18,8 +18,8 @@ from planaria.models.families import stage_parameters
 from planaria.pipeline.network import topology
 from planaria.pipeline.plan.build import simulate_first_come
 from planaria.planner.bound.step_bound import ALL, all_plans, best_of_all, step_lower_bound
-from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import find_violations
+from planaria.planner.makespan import NEVER
 from planaria.planner.problem import ROLES, PlanningProblem, Solution, by_centrality, problem_of
 from planaria.planner.replan import with_measured_links
 from planaria.planner.schedule import read

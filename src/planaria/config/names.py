@@ -1,4 +1,4 @@
-"""Names of files and folders, chosen by a user or received from another machine, and the name of a worker's process.
+"""Names of files and folders, chosen by a user or received from another machine; names of workers, stages, replicas.
 
 A user names runs, peers, experts and sources of text (``Name``, ``Key``). Another machine or a downloaded file names
 files (``FileName``): such a name is one component of a path, so nothing is written outside the folder that it is joined
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -98,3 +99,18 @@ class WorkerId(NamedTuple):
 def replica_name(replica: int) -> str:
     """Return the name of a replica's folder in a checkpoint."""
     return f"replica-{replica}"
+
+
+def stages(numbers: Iterable[int]) -> str:
+    """Return 'stage 2', 'stages 1, 3'."""
+    return _format_numbers("stage", numbers)
+
+
+def replicas(numbers: Iterable[int]) -> str:
+    """Return 'replica 2', 'replicas 1, 3'."""
+    return _format_numbers("replica", numbers)
+
+
+def _format_numbers(noun: str, numbers: Iterable[int]) -> str:
+    ordered = sorted(numbers)
+    return f"{noun}{'s' if len(ordered) != 1 else ''} {', '.join(map(str, ordered))}"

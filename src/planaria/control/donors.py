@@ -10,7 +10,7 @@ from planaria.control.state.run import RunState
 
 
 def lost_stages(replica: ReplicaState) -> frozenset[int]:
-    """Return the stages whose state no worker of the replica has, and none can start again from seed or disk.
+    """Return the stages whose state no worker of the replica has, and that no worker can restart from seed or disk.
 
     A stage is lost with the last node that had its state; until then, its nodes copy each other. A worker that should
     hand it over may still have it.
@@ -23,7 +23,7 @@ def lost_stages(replica: ReplicaState) -> frozenset[int]:
 
 
 def find_donor_replicas(run: RunState, replica: ReplicaState, lost: Set[int]) -> dict[int, ReplicaState] | None:
-    """Return stage → replica that sends it, if any has the ``lost`` stages, or None while none is ready.
+    """Return stage → replica that sends it; None while none is ready; {} if none will have the ``lost`` stages.
 
     A complete replica sends all; each attempt uses the next one. If every replica lost stages, they send each other's.
     A replica without any stage waits for a complete one to copy.

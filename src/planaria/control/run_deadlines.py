@@ -59,10 +59,10 @@ class BrokenEdges:
 
     @property
     def due(self) -> list[float]:
-        """Times at which to call :meth:`blamed`."""
+        """Times at which to call :meth:`expired`."""
         return [until for until, _ in self._until.values()]
 
-    def blamed(self, now: float, run: RunState) -> list[e.GraceExpired]:
+    def expired(self, now: float, run: RunState) -> list[e.GraceExpired]:
         """Return the replicas whose grace expired, each once; not if they have a new generation."""
         over = [(number, generation) for number, (until, generation) in self._until.items() if now >= until]
         for number, _ in over:

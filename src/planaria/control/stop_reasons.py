@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from planaria.common.address import Address
+from planaria.config.names import stages
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.run import RunState
 
@@ -20,16 +21,14 @@ def stop_blockers(run: RunState) -> str:
 def _blocker(run: RunState, replica: ReplicaState) -> str:
     whose = f" of replica {replica.number}" if run.started.max_replicas > 1 else ""
     stage_of = replica.arrangement.stage
-    late = ", ".join(
-        str(stage_of[node]) for node, worker in sorted(replica.holders.items()) if worker in replica.waiting
-    )
+    late = stages(stage_of[node] for node, worker in replica.holders.items() if worker in replica.waiting)
     match replica.phase:
         case "run" | "evaluate":
-            return f"step {replica.step}{whose} was dropped: no result from stages {late}"
+            return f"step {replica.step}{whose} was dropped: no result from {late}"
         case "link":
-            return f"the edges{whose} were not open: no report from stages {late}"
+            return f"the edges{whose} were not open: no report from {late}"
         case "idle" | "replan" if not replica.whole and not replica.unrecoverable_reason:
-            return f"no worker had the state of stages {', '.join(map(str, replica.missing_stages))}{whose}"
+            return f"no worker had the state of {stages(replica.missing_stages)}{whose}"
     return f"round {replica.open_round.round}{whose} was not settled" if replica.open_round else ""
 
 

@@ -107,29 +107,29 @@ class _Source:
         if self.rows and dataset.meta.row != context + 1:
             raise ValueError(f"rows of {dataset.meta.row} tokens cannot be cut into samples of {context + 1}")
 
-    def window(self, turn: int) -> npt.NDArray[np.int64]:
-        """Return the ids of a turn: int64 [context + 1]."""
-        return self._dataset.window(self._split, self._number(turn), self._context)
+    def window(self, position: int) -> npt.NDArray[np.int64]:
+        """Return the ids of the sample at ``position`` of this source: int64 [context + 1]."""
+        return self._dataset.window(self._split, self._number(position), self._context)
 
-    def targets(self, turn: int) -> npt.NDArray[np.bool_]:
+    def targets(self, position: int) -> npt.NDArray[np.bool_]:
         """Return whether each next token is learned: bool [context]."""
         if not self.rows:
             return np.ones(self._context, np.bool_)
-        marks = self._dataset.marks(self._split, self._number(turn))
+        marks = self._dataset.marks(self._split, self._number(position))
         return (marks[1:] & LEARNED).astype(np.bool_)
 
-    def starts(self, turn: int, ids: Tensor) -> Tensor:
+    def starts(self, position: int, ids: Tensor) -> Tensor:
         """Return whether each token is the first of its document: bool [context]."""
         if not self.rows:  # a separator is the first token of the next document
             return ids == self._separator
-        return torch.from_numpy(self._dataset.marks(self._split, self._number(turn))[:-1] & START != 0)
+        return torch.from_numpy(self._dataset.marks(self._split, self._number(position))[:-1] & START != 0)
 
     @cached_property
     def _separator(self) -> int:
         return self._dataset.separator(self._split)
 
-    def _number(self, turn: int) -> int:
-        epoch, position = divmod(turn, self.windows)
+    def _number(self, position: int) -> int:
+        epoch, within = divmod(position, self.windows)
         # Each epoch has its own key, so that orders are independent.
         key = hashlib.sha256(f"{self._seed} {epoch}{self._suffix}".encode()).digest()
-        return permute(position, self.windows, key)
+        return permute(within, self.windows, key)

@@ -85,12 +85,12 @@ def _next(encode: Encode, text: str, before: _Window, size: int) -> tuple[_Windo
     first = before.token(candidates[0])[1]
     for start in range(first, first + TRIES):
         after = _window(encode, text, start, max(size, 8 * MARGIN))
-        if (joint := _seam(before, after)) is not None:
+        if (joint := _joint(before, after)) is not None:
             return after, *joint
     return None
 
 
-def _seam(before: _Window, after: _Window) -> tuple[int, int] | None:
+def _joint(before: _Window, after: _Window) -> tuple[int, int] | None:
     """Return the middle of the first stretch of :data:`AGREED` characters in which the tokens of two windows agree."""
     low, high = after.start + MARGIN, before.stop - MARGIN
     positions = {after.token(number): number for number in after.within(low, high)}

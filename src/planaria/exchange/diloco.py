@@ -75,7 +75,7 @@ class DiLoCo(OuterMomentumExchange):
 
 
 def pseudo_gradient(slow: Weights, fast: Weights) -> dict[str, Tensor]:
-    """Return Δ = φ − θ in fp32: downhill, with the sign of a gradient."""
+    """Return Δ = φ − θ in fp32, with the sign of a gradient."""
     return {name: tensor - fast[name].detach().float() for name, tensor in slow.items()}
 
 

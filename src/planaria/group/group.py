@@ -7,7 +7,6 @@ current state to new members.
 from __future__ import annotations
 
 import atexit
-import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,8 +25,8 @@ from planaria.group.member_state import MemberState, Stateful
 from planaria.group.membership import ConnectionLost, Membership, note, require_same
 from planaria.group.optimizer import GroupOptimizer
 from planaria.group.ranks import Follower, Ranks
-from planaria.group.settings import ExchangeSettings, HostSettings, SharedData, group_config
-from planaria.group.shard import Blocks, Shard, blocks_of
+from planaria.group.settings import ExchangeSettings, GroupSettings, SharedData, group_config
+from planaria.group.shard import Blocks, Shard, blocks_of, mark_last
 from planaria.models.group_family import group_family
 from planaria.report.run.report import write_report
 from planaria.runtime.engine.machine_service import MachineOptions, connect, setup_of
@@ -71,31 +70,47 @@ def host(
     """
     file = Path(key).expanduser()
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    settings = HostSettings(
-        name, str(out), address, port, advertise, members, max_members, patience_s, step_timeout_s, seed
+    settings = GroupSettings(
+        name=name,
+        out=str(out),
+        address=address,
+        port=port,
+        advertise=advertise,
+        members=members,
+        max_members=max_members,
+        patience_s=patience_s,
+        step_timeout_s=step_timeout_s,
+        seed=seed,
     )
-    return Group(read_or_create_key(file, new_key()), settings, "", lambda address: notify(_invitation(address, file)))
+    key_bytes = read_or_create_key(file, new_key())
+    return Group(key_bytes, settings, "", notify, lambda address: notify(_invitation(address, file)))
 
 
-def join(address: str, *, key: str | Path = KEY, patience_s: float = 60.0, seed: int = 0) -> Group:
+def join(address: str, *, key: str | Path = KEY, retry_s: float = 60.0, seed: int = 0, notify: Notify = print) -> Group:
     """Join a group.
 
     :param address: HOST:PORT of the group's controller.
     :param key: file with a copy of the group's key.
-    :param patience_s: how long to try while nothing answers.
+    :param retry_s: how long to try while nothing answers.
     :param seed: seed of the order of samples; must equal the host's.
+    :param notify: called with a line if nothing answers at first.
     :raises UserError: if the key cannot be read.
     """
     if not re.fullmatch(r".+:[0-9]{1,5}", address):
         raise UserError(f"join: {address!r} is not an address; use HOST:PORT as printed by the host")
-    return Group(read_key(Path(key).expanduser()), HostSettings(patience_s=patience_s, seed=seed), address)
+    return Group(read_key(Path(key).expanduser()), GroupSettings(patience_s=retry_s, seed=seed), address, notify)
 
 
 class Group:
     """A group of processes that train the same model, and this process's membership in it."""
 
     def __init__(
-        self, key: bytes, settings: HostSettings, address: str, opened: Callable[[str], object] | None = None
+        self,
+        key: bytes,
+        settings: GroupSettings,
+        address: str,
+        notify: Notify = print,
+        opened: Callable[[str], object] = lambda address: None,
     ) -> None:
         """Set up a group without a connection.
 
@@ -104,7 +119,7 @@ class Group:
         self._key = key
         self._settings = settings
         self.address = address
-        self._opened = opened
+        self._notify, self._opened = notify, opened
         self._hosts = not address
         self.folder: Path | None = None
         """folder of the group's log and report, or None except at the host"""
@@ -185,7 +200,7 @@ class Group:
             raise UserError("shard: one loop over it is the whole training; set epochs to repeat the data")
         while (member := self._begin(data)).blocks:
             self._current = member.blocks[0]
-            for last, batch in _mark_last(blocks.batches(self._current)):
+            for last, batch in mark_last(blocks.batches(self._current)):
                 self._mid_block = not last
                 yield batch
             if self._current is not None:  # without a step the gradient stays with the owner
@@ -228,8 +243,7 @@ class Group:
         if self._hosts:
             config = group_config(self._settings, self._agreed, self._data, self._owned)
             self.address, self.folder = start_controller(config.model_dump_json(), self._key)
-            if self._opened is not None:
-                self._opened(self.address)
+            self._opened(self.address)
 
     def _join(self, again: bool = False) -> Membership:
         """Become a member, or become one ``again`` after the connection broke.
@@ -241,7 +255,8 @@ class Group:
         patience_s = self._settings.patience_s
         known = RunAddress(at=self.address, key=self._key.hex())
         access = GroupAccess(self.address, Path(), known, patience_s)
-        membership = connect(access, MachineOptions(1, patience_s, patience_s), note, again)
+        notify = note if again else self._notify
+        membership = connect(access, MachineOptions(1, patience_s, patience_s), notify, again)
         assert membership is not None
         with ExitStack() as cleanup:
             cleanup.callback(membership.end)
@@ -368,16 +383,6 @@ class Group:
 
     def __exit__(self, *failed: object) -> None:
         self.leave()
-
-
-def _mark_last(batches: Iterator[Any]) -> Iterator[tuple[bool, Any]]:
-    """Yield each batch, and whether it is the last one."""
-    batch_list = list(itertools.islice(batches, 1))
-    for batch in batches:
-        yield False, batch_list[0]
-        batch_list = [batch]
-    for batch in batch_list:
-        yield True, batch
 
 
 def _invitation(address: str, key: Path) -> str:

@@ -11,7 +11,6 @@ import os
 import queue
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn
@@ -89,6 +88,7 @@ class Membership:
         self._leaving = ""
         self._thread = threading.get_ident()
         self._ending: Ending | None = None
+        self._ended = threading.Event()
         threading.Thread(target=self._stay, name="group", daemon=True).start()
         self.worker, incarnation, self._connection = self._wait_for_admission(patience_s)
         setup = replace(setup, key=run_membership.key, host=run_membership.own_address, reach=run_membership.reach)
@@ -182,14 +182,13 @@ class Membership:
 
     def _stay(self) -> None:
         self._ending = self._run_membership.serve_until_end(self._pool, _SILENCE_S, lambda: self._leaving, note)  # type: ignore[arg-type]
+        self._ended.set()
         self._pool.orders.put(None)
         self._pool.dismiss()  # the worker may wait for orders that will not come
 
     def _wait_for_ending(self) -> Ending:
         """Return how the membership ended, once it has."""
-        until = time.monotonic() + _END_S
-        while self._ending is None and time.monotonic() < until:
-            time.sleep(0.01)
+        self._ended.wait(_END_S)
         return self._ending or Ending("lost", "its worker was dismissed")
 
     def _ended_error(self, ending: Ending | None = None) -> RunStopped:

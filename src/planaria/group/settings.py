@@ -18,12 +18,12 @@ from planaria.group.member_state import MemberState
 
 
 @dataclass(frozen=True)
-class HostSettings:
-    """Arguments of :func:`planaria.host`."""
+class GroupSettings:
+    """Arguments of :func:`planaria.host`; a member that joins sets only ``patience_s`` and ``seed``."""
 
     name: str = "group"
     out: str = "runs"
-    host: str = "127.0.0.1"
+    address: str = "127.0.0.1"
     port: int = 0
     advertise: str = ""
     members: int = 1
@@ -55,7 +55,7 @@ class SharedData:
     """samples of the data; 0: unknown"""
 
 
-def group_config(host: HostSettings, agreed: ExchangeSettings, data: SharedData, owned: MemberState) -> RunConfig:
+def group_config(host: GroupSettings, agreed: ExchangeSettings, data: SharedData, owned: MemberState) -> RunConfig:
     """Return the configuration of a group's controller.
 
     :raises UserError: for the first invalid setting.
@@ -98,7 +98,7 @@ def _model_options(owned: MemberState, data: SharedData) -> dict[str, Any]:
     }
 
 
-def _exchange_section(host: HostSettings, agreed: ExchangeSettings, one_gradient: bool) -> dict[str, Any]:
+def _exchange_section(host: GroupSettings, agreed: ExchangeSettings, one_gradient: bool) -> dict[str, Any]:
     """``one_gradient``: members share the gradient of each step, so their number is fixed."""
     limit = {} if one_gradient else {"max_replicas": max(2, host.members, host.max_members)}
     return {
@@ -112,12 +112,12 @@ def _exchange_section(host: HostSettings, agreed: ExchangeSettings, one_gradient
     }
 
 
-def _fleet_section(host: HostSettings) -> dict[str, Any]:
+def _fleet_section(host: GroupSettings) -> dict[str, Any]:
     return {
         "local_workers": 0,
         "spares": 0,
         "replace": False,
-        "host": host.host,
+        "host": host.address,
         "port": host.port,
         "advertise": host.advertise,
         "join_s": max(60.0, host.patience_s),

@@ -170,3 +170,13 @@ def blocks_of(loader: Iterable[Any], accumulate: int, seed: int, rank: int = 0, 
         return MappedBlocks(loader, accumulate, seed, rank, ranks)
     size = loader.batch_size if isinstance(loader, DataLoader) else None
     return StreamedBlocks(loader, accumulate, size or 1, rank, ranks)
+
+
+def mark_last(batches: Iterator[Any]) -> Iterator[tuple[bool, Any]]:
+    """Yield each batch, and whether it is the last one."""
+    batch_list = list(itertools.islice(batches, 1))
+    for batch in batches:
+        yield False, batch_list[0]
+        batch_list = [batch]
+    for batch in batch_list:
+        yield True, batch

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planaria.common.compiled import compile_function
-from planaria.planner.evaluate import NEVER, makespan
+from planaria.planner.makespan import NEVER, makespan
 from planaria.planner.tables import CostTables, Ints, gradient_sum_times
 
 Floats = NDArray[np.float64]

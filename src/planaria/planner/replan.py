@@ -13,7 +13,7 @@ import numpy as np
 
 from planaria.common.compiled import COMPILED
 from planaria.planner.cells import restrict_problem
-from planaria.planner.evaluate import NEVER
+from planaria.planner.makespan import NEVER
 from planaria.planner.problem import BLOCK, PlanningProblem, Solution
 from planaria.planner.search import improve, step_ns
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from planaria.planner.anneal import RANDOMS, Floats, anneal
 from planaria.planner.cells import search_by_cells
-from planaria.planner.evaluate import NEVER, makespan
 from planaria.planner.initial_plans import greedy_plan
+from planaria.planner.makespan import NEVER, makespan
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.tables import gradient_sum_times
 

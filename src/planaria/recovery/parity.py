@@ -1,8 +1,8 @@
 """Parities of several stages' states, held at another stage: senders of blocks, holders of parities and of snapshots.
 
-If parities follow every step, senders send blocks of the updated state, and holders keep the parity of the last
-commit. With a snapshot every few steps, each stage copies its state when one begins, sends it in slices over the next
-steps, and retains it (``snapshot_schedule.py``).
+The strategy that uses them is ``Snapshot`` (``recovery/snapshot.py``). If parities follow every step, senders send
+blocks of the updated state, and holders keep the parity of the last commit. With a snapshot every few steps, each stage
+copies its state when one begins, sends it in slices over the next steps, and retains it (``snapshot_schedule.py``).
 
 A state travels as a *stream* of bytes, cut into blocks:
 

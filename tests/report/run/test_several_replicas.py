@@ -85,7 +85,7 @@ def test_events_of_whole_replicas_have_lines() -> None:
         "replica 1 catches up with another: others settled round 3 without it",
         "replica 1 rebuilt as a copy of replica 2",
         "replica 1 disbanded: no worker is left; spares now: c, d",
-        "replica 1 starts again as a copy of another",
+        "replica 1 starts as a copy of another",
         "replica 0 rolled back to step 4",
         "stage 1 of replica 0 cannot be rebuilt: no worker has it",
     ]

@@ -119,7 +119,7 @@ def _show(measured: list[Omission], stages: int) -> None:
             f"{omission.stages}",
             f"{omission.subsets} of {omission.possible}",
             f"{omission.perplexity:.3f}",
-            f"{omission.least:.3f} … {omission.most:.3f}" if omission.subsets > 1 else "",
+            f"{omission.min_perplexity:.3f} … {omission.max_perplexity:.3f}" if omission.subsets > 1 else "",
             f"{omission.over_full - 1:+.1%}" if omission.stages else "",
         ]
         for omission in measured

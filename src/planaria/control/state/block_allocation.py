@@ -81,11 +81,11 @@ class BlockAllocation(State):
     max_taken_block: int = 0
     """upper bound of all blocks ever taken"""
 
-    def next_for(self, replica: int, lost: Collection[int], patience: int) -> int | None:
+    def next_for(self, replica: int, lost: Collection[int], max_lag: int) -> int | None:
         """Return the next block of ``replica`` while the replicas in ``lost`` are absent, or None if none is left for
         it.
 
-        It helps another lane only if that has more than ``patience`` free blocks.
+        It helps another lane only if that has more than ``max_lag`` free blocks.
         """
         if replica in self.in_progress:
             return self.in_progress[replica]
@@ -93,9 +93,9 @@ class BlockAllocation(State):
         own = [block for lane in open_lanes if (block := next(self._free(lane), None)) is not None]
         if own:
             return min(own)
-        if (self.total - self.used.floor) // self.lanes < patience:  # no lane has that many
+        if (self.total - self.used.floor) // self.lanes < max_lag:  # no lane has that many
             return None
-        slow = [block for lane in range(self.lanes) for block in self._first_stealable(lane, patience)]
+        slow = [block for lane in range(self.lanes) for block in self._first_stealable(lane, max_lag)]
         return min(slow, default=None)
 
     def _free(self, lane: int) -> Iterator[int]:
@@ -103,10 +103,10 @@ class BlockAllocation(State):
         first = self.used.floor + (lane - self.used.floor) % self.lanes
         return (b for b in range(first, self.total, self.lanes) if b not in self.used and b not in taken)
 
-    def _first_stealable(self, lane: int, patience: int) -> list[int]:
-        """Return the first free block of a lane with more than ``patience`` of them."""
-        free = [block for block, _ in zip(self._free(lane), range(patience + 1), strict=False)]
-        return free[:1] if len(free) > patience else []
+    def _first_stealable(self, lane: int, max_lag: int) -> list[int]:
+        """Return the first free block of a lane with more than ``max_lag`` of them."""
+        free = [block for block, _ in zip(self._free(lane), range(max_lag + 1), strict=False)]
+        return free[:1] if len(free) > max_lag else []
 
     @property
     def has_block_for_every_replica(self) -> bool:
@@ -206,33 +206,33 @@ class BlockAllocation(State):
             since_memory_snapshot=_without(self.since_memory_snapshot, replica),
         )
 
-    def _blocks(self, stretches: tuple[BlockRange, ...]) -> list[int]:
-        return [first + self.lanes * k for first, length in stretches for k in range(length)]
+    def _blocks(self, ranges: tuple[BlockRange, ...]) -> list[int]:
+        return [first + self.lanes * k for first, length in ranges for k in range(length)]
 
 
-def _with_block(stretches: tuple[BlockRange, ...], block: int, lanes: int) -> tuple[BlockRange, ...]:
-    if stretches and block == stretches[-1][0] + lanes * stretches[-1][1]:
-        return (*stretches[:-1], (stretches[-1][0], stretches[-1][1] + 1))
-    return (*stretches, (block, 1))
+def _with_block(ranges: tuple[BlockRange, ...], block: int, lanes: int) -> tuple[BlockRange, ...]:
+    if ranges and block == ranges[-1][0] + lanes * ranges[-1][1]:
+        return (*ranges[:-1], (ranges[-1][0], ranges[-1][1] + 1))
+    return (*ranges, (block, 1))
 
 
-def _count(stretches: tuple[BlockRange, ...]) -> int:
-    return sum(length for _, length in stretches)
+def _count(ranges: tuple[BlockRange, ...]) -> int:
+    return sum(length for _, length in ranges)
 
 
-def _first(stretches: tuple[BlockRange, ...], count: int) -> tuple[BlockRange, ...]:
+def _first(ranges: tuple[BlockRange, ...], count: int) -> tuple[BlockRange, ...]:
     kept: list[BlockRange] = []
-    for first, length in stretches:
+    for first, length in ranges:
         if count > 0:
             kept.append((first, min(length, count)))
         count -= length
     return tuple(kept)
 
 
-def _last(stretches: tuple[BlockRange, ...], count: int, lanes: int) -> tuple[BlockRange, ...]:
-    over = _count(stretches) - count
+def _last(ranges: tuple[BlockRange, ...], count: int, lanes: int) -> tuple[BlockRange, ...]:
+    over = _count(ranges) - count
     kept: list[BlockRange] = []
-    for first, length in stretches:
+    for first, length in ranges:
         cut = min(max(over, 0), length)
         if cut < length:
             kept.append((first + cut * lanes, length - cut))

@@ -24,7 +24,7 @@ SCHEMES: Registry[Scheme] = Registry(
     {"none": Uncoded, "gc": GC, "srsgc": SRSGC, "msgc": MSGC},
     location="exchange.coded",
 )
-FEWEST = 3
+MIN_REPLICAS = 3
 """replicas; with two, the remaining one computes everything under any code"""
 MAX_JOBS = 1 << 10
 JOBS = 8
@@ -69,9 +69,9 @@ def make_coded_schedule(setting: str | Mapping[str, Any], members: int) -> Coded
     slow: Any = options.pop("slow", CodedSchedule.slow)
     if not isinstance(name, str):
         raise UserError(f"exchange.coded = {setting!r}: set scheme to one of {', '.join(SCHEMES.names)}")
-    if members < FEWEST:
+    if members < MIN_REPLICAS:
         raise UserError(
-            f"exchange.coded: {name!r} needs exchange.replicas = {FEWEST} or more, not {members}; "
+            f"exchange.coded: {name!r} needs exchange.replicas = {MIN_REPLICAS} or more, not {members}; "
             "add replicas, or remove exchange.coded"
         )
     _require_window(JOBS if jobs is None else jobs, slow)

@@ -20,6 +20,7 @@ from planaria.lab.compare.clock import ArmClock, arm_clock
 from planaria.lab.compare.experience import Curve, Experience, Range, SwappedSteps, strategy_of
 from planaria.lab.compare.rollback import rollback_mean
 from planaria.models.families import parameters
+from planaria.pipeline.routing.base import MIN_SWAPPED_STAGES
 from planaria.recovery import RECOVERIES, make_chain, strategy_names, with_strategy
 from planaria.recovery.checkpoint import best_interval
 from planaria.runtime.prediction.copy_costs import step_bytes_and_memory
@@ -333,7 +334,7 @@ def candidates(config: RunConfig) -> Mapping[str, RunConfig]:
     return {
         name: variant
         for name, variant in variants.items()
-        if variant.routing.kind != "swapped" or config.pipeline.stages >= 4
+        if variant.routing.kind != "swapped" or config.pipeline.stages >= MIN_SWAPPED_STAGES
     }
 
 

@@ -158,9 +158,10 @@ def load(
         flags = {**flags, "train.eval_every": str(max(1, base.train.steps // DEFAULT_VALIDATIONS))}
         base, configs = _resolve_with_equal_samples(tree, changes, flags, path)
     if _count_validations(comparison, base) < SMOOTHING_WINDOW:
+        fix = "validate more often" if base.train.eval_every > 1 else "raise train.steps"
         raise UserError(
             f"{path}: train.eval_every = {base.train.eval_every}: the target needs {SMOOTHING_WINDOW} validations "
-            f"within {comparison.target_at:g} of {base.train.steps} steps; validate more often"
+            f"within {comparison.target_at:g} of {base.train.steps} steps; {fix}"
         )
     return comparison, _distinct_arms(base, configs, points, faults)
 

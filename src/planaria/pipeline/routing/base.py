@@ -74,7 +74,7 @@ class FixedRoutes(Routing):
         return require(config.routing.routes, config, "routing.routes")
 
 
-FEWEST = 4
+MIN_SWAPPED_STAGES = 4
 """block stages that two disjoint pairs take"""
 
 
@@ -98,9 +98,9 @@ def swapped_routes(stages: int, microbatches: int) -> list[tuple[int, ...]]:
 
     :raises UserError: for fewer than four stages, because the two pairs overlap.
     """
-    if stages < FEWEST:
+    if stages < MIN_SWAPPED_STAGES:
         raise UserError(
-            f"routing.kind = 'swapped' needs {FEWEST} block stages or more, not {stages}; "
+            f"routing.kind = 'swapped' needs {MIN_SWAPPED_STAGES} block stages or more, not {stages}; "
             "raise pipeline.stages, or use 'full'"
         )
     natural = (0, *range(1, stages + 1), 0)

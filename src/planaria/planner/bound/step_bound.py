@@ -25,8 +25,8 @@ from planaria.common.compiled import COMPILED
 from planaria.pipeline.routing.skipping import cc3_violation
 from planaria.planner.bound.resource_prices import step_resources
 from planaria.planner.bound.route_enumeration import RouteSet, kinds_of, least_turns, routes_of, shortest_round_trips
-from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import unequal_use
+from planaria.planner.makespan import NEVER
 from planaria.planner.problem import BLOCK, ENTRY, RETURN, ROLES, PlanningProblem, Solution
 from planaria.planner.search import step_ns
 from planaria.planner.tables import Ints

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from planaria.config.names import replicas, stages
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.recovery import RECOVERIES
 from planaria.recovery.base import Recovery
 from planaria.report.run.event_lines import SLOWNESS
-from planaria.report.run.naming import Naming, replicas, stages
+from planaria.report.run.naming import Naming
 from planaria.report.run.slowness_lines import slowness_line
 from planaria.report.worker_assignments import WorkerAssignments
 
@@ -177,7 +178,7 @@ class Captions:
                 spares = " Its workers are spares now." if fact.workers else ""
                 return Caption("loss", f"Replica {fact.replica} is disbanded: {fact.reason}.{spares}")
             case d.ReplicaRestarted():
-                return Caption("recovery", f"Replica {fact.replica} starts again as a copy of another.")
+                return Caption("recovery", f"Replica {fact.replica} starts as a copy of another.")
             case e.HostJoined():
                 return Caption("note", f"A machine joins ({fact.host}), with room for {fact.workers} workers.")
             case e.HostLeft():

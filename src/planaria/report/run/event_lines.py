@@ -6,11 +6,12 @@ from functools import singledispatchmethod
 from typing import Literal, NamedTuple
 
 from planaria.common.printing import printable
+from planaria.config.names import replicas, stages
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord, cached
 from planaria.report.phrases import format_count, join_names
-from planaria.report.run.naming import Naming, naming_of, replicas, stages
+from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.repeats import Repeats
 from planaria.report.run.round_history import RoundHistory, Rounds
 from planaria.report.run.slowness_lines import differing_replicas, slowness_line
@@ -297,7 +298,7 @@ def _stateless_line(fact: e.Event | d.Decision) -> tuple[Tone, str, int | None] 
             tone, text = "rollback", f"replica {fact.replica} catches up with another: {fact.reason}"
             replica = fact.replica
         case d.ReplicaRestarted():
-            tone, text = "recovery", f"replica {fact.replica} starts again as a copy of another"
+            tone, text = "recovery", f"replica {fact.replica} starts as a copy of another"
             replica = fact.replica
         case d.RemoveMachine():
             tone, text = "loss", f"machine {fact.host} rejected: {fact.reason}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from planaria.config.names import stages
 from planaria.control.facts.events import RunStarted
 from planaria.control.log.run_record import RunRecord
 
@@ -63,18 +64,3 @@ class Naming:
 def naming_of(record: RunRecord) -> Naming:
     """Return the names for a whole log, by its part with the most replicas; replicas keep their nodes."""
     return Naming(max((fact for _, fact in record.starts), key=lambda started: started.max_replicas, default=None))
-
-
-def stages(numbers: Iterable[int]) -> str:
-    """Return 'stage 2', 'stages 1, 3'."""
-    return _format_numbers("stage", numbers)
-
-
-def replicas(numbers: Iterable[int]) -> str:
-    """Return 'replica 2', 'replicas 1, 3'."""
-    return _format_numbers("replica", numbers)
-
-
-def _format_numbers(noun: str, numbers: Iterable[int]) -> str:
-    ordered = sorted(numbers)
-    return f"{noun}{'s' if len(ordered) != 1 else ''} {', '.join(map(str, ordered))}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from planaria.config.names import replicas, stages
 from planaria.control.facts import decisions as d
 from planaria.report.phrases import format_count, format_seconds
-from planaria.report.run.naming import Naming, replicas, stages
+from planaria.report.run.naming import Naming
 
 
 def slowness_line(fact: d.SlowPartFound | d.HandOverSlowStage | d.Reroute | d.Cleared, naming: Naming) -> str:

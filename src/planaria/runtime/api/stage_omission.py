@@ -10,13 +10,13 @@ from statistics import fmean
 
 import torch
 
-from planaria.control.facts.events import Fact
+from planaria.common.documents import Record
 from planaria.data.stream import BatchReader
 from planaria.models.family import Pipelined
 from planaria.runtime.worker.step_samples import Masks, TargetCounts
 
 
-class Omission(Fact):
+class Omission(Record):
     """Perplexities over subsets of one size."""
 
     share: float
@@ -29,8 +29,8 @@ class Omission(Fact):
     """existing subsets"""
     perplexity: float
     """geometric mean over the subsets"""
-    least: float
-    most: float
+    min_perplexity: float
+    max_perplexity: float
     over_full: float
     """perplexity relative to the whole model"""
 
@@ -40,13 +40,15 @@ def omissions(
     batch: BatchReader,
     microbatches: int,
     shares: Sequence[float],
-    most: int,
+    max_subsets: int,
     seed: int,
     masks: Masks | None = None,
     learned: TargetCounts | None = None,
     on_loss: Callable[[], object] = lambda: None,
 ) -> list[Omission]:
-    """Evaluate the whole model, and the model without each share of its block stages, over at most ``most`` subsets.
+    """Evaluate the whole model, and the model without each share of its block stages.
+
+    Each share is a mean over at most ``max_subsets`` subsets.
 
     :param batch: the text; ``microbatches`` of it are used
     :param masks: document masks, if any
@@ -65,15 +67,15 @@ def omissions(
     summaries = [_summary(0.0, 0, 1, [full], full)]
     for share in shares:
         count = round(share * stages)
-        subsets, possible = _subsets(stages, count, most, random.Random(f"{seed} {count}"))
+        subsets, possible = _subsets(stages, count, max_subsets, random.Random(f"{seed} {count}"))
         losses = [measured(subset) for subset in subsets]
         summaries.append(_summary(share, count, possible, losses, full))
     return summaries
 
 
-def evaluations(stages: int, shares: Sequence[float], most: int) -> int:
+def evaluations(stages: int, shares: Sequence[float], max_subsets: int) -> int:
     """Return the number of losses that :func:`omissions` measures."""
-    return 1 + sum(min(most, math.comb(stages, round(share * stages))) for share in shares)
+    return 1 + sum(min(max_subsets, math.comb(stages, round(share * stages))) for share in shares)
 
 
 @torch.no_grad()
@@ -98,13 +100,13 @@ def loss(
     return total / microbatches
 
 
-def _subsets(stages: int, count: int, most: int, rng: random.Random) -> tuple[list[tuple[int, ...]], int]:
-    """Return all subsets of ``count`` stages, or ``most`` drawn ones; and how many exist."""
+def _subsets(stages: int, count: int, max_subsets: int, rng: random.Random) -> tuple[list[tuple[int, ...]], int]:
+    """Return all subsets of ``count`` stages, or ``max_subsets`` drawn ones; and how many exist."""
     possible = math.comb(stages, count)
-    if possible <= most:
+    if possible <= max_subsets:
         return list(combinations(range(1, stages + 1), count)), possible
     drawn: set[tuple[int, ...]] = set()
-    while len(drawn) < most:
+    while len(drawn) < max_subsets:
         drawn.add(tuple(sorted(rng.sample(range(1, stages + 1), count))))
     return sorted(drawn), possible
 
@@ -117,7 +119,7 @@ def _summary(share: float, count: int, possible: int, losses: Sequence[float], f
         subsets=len(losses),
         possible=possible,
         perplexity=math.exp(mean),
-        least=math.exp(min(losses)),
-        most=math.exp(max(losses)),
+        min_perplexity=math.exp(min(losses)),
+        max_perplexity=math.exp(max(losses)),
         over_full=math.exp(mean - full),
     )

@@ -28,7 +28,7 @@ from planaria.control.facts.decisions import state_link
 from planaria.control.facts.orders import Donate, ExitWorker, Order
 from planaria.control.failover import FailoverState
 from planaria.control.log.state_file import STATE, StateWriter
-from planaria.control.machine_loss_warnings import machine_loss_costs
+from planaria.control.machine_loss_costs import machine_loss_costs
 from planaria.control.protocols import FaultSource, Observer, RoutePlanner
 from planaria.control.run_deadlines import BrokenEdges, RunDeadlines
 from planaria.control.state.run import RunState
@@ -172,7 +172,7 @@ class Controller:
 
     def _report_expired_waits(self, now: float) -> None:
         """Report waits that exceeded their deadlines."""
-        for blamed in self._broken_edges.blamed(now, self.state):
+        for blamed in self._broken_edges.expired(now, self.state):
             self._process_event(blamed)
         for change in self._relays.changes(now, self.state.unreachable_relays) if self._relays is not None else ():
             self._process_event(change)
@@ -289,7 +289,7 @@ class Controller:
             further += self._faults.on_decision(decision, self.state)
             self._carry_out(decision)
             if isinstance(decision, d.Form) and self.state.machines:
-                further += self._warnings()
+                further += self._new_warnings()
             if self._cadence is not None:
                 chosen = chosen or self._cadence.on_decision(time.monotonic(), decision)
         for next_event in [*further, *([chosen] if chosen else [])]:
@@ -301,7 +301,7 @@ class Controller:
             self._process_event(trouble)
         self._write_state()
 
-    def _warnings(self) -> list[e.Event]:
+    def _new_warnings(self) -> list[e.Event]:
         """Return warnings about machines whose stages the others could not recover; one per machine and stages."""
         now = machine_loss_costs(self.state)
         new = [text for host, text in now.items() if self._warned_machines.get(host) != text]
@@ -334,7 +334,7 @@ class Controller:
                 to_write = isinstance(decision, d.Save) and decision.background
                 self._action_deadlines.record_order(time.monotonic(), requested, to_write)
                 if isinstance(decision, d.Save):
-                    self._collect(decision)
+                    self._create_checkpoint_folders(decision)
                 self._order(decision, requested)
                 if isinstance(decision, d.Form):
                     self._order_transfers(decision)
@@ -384,8 +384,8 @@ class Controller:
                     )  # fmt: skip
                     self._order(order, [holders[donor]])
 
-    def _collect(self, save: d.Save) -> None:
-        """Create the folder for the files of a checkpoint."""
+    def _create_checkpoint_folders(self, save: d.Save) -> None:
+        """Create the folders for the files of a checkpoint."""
         settings = self.state.started
         for column in range(settings.lockstep_replicas) if settings.lockstep_replicas else [save.replica]:
             self._store.create_replica_folder(save.step, settings.saved_replicas, column, save.generation)

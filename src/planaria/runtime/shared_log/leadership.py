@@ -1,6 +1,6 @@
 """Lead a run whose log is shared with other machines (``fleet.shared_log``): the first election, and the lease.
 
-A lease lasts two ``fleet.lease_s``. A standby stands for election after one (``runtime/standby/takeover.py``).
+A lease lasts two ``fleet.lease_s``. A standby stands for election after one (``runtime/standby/election.py``).
 """
 
 from __future__ import annotations

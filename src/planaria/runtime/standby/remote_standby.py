@@ -1,7 +1,7 @@
 """A standby on another machine: follows a run's shared log, and leads the run if its controller is lost.
 
 The standby copies the log into its own folder. When the controller has been silent for the election timeout, it stands
-for election (``runtime/standby/takeover.py``), and then leads the run from its own folder, at an address that the
+for election (``runtime/standby/election.py``), and then leads the run from its own folder, at an address that the
 workers know (``fleet.standby_at``). Machines that had joined return to it with their workers; the workers of the lost
 machine are replaced. A standby that leads and is replaced in turn follows the log again.
 """
@@ -35,8 +35,8 @@ from planaria.runtime.preparation.resumption import require_same_data
 from planaria.runtime.preparation.run_start import START
 from planaria.runtime.shared_log.client import open_shared_log
 from planaria.runtime.shared_log.leadership import KEY_PROOF, Leadership, proof_of, require_usable
+from planaria.runtime.standby.election import ControllerWatch, RunEnd
 from planaria.runtime.standby.followed_run import FollowedRun
-from planaria.runtime.standby.takeover import ControllerWatch, RunEnd
 from planaria.runtime.transport.listener import require_free
 
 FOLLOW_S = 10.0

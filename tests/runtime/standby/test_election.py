@@ -12,7 +12,7 @@ from planaria.common.errors import RunStopped, UserError
 from planaria.common.object_store import Retry, Store
 from planaria.config.schema import FleetConfig
 from planaria.control.log.shared_log import Batch, Lease, LogAppender, SharedLog
-from planaria.runtime.standby.takeover import ControllerWatch, RunEnd
+from planaria.runtime.standby.election import ControllerWatch, RunEnd
 
 LEASE_S = 0.3
 START, END = '{"t": 0.0, "event": {}}', '{"t": 1.0, "decision": {"kind":"finish","outcome":"finished"}}'
