@@ -97,7 +97,7 @@ def milliseconds(seconds: Sequence[float]) -> str:
 
 
 def file_of(name: str) -> Path:
-    """Return the file that holds the result ``name``; for a new one, that of its longest prefix, or one of its own."""
+    """Return the file that holds the result ``name``; for a new one, that of its longest prefix, or a new file."""
     for path in sorted(RESULTS.glob("*.json")):
         if name in json.loads(path.read_text()):
             return path

@@ -116,7 +116,7 @@ def takes_the_state_of_another_member(ranks: Ranks, owned: MemberState) -> None:
 
 
 def refuses_an_invalid_state(ranks: Ranks, owned: MemberState) -> None:
-    """Both ranks refuse it, and can go on."""
+    """Both ranks refuse it, and their state can still be read."""
     other = network(2)
     foreign = MemberState(other, torch.optim.SGD([p for p in other.parameters() if p.requires_grad]), {})
     with pytest.raises(UserError, match="does not fit"):

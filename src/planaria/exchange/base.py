@@ -229,7 +229,7 @@ class Exchange(Choice, ABC):
 
     @property
     def has_rounds(self) -> bool:
-        """Whether rounds lie between steps: the interval is 1 or more."""
+        """Whether a round takes place every few steps: the interval is 1 or more."""
         return bool(self.interval)
 
     @property

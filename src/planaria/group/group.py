@@ -162,14 +162,14 @@ class Group:
         if self._owned is not None:
             raise UserError("wrap: this group already has an optimizer; make one group for each model")
         self._ranks = Ranks(model)
-        self._owned = self._ranks.state_of(model, optimizer, also or {})
-        if self._sharded and self._ranks.count > 1:
-            raise UserError("wrap: call it before shard, which divides the data among the ranks of this model too")
         if self._ranks.sharded and exchange == "allreduce":
             raise UserError(
                 "wrap: exchange='allreduce' would gather a sharded model's gradient in every step; use an exchange "
                 "with rounds, such as noloco or diloco"
             )
+        self._owned = self._ranks.state_of(model, optimizer, also or {})
+        if self._sharded and self._ranks.count > 1:
+            raise UserError("wrap: call it before shard, which divides the data among the ranks of this model too")
         chosen = {**options, **({} if every is None else {"every": every})}
         self._agreed = ExchangeSettings(exchange, compress, robust, chosen)
         return GroupOptimizer(optimizer, self._step, lambda: self._mid_block)

@@ -42,7 +42,7 @@ class Ranks:
         :raises UserError: as :class:`MemberState`.
         """
         if self.sharded:
-            return ShardedState(model, optimizer, also, self._announce, self._broadcast)
+            return ShardedState(model, optimizer, also, self._exchange_call, self._broadcast)
         return MemberState(model, optimizer, also)
 
     @contextmanager
@@ -51,14 +51,15 @@ class Ranks:
         try:
             yield
         except BaseException:
-            self._announce(Call.FAIL)
+            self._exchange_call(Call.FAIL)
             raise
 
     def proceed(self, member: Membership, owned: MemberState) -> None:
         """At rank 0: let the other ranks proceed with the next block; with equal weights, if each has all of them."""
-        self._announce(Call.PROCEED)
+        if self.count == 1:
+            return
         block = member.blocks[0] if member.blocks else _NO_BLOCK
-        self._broadcast(torch.tensor([block, member.step, member.progress, member.rounds]))
+        self._exchange_call(Call.PROCEED, block, member.step, member.progress, member.rounds)
         self._share_weights(owned)
 
     def follow(self, owned: MemberState) -> tuple[int, int, int, int]:
@@ -69,18 +70,23 @@ class Ranks:
         :raises RunStopped: if rank 0 raises an error.
         :raises RuntimeError: by torch, if rank 0 sends nothing within the time-out of the process group.
         """
-        while (call := self._announce(Call.PROCEED)) != Call.PROCEED:
+        call, *numbers = self._exchange_call()
+        while call != Call.PROCEED:
             if call == Call.FAIL:
                 raise RunStopped("rank 0 is no longer a member; see its error")
             assert isinstance(owned, ShardedState)
-            owned.follow(call)
-        block, steps, progress, rounds = self._broadcast(torch.zeros(4, dtype=torch.int64)).tolist()
+            owned.follow(Call(call))
+            call, *numbers = self._exchange_call()
+        block, steps, progress, rounds = numbers
         self._share_weights(owned)
         return block, steps, progress, rounds
 
-    def _announce(self, call: Call) -> Call:
-        """Return the call of rank 0 at all ranks."""
-        return Call(int(self._broadcast(torch.tensor([call]))))
+    def _exchange_call(
+        self, call: Call = Call.FAIL, block: int = 0, steps: int = 0, progress: int = 0, rounds: int = 0
+    ) -> list[int]:
+        """Return the call of rank 0 and its numbers at all ranks; the arguments count at rank 0 only."""
+        numbers: list[int] = self._broadcast(torch.tensor([call, block, steps, progress, rounds])).tolist()
+        return numbers
 
     def _broadcast(self, tensor: Tensor) -> Tensor:
         """Return rank 0's tensor at all ranks, on the CPU."""
@@ -92,7 +98,7 @@ class Ranks:
 
     def _share_weights(self, owned: MemberState) -> None:
         """Give all ranks the weights of rank 0, unless each has its own part of them."""
-        for weight in () if self.sharded or self.count == 1 else owned.weights().values():
+        for weight in () if self.sharded else owned.weights().values():
             dist.broadcast(weight, group=self._among, group_src=0)
 
 

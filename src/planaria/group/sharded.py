@@ -34,7 +34,7 @@ class Call(IntEnum):
     FAIL = 0
     """it raises an error"""
     PROCEED = 1
-    """it goes on with the owner's loop"""
+    """it continues with the owner's loop"""
     STEP = 2
     GATHER = 3
     SET = 4
@@ -64,7 +64,11 @@ def mesh_of(model: nn.Module) -> DeviceMesh | None:
 
 
 class ShardedState(MemberState):
-    """The state of one rank of a sharded member. Only rank 0 calls the methods without an underscore."""
+    """The state of one rank of a sharded member.
+
+    All ranks call :meth:`require_sendable`. Rank 0 calls the other methods of the base class, the other ranks
+    :meth:`follow`.
+    """
 
     def __init__(
         self,
@@ -135,7 +139,8 @@ class ShardedState(MemberState):
         """Set this rank's part of rank 0's ``weights``; other ranks pass none."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(self._divided(weights.get(name, torch.empty(parameter.shape)), parameter))
+                weight = weights[name] if weights else torch.empty(parameter.shape)
+                parameter.copy_(self._divided(weight, parameter))
 
     def _divided(self, tensor: Tensor, like: Tensor) -> Tensor:
         """Return this rank's part of rank 0's whole ``tensor``, divided as ``like`` is."""
@@ -151,7 +156,8 @@ class ShardedState(MemberState):
 
         def fetch(path: str) -> Tensor:
             dtype, shape = sizes[path]
-            tensor = tensors.get(path, torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch."))))
+            kind = getattr(torch, dtype.removeprefix("torch."))
+            tensor = tensors[path].clone() if tensors else torch.empty(shape, dtype=kind)
             like = self.parameters.get(path.removeprefix("optimizer.state.").rpartition(".")[0])
             if not path.startswith("optimizer.state.") or like is None or list(like.shape) != shape:
                 return self._broadcast(tensor)
