@@ -237,7 +237,9 @@ def test_a_rollback_needs_a_checkpoint_beside_the_lost_machine(tmp_path: Path, s
     )  # fmt: skip
     mirrored = tmp_path / "store" / "run" / "checkpoints"
     with followed(config, tmp_path, workers=4) as (run, standby, there):
-        run.wait_until(lambda record: steps(record) >= 44 and (not stored or any(mirrored.glob("step-*"))))
+        run.wait_until(
+            lambda record: steps(record) >= 44 and (not stored or any(mirrored.glob("step-*/manifest.json")))
+        )
         os.killpg(run.process.pid, signal.SIGKILL)
         output, errors = standby.communicate(timeout=100)
     if stored:
