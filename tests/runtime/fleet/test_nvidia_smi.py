@@ -25,7 +25,7 @@ from planaria.runtime.fleet.process import WorkerProcess
 from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool
 from planaria.runtime.preparation.config_checks import check, require_device
 from support.live import fake_nvidia_smi
-from support.live.fake_nvidia_smi import nvidia_smi, uuid
+from support.live.fake_nvidia_smi import nvidia_smi, pci, uuid
 from support.waiting import until
 
 GIB = 1 << 30
@@ -48,7 +48,7 @@ def _with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found(tmp_path: Path, gigabytes: list[int], *instances: tuple[int, str], **environ: str) -> Inventory:
-    return inventory({"PATH": nvidia_smi(tmp_path, gigabytes, instances), **environ})
+    return inventory({"PATH": nvidia_smi(tmp_path, gigabytes, instances), **environ}, tmp_path / "no such bus")
 
 
 def test_all_devices_are_found_by_their_uuids(tmp_path: Path) -> None:
@@ -85,6 +85,20 @@ def test_instances_of_a_divided_gpu_replace_it(tmp_path: Path) -> None:
     )
     assert found(tmp_path, [40], *divided, CUDA_VISIBLE_DEVICES="MIG-00000001").devices == shown.devices[2:]
     assert not found(tmp_path, [40], *divided, CUDA_VISIBLE_DEVICES="0").devices, "the whole of it cannot be had"
+
+
+def test_the_cpus_next_to_each_device_are_read_from_the_kernel(tmp_path: Path) -> None:
+    near, bus = [frozenset({0, 1, 2, 3, 8}), frozenset({4, 5})], pci(tmp_path, ["0-3,8", "4-5", ""])
+    path = nvidia_smi(tmp_path, [80, 80, 80, 80], [(0, "3g.20gb")])
+    shown = inventory({"PATH": path}, bus).devices
+    assert [device.cpus for device in shown] == [near[1], frozenset(), frozenset(), near[0]], (
+        "an instance has its GPU's"
+    )
+    by_bus = inventory({"PATH": path, "CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, bus)
+    assert by_bus.devices[0].cpus == near[1]
+    assert not inventory({"PATH": path, "CUDA_VISIBLE_DEVICES": "1"}, bus).devices[0].cpus, "it may be any of them"
+    (bus / "0000:01:00.0" / "local_cpulist").write_text("nonsense")
+    assert not inventory({"PATH": path}, bus).devices[0].cpus
 
 
 def test_the_reason_for_no_device_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,15 +139,22 @@ def reported(fleet: LocalFleet, workers: int) -> dict[str, list[object]]:
 
 
 @pytest.mark.slow
-def test_each_local_worker_sees_its_own_device_and_cuda_is_not_initialised(tmp_path: Path) -> None:
-    devices = found(tmp_path, [80, 80, 80]).devices
+def test_each_local_worker_has_its_own_device_and_the_cpus_next_to_it(tmp_path: Path) -> None:
+    """CUDA is not initialised. A device without CPUs that this process may use leaves them as they are."""
+    usable = sorted(os.sched_getaffinity(0))
+    bus = pci(tmp_path, [str(usable[0]), f"{usable[-1]},{usable[-1] + 1000}", str(usable[-1] + 1000)])
+    devices = inventory({"PATH": nvidia_smi(tmp_path, [80, 80, 80])}, bus).devices
+    expected = {
+        f"w{number}": [uuid(number), "1", False, cpus]
+        for number, cpus in enumerate(([usable[0]], [usable[-1]], usable))
+    }
     with fleet_on(devices) as fleet:
-        for worker in ("w0", "w1", "w2"):
+        for worker in expected:
             fleet.spawn(worker, 1)
-        assert reported(fleet, 3) == {f"w{number}": [uuid(number), "1", False] for number in range(3)}
+        assert reported(fleet, 3) == expected
         fleet.signal("w1", 1, signal.SIGKILL)
         fleet.spawn("w1", 2)
-        assert reported(fleet, 1) == {"w1": [uuid(1), "1", False]}
+        assert reported(fleet, 1) == {"w1": expected["w1"]}
     with fleet_on() as fleet:
         fleet.spawn("w0", 1)
         assert reported(fleet, 1)["w0"][0] is None, "without devices the environment is left as it is"
@@ -172,7 +193,7 @@ def test_a_pools_workers_get_free_or_reserved_devices(tmp_path: Path, monkeypatc
         pool.start(worker, 1)
     pool.start("w1", 2)
     pool.start("w2", 1, uuid(0))
-    assert [run[3] for run in forks.runs] == [uuid(0), uuid(1), uuid(1), uuid(0)]
+    assert [run[3].args[0] for run in forks.runs] == [uuid(0), uuid(1), uuid(1), uuid(0)]
     assert forks.folders == {tmp_path} and Path.cwd() == before, "relative paths of this process stay valid"
 
 

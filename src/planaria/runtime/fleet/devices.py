@@ -20,7 +20,8 @@ from planaria.common.errors import UserError
 from planaria.config.names import WorkerId
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
-_QUERY = ("--query-gpu=index,uuid,memory.total,mig.mode.current", "--format=csv,noheader,nounits")
+_QUERY = ("--query-gpu=index,uuid,memory.total,mig.mode.current,pci.bus_id", "--format=csv,noheader,nounits")
+_PCI = Path("/sys/bus/pci/devices")
 _ANSWER_S = 60.0
 """seconds; loading the driver may take several"""
 UNKNOWN = 1 << 62
@@ -41,6 +42,8 @@ class Device:
     """name in ``CUDA_VISIBLE_DEVICES``"""
     memory: int
     """bytes"""
+    cpus: frozenset[int] = frozenset()
+    """CPUs of its NUMA node; empty if unknown"""
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,11 @@ def require_devices(called: str, needs: DeviceNeeds, devices: Inventory, workers
         raise UserError(f"train.device = 'cuda': {called} {why}: {advice}{more}")
 
 
-def inventory(environ: Mapping[str, str] = os.environ) -> Inventory:
-    """Return the devices visible by ``CUDA_VISIBLE_DEVICES``, in its order; all if it is unset."""
+def inventory(environ: Mapping[str, str] = os.environ, pci: Path = _PCI) -> Inventory:
+    """Return the devices visible by ``CUDA_VISIBLE_DEVICES``, in its order; all if it is unset.
+
+    :param pci: folder where the kernel lists the devices of the PCI bus
+    """
     import torch  # slow, and the supervisor of a run's workers does without it
 
     if torch.version.cuda is None:
@@ -125,7 +131,7 @@ def inventory(environ: Mapping[str, str] = os.environ) -> Inventory:
         return Inventory(lacks="nvidia-smi is not on its PATH")
     try:
         listed, queried = (_output(program, *flags) for flags in (("-L",), _QUERY))
-        gpus, instances = parse(listed, queried)
+        gpus, instances = parse(listed, queried, pci)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         output = getattr(error, "stdout", None) or str(error)
         return Inventory(lacks=f"nvidia-smi fails: {str(output).strip().partition(chr(10))[0][:200]}")
@@ -134,12 +140,21 @@ def inventory(environ: Mapping[str, str] = os.environ) -> Inventory:
     return Inventory(shown, "" if shown else f"{VISIBLE} = {environ.get(VISIBLE)!r} shows none of its {total}")
 
 
-def see_only(device: str) -> None:
-    """Make one device visible to this process, as ``cuda:0``. Call it before the process uses CUDA."""
-    os.environ[VISIBLE] = device
+def use_only(name: str, devices: Sequence[Device]) -> None:
+    """Make the device ``name`` of ``devices`` visible to this process, as ``cuda:0``, and run on the CPUs next to it.
+
+    Memory that the process allocates then lies there too. CPUs that this process may not use stay excluded. Call it
+    before the process uses CUDA. An empty name changes nothing.
+    """
+    if not name:
+        return
+    os.environ[VISIBLE] = name
+    near = next((device.cpus for device in devices if device.name == name), frozenset[int]())
+    if allowed := near & os.sched_getaffinity(0):
+        os.sched_setaffinity(0, allowed)
 
 
-def parse(listed: str, queried: str) -> tuple[dict[int, Device], tuple[Device, ...]]:
+def parse(listed: str, queried: str, pci: Path = _PCI) -> tuple[dict[int, Device], tuple[Device, ...]]:
     """Parse ``nvidia-smi -L`` and the query into undivided GPUs by index and instances of divided ones.
 
     :raises ValueError: if a line is invalid.
@@ -147,15 +162,30 @@ def parse(listed: str, queried: str) -> tuple[dict[int, Device], tuple[Device, .
     gpus: dict[int, Device] = {}
     divided: set[int] = set()
     for line in queried.splitlines():
-        index, uuid, mebibytes, mode = (cell.strip() for cell in line.split(","))
-        gpus[int(index)] = Device(uuid, int(mebibytes) << 20 if mebibytes.isdecimal() else UNKNOWN)
+        index, uuid, mebibytes, mode, bus = (cell.strip() for cell in line.split(","))
+        memory = int(mebibytes) << 20 if mebibytes.isdecimal() else UNKNOWN
+        gpus[int(index)] = Device(uuid, memory, _cpus_near(pci, bus))
         if mode == "Enabled":
             divided.add(int(index))
     instances: list[Device] = []
+    whole = Device("", 0)
     for line in listed.splitlines():
-        if not _GPU.match(line) and (match := _INSTANCE.match(line)):
-            instances.append(Device(match[2], int(match[1]) * 10**9))
+        if gpu := _GPU.match(line):
+            whole = gpus.get(int(gpu[1]), whole)
+        elif match := _INSTANCE.match(line):
+            instances.append(Device(match[2], int(match[1]) * 10**9, whole.cpus))
     return {index: gpu for index, gpu in gpus.items() if index not in divided}, tuple(instances)
+
+
+def _cpus_near(pci: Path, bus: str) -> frozenset[int]:
+    """Return the CPUs of the NUMA node of the device at ``bus`` ("00000000:17:00.0"), or an empty set."""
+    domain, _, place = bus.lower().partition(":")
+    try:
+        listed = (pci / f"{domain[-4:]}:{place}" / "local_cpulist").read_text(encoding="ascii").strip()
+        ranges = [part.partition("-") for part in listed.split(",") if part]
+        return frozenset(cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1))
+    except (OSError, ValueError):
+        return frozenset()
 
 
 def visible(
@@ -164,15 +194,17 @@ def visible(
     """Return the devices that ``CUDA_VISIBLE_DEVICES`` = ``chosen`` shows by CUDA's rules: the first unknown entry ends
     the list, a repeated one empties it, and a UUID may be abbreviated.
 
-    Unless GPUs are numbered ``by_bus``, as in nvidia-smi, a number may mean any of them, so the smallest memory counts.
+    Unless GPUs are numbered ``by_bus``, as in nvidia-smi, a number may mean any of them, so the smallest memory counts,
+    and only CPUs next to all of them.
     """
     if chosen is None:
         return (*gpus.values(), *instances)
     shown: list[Device] = []
     for entry in (part.strip() for part in chosen.split(",")):
         if entry.isdecimal() and int(entry) in gpus:
-            candidates = [gpus[int(entry)]] if by_bus else gpus.values()
-            device = Device(entry, min(gpu.memory for gpu in candidates))
+            candidates = [gpus[int(entry)]] if by_bus else list(gpus.values())
+            near = frozenset.intersection(*(gpu.cpus for gpu in candidates))
+            device = Device(entry, min(gpu.memory for gpu in candidates), near)
         else:
             matching = [
                 d for d in (*gpus.values(), *instances) if entry[:4] in ("GPU-", "MIG-") and d.name.startswith(entry)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +39,7 @@ from planaria.runtime.fleet.devices import (
     device_of,
     inventory,
     require_devices,
-    see_only,
+    use_only,
 )
 from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
 from planaria.runtime.fleet.process import WorkerProcess, activity
@@ -83,7 +83,8 @@ class LocalFleet:
         self._reap()
         ours, theirs = Pipe()
         device = self._device(worker)
-        run, fd = partial(_enter, self._entry, device, worker, incarnation), os.dup(theirs.fileno())
+        use_device = partial(use_only, device, self._devices)
+        run, fd = partial(_enter, self._entry, use_device, worker, incarnation), os.dup(theirs.fileno())
         theirs.close()
         name = f"planaria {worker}.{incarnation}"
         process = self._spawner.spawn(name, run, self._preload, [fd], start_s=self._start_s)
@@ -181,10 +182,9 @@ class LocalFleet:
             process.process.kill(1.0)
 
 
-def _enter(entry: Entry, device: str, worker: str, incarnation: int, fd: int) -> None:
+def _enter(entry: Entry, use_device: Callable[[], None], worker: str, incarnation: int, fd: int) -> None:
     """Run a worker in a new process."""
-    if device:
-        see_only(device)
+    use_device()
     entry(Connection(fd), worker, incarnation)
 
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from planaria.runtime.fleet.devices import (
     Inventory,
     device_of,
     inventory,
-    see_only,
+    use_only,
 )
 from planaria.runtime.fleet.failover_connection import FailoverConnection
 from planaria.runtime.fleet.process import WorkerProcess
@@ -130,7 +131,8 @@ class ProcessPool:
                 device = device or device_of(worker, self._found.devices, self._homes)
             standbys = tuple(at for at in config.standbys if at != self.address)
             controllers = _Controllers((self.address, *standbys), config.key, config.orphan_s)
-            run = partial(_enter, controllers, self._left, workplace.entry, device, worker, incarnation)
+            use_device = partial(use_only, device, self._found.devices)
+            run = partial(_enter, controllers, self._left, workplace.entry, use_device, worker, incarnation)
             child = self._spawner.spawn(
                 f"planaria {worker}.{incarnation}", run, config.preload, cwd=workplace.cwd, start_s=config.start_s
             )
@@ -187,11 +189,17 @@ class _Controllers:
     orphan_s: float
 
 
-def _enter(controllers: _Controllers, left: Path, entry: Entry, device: str, worker: str, incarnation: int) -> None:
+def _enter(
+    controllers: _Controllers,
+    left: Path,
+    entry: Entry,
+    use_device: Callable[[], None],
+    worker: str,
+    incarnation: int,
+) -> None:
     """Connect to the controller in a new process, and run the worker."""
     signal.signal(MOVE, signal.SIG_IGN)
-    if device:
-        see_only(device)
+    use_device()
 
     def dial(address: str, patience_s: float = _REDIAL_S) -> BlockingConnection:
         return call(address, controllers.key, worker, incarnation, patience_s)
