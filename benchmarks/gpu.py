@@ -144,7 +144,7 @@ class PlainGpuLoop:
         return float(total)
 
 
-PLAIN, READY = Claim(low=0.97), Claim(high=1.02)
+PLAIN, READY, COPIES = Claim(low=0.97), Claim(high=1.02), Claim(low=1.0)
 ROUTES = {"swapped": Claim(low=0.98, high=1.02), "skipping": Claim(low=0.67, high=0.80)}
 STAGES = 6  # of the pipeline whose routes are compared; a third of them is skipped
 MFU = {"llama_124m": Claim(low=0.33), "llama_500m": Claim(low=0.45)}
@@ -201,9 +201,12 @@ def rows_of(config: RunConfig, repeats: int, peak: float) -> list[Row]:
     """Measure one preset; ``peak`` is the GPU's FLOP/s."""
     stream = Stream(tokenise_corpus(config.data, config.model.vocab), "train", config.model.context, config.seed)
     engine, plain = ReferenceEngine(config, stream), PlainGpuLoop(config, stream)
-    sides = [partial(step_s, plain), partial(step_s, engine), partial(unready_step_s, engine)]
+    train = config.train.model_copy(update={"bf16_weights": not config.train.bf16_weights})
+    other = ReferenceEngine(config.model_copy(update={"train": train}), stream)
+    sides = [partial(step_s, plain), partial(step_s, engine), partial(unready_step_s, engine), partial(step_s, other)]
     interleaved(sides, WARM_UP)
-    bare, ready, unready = interleaved(sides, repeats)
+    bare, ready, unready, others = interleaved(sides, repeats)
+    cast, copied = (others, ready) if config.train.bf16_weights else (ready, others)
     tokens = config.pipeline.samples * config.model.context
     flops = flops_per_token(config.model) * tokens
     median, called = statistics.median(ready), f"{config.name} ({parameter_count(config.model) / 1e6:.0f} M)"
@@ -215,7 +218,7 @@ def rows_of(config: RunConfig, repeats: int, peak: float) -> list[Row]:
         "scatter": (max(ready) - min(ready)) / median,
         "plain's scatter": (max(bare) - min(bare)) / bare_s,
         "tokens/s": round(tokens / median),
-        "memory GB, both": memory,
+        "memory GB, all": memory,
     }
     use = {"plain's": flops / bare_s / peak, "TFLOP/s": flops / median / 1e12}
     limit, plain_kernels = (
@@ -229,6 +232,7 @@ def rows_of(config: RunConfig, repeats: int, peak: float) -> list[Row]:
         Row(f"{called}: MFU", shares, limit, MFU.get(config.name), use),
         Row(f"{called}: kernels for each microbatch", [launched], plain_kernels, KERNELS.get(config.name)),
         Row(f"{called}: ready for recovery / not", ratios(ready, unready), "1", READY, unready_s),
+        Row(f"{called}: speed, bf16 copies of matrices / casts", ratios(cast, copied), "1", COPIES),
     ]
 
 
@@ -268,11 +272,13 @@ def run_gpu(args: Namespace) -> Measurement:
     CheckFree's presets train in bf16, compiled, on a synthetic corpus. The plain loop trains a model of the same shapes
     on the same samples in the same process, in turn. Utilisation (MFU) is the model's FLOPs (6 N + 12 L D T per token)
     over the GPU's peak. Kernels are counted by torch's profiler, without copies and fills. Readiness: every stage's
-    gradient norm is read back, checked and kept for a neighbour's recovery. Routes: the first preset in six stages,
-    with two stages swapped in half of the microbatches, and with a third of the stages skipped.
+    gradient norm is read back, checked and kept for a neighbour's recovery. Copies: ``train.bf16_weights``. Routes: the
+    first preset in six stages, with two stages swapped in half of the microbatches, and with a third of the stages
+    skipped.
 
     Claims: at least 0.97 of the plain loop's speed; MFU at least 33 % (124M) and 45 % (500M); at most 600 kernels per
-    microbatch of 124M; readiness at most 1.02; swapping 1.00 ± 0.02; skipping 0.67 to 0.80 of a full step.
+    microbatch of 124M; readiness at most 1.02; bf16 copies no slower than casts; swapping 1.00 ± 0.02; skipping 0.67 to
+    0.80 of a full step.
     """
     if not torch.cuda.is_available():
         print("benchmarks.gpu: needs a CUDA device")
@@ -280,7 +286,7 @@ def run_gpu(args: Namespace) -> Measurement:
     rows = []
     for name in args.presets:
         rows += rows_of(preset(name, args.microbatches), args.repeats, args.peak * 1e12)
-        print(*(f"{row.what}: {row.value:.3f}" for row in rows[-4:]), sep="\n", flush=True)
+        print(*(f"{row.what}: {row.value:.3f}" for row in rows[-5:]), sep="\n", flush=True)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     rows += routed(args.presets[0], args.microbatches, args.repeats)

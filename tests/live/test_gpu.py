@@ -104,6 +104,16 @@ def test_bf16_differs_by_its_rounding(tmp_path: Path, engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["fleet", "inline"])
+def test_bf16_copies_of_matrices_change_no_loss(tmp_path: Path, engine: str) -> None:
+    run, bf16 = (train if engine == "fleet" else in_one_process), {**ON_GPU, "precision": "bf16"}
+    one, other = (
+        losses(run(tiny(tmp_path / str(copies), steps=12, train={**bf16, "bf16_weights": copies})))
+        for copies in (False, True)
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize("engine", ["fleet", "inline"])
 def test_compiled_stages_give_the_same_losses(tmp_path: Path, engine: str) -> None:
     run, plain = (
         train if engine == "fleet" else in_one_process,

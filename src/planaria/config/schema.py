@@ -153,6 +153,8 @@ class TrainConfig(Section):
     """device on which stages compute"""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: matrix products under autocast; weights and moments stay fp32"""
+    bf16_weights: bool = False
+    """with precision = "bf16": keep bf16 copies of the layers' matrices, so that passes cast none; results are equal"""
     compile: bool = False
     """compile each stage with torch.compile"""
     recompute: bool | Literal["auto"] = False

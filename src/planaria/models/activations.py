@@ -26,6 +26,7 @@ class PassMode(NamedTuple):
     device_bytes: int
     """memory of the CUDA device, which decides the chunks of the loss; 0: a CPU"""
     bf16: bool = False
+    bf16_weights: bool = False
     compiled: bool = False
     recompute: bool = False
     masked: bool = False
@@ -53,15 +54,17 @@ def layer_bytes(model: ModelConfig, passes: PassMode) -> int:
 
     n · w · (2h + h + (H + 2K) d + (2H + K) d + 2D) for gate and up, their product, the joint projection of q, k and v,
     rotated q and k, attention's output, and both normed inputs; n · 4 · (2D + H + 2) for residuals, log-sums of
-    attention and norms. Eager layers also keep silu(gate), n · w · h. Weights are kept as bf16 copies, or on a GPU as
-    the joint matrices of one product.
+    attention and norms. Eager layers also keep silu(gate), n · w · h. Weights are kept as bf16 copies, unless the stage
+    has them, or on a GPU as the joint matrices of one product.
     """
     n, w = passes.samples * model.context, passes.number_bytes
     heads, kv = model.heads * model.head_dim, model.kv * model.head_dim
     numbers = 3 * model.hidden + (heads + 2 * kv) + (2 * heads + kv) + 2 * model.dim
     numbers += 0 if passes.compiled else model.hidden
     joint = model.dim * (heads + 2 * kv + 2 * model.hidden)
-    weights = 2 * matrix_numbers(model) if passes.bf16 else FP32 * joint if passes.device_bytes else 0
+    weights = w * joint if passes.device_bytes else 0
+    if passes.bf16 and not passes.bf16_weights:
+        weights = w * matrix_numbers(model)
     mask = passes.samples * model.context**2 * (1 + w) if passes.masked else 0
     return n * (w * numbers + FP32 * (2 * model.dim + model.heads + 2)) + weights + mask
 

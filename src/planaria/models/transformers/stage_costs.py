@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from planaria.config.schema import ModelConfig
 from planaria.models.activations import PassBytes, PassMode
+from planaria.models.bf16_weights import Bf16Weights
 from planaria.models.llama_stages import stage_layers
 from planaria.models.transformers.decoder import Decoder
 
@@ -91,10 +92,13 @@ def count(built: nn.Module, ends: bool, width: int, context: int, passes: PassMo
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
         built.to_empty(device="cpu")
-        trained = [parameter for parameter in built.parameters() if parameter.requires_grad]
+        masters = [*built.parameters()]
+        Bf16Weights(built, wanted=passes.bf16_weights)
+        trained = [parameter for parameter in masters if parameter.requires_grad]
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
         existing = (
+            *masters,
             *built.parameters(),
             *built.buffers(),
             *(parameter.grad for parameter in trained if parameter.grad is not None),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from planaria.common.errors import UserError
-from planaria.config.schema import FleetConfig, RunConfig
+from planaria.config.schema import FleetConfig, ModelConfig, RunConfig
 from planaria.control.facts.run_started import RunStarted
-from planaria.models.families import frozen_parameters, make_family, stage_parameters
+from planaria.models.bf16_weights import copied_bytes
+from planaria.models.families import build_stage, frozen_parameters, make_family, stage_parameters
 from planaria.models.llama_stages import stage_layers
 from planaria.models.optimizers import make_optimizer
 from planaria.pipeline.network.costs import FP32_BYTES
@@ -30,12 +32,19 @@ def device_needs(config: RunConfig) -> DeviceNeeds:
 
 
 def stage_state_bytes(config: RunConfig) -> tuple[int, ...]:
-    """Return the fp32 bytes of weights, gradients and moments of stages 0..S; frozen weights have only the first."""
+    """Return the bytes of weights, gradients and moments of stages 0..S; frozen weights have only the first."""
     copies = 2 + len(make_optimizer(config.optim).keys)
     model, stages = config.model, config.pipeline.stages
     frozen = [frozen_parameters(model, stages, stage) for stage in range(stages + 1)]
-    counts = zip(_parameters(config), frozen, strict=True)
-    return tuple(FP32_BYTES * copies * (count - still) + nbytes for count, (still, nbytes) in counts)
+    also = [_bytes_in_bf16(model, stages, stage) if config.train.bf16_weights else 0 for stage in range(stages + 1)]
+    counts = zip(_parameters(config), frozen, also, strict=True)
+    return tuple(FP32_BYTES * copies * (count - still) + nbytes + bf16 for count, (still, nbytes), bf16 in counts)
+
+
+@lru_cache(maxsize=256)
+def _bytes_in_bf16(model: ModelConfig, stages: int, stage: int) -> int:
+    """Return the bytes of a stage's bf16 copies (``train.bf16_weights``)."""
+    return copied_bytes(build_stage(model, stages, stage, 0, "meta"))
 
 
 def stage_work(config: RunConfig) -> list[float]:

@@ -15,6 +15,7 @@ from planaria.config.recipe import fields
 from planaria.config.schema import RunConfig
 from planaria.exchange.registry import make_exchange
 from planaria.faults.trace import CORRUPT_UPDATE, FATAL, LAGGING, Trace
+from planaria.models.bf16_weights import copied_bytes
 from planaria.models.families import build_stage
 from planaria.models.optimizers import make_optimizer
 from planaria.runtime.resolved_run import ResolvedRun
@@ -45,6 +46,11 @@ def _refuses(config: RunConfig) -> bool:
     rule = make_exchange(config.exchange)
     refuses = (rule.has_rounds or (rule.exchanges_gradients and rule.tolerated > 0)) and not config.exchange.coded
     return config.exchange.replicas == 1 or refuses
+
+
+def _casts_matrices(config: RunConfig) -> bool:
+    block = build_stage(config.model, config.pipeline.stages, 1, 0, "meta")
+    return config.train.precision == "bf16" and copied_bytes(block) > 0
 
 
 SKIPPING = "only routing.kind = 'skipping' uses it, and a schedule that `planaria plan` made with it (routing.schedule)"
@@ -81,6 +87,7 @@ RULES: dict[str, tuple[Used, str]] = {
     "optim.beta2": (lambda c: "beta2" not in make_optimizer(c.optim).unused, "this optim.kind does not use it"),
     "optim.eps": (lambda c: "eps" not in make_optimizer(c.optim).unused, "this optim.kind does not use it"),
     "optim.clip_by": (lambda c: c.optim.clip > 0, "optim.clip = 0 disables clipping"),
+    "train.bf16_weights": (_casts_matrices, "only train.precision = 'bf16' with trained matrices of layers uses it"),
     "train.recompute": (lambda c: hasattr(build_stage(c.model, c.pipeline.stages, 1, 0, "meta"), "recompute"), FAMILY),
     "checkpoint.background": (
         lambda c: c.checkpoint.every != 0,

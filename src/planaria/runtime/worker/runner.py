@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from planaria.config.schema import RunConfig
+from planaria.models.bf16_weights import Bf16Weights
 from planaria.models.chunked_loss import compile_pass
 from planaria.models.families import build_stage
 from planaria.models.optimizers import make_optimizer
@@ -62,9 +63,10 @@ class StageRunner:
         )
         if config.train.recompute is True:
             self.module.recompute = True  # type: ignore[assignment]
+        self.parameters = dict(self.module.named_parameters())
+        self._copies = Bf16Weights(self.module, wanted=config.train.bf16_weights)
         if config.train.compile:
             compile_pass(self.module, stage)
-        self.parameters = dict(self.module.named_parameters())
         self.optimizer_kind = make_optimizer(config.optim)
         self.optimizer = self.optimizer_kind.build(self.parameters, stage, config.optim)
         self.lr_scale = 1.0
@@ -147,6 +149,7 @@ class StageRunner:
             grad = self.codec.decode(grad.to(y.device), self.shape, "backward").to(y.dtype)
         torch.autograd.backward(y, grad)
         add_new_gradients(sums)
+        self._copies.collect_gradients()
         x = self._pending.inputs.pop((microbatch, hop), None)
         return None if x is None or x.grad is None else self._message(x.grad, "backward", microbatch, hop)
 
@@ -261,12 +264,15 @@ class StageRunner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * (self.lr_scale if group["scale"] is None else group["scale"])
         self.optimizer.step()
+        self._copies.refresh()
         self.grad_norm, self.clipped_norm = self._pending.norms
 
     def drop(self) -> None:
         """Discard the current step; undo :meth:`prepare`."""
         dropped, self._pending = self._pending, PendingStep()
         self.module.zero_grad()
+        for parameter in self.parameters.values():  # those with copies are no longer the module's
+            parameter.grad = None
         if dropped.before is not None:
             self.load(dropped.before)
 
@@ -340,6 +346,7 @@ class StageRunner:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(weights[name])
+        self._copies.refresh()
 
     def require_fit(self, weights: Mapping[str, Tensor]) -> None:
         """Raise ValueError if a parameter is missing or has another shape."""
