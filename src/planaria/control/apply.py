@@ -43,7 +43,7 @@ def on_run_started(fact: e.RunStarted, run: RunState) -> RunState:
 @handles
 def on_leader_started(fact: e.LeaderStarted, run: RunState) -> RunState:
     run = run.changed(term=fact.term)
-    if fact.cause != "silent" or run.over:
+    if run.over or not (fact.orders_lost or fact.cause == "silent"):
         return run
     if not fact.has_checkpoint:
         run = replace(run, durable=RollbackPoint(), saved=-1)

@@ -35,11 +35,18 @@ class FailoverState:
     """time at which its loss was noticed, monotonic seconds"""
     has_checkpoint: bool = True
     """whether this machine has the run's newest checkpoint"""
+    unsupervised: bool = False
+    """whether no supervisor kept the orders and reports of a controller of this machine"""
 
     @property
     def elsewhere(self) -> bool:
         """Whether the former controller led on another machine."""
         return self.cause == "silent"
+
+    @property
+    def orders_lost(self) -> bool:
+        """Whether orders and reports in flight are lost."""
+        return self.elsewhere or self.unsupervised
 
     @property
     def finish(self) -> Finish | None:

@@ -1,7 +1,9 @@
-"""The controller of a group, in a separate process, so that it outlives the member that started it.
+"""The process of a group's controller, which outlives the member that started it.
 
-It reads its configuration and key from standard input, answers with one line of JSON once members can join, and ends
-with the group.
+The program reads its configuration and key from standard input, answers with one line of JSON once members can join,
+and ends with the group. It forks the controller and waits: if that is killed, crashes or stops, another one continues
+from the group's log, and the members return to it with their state. In a group with a shared log, where another machine
+may lead by then, this one stands by.
 """
 
 from __future__ import annotations
@@ -9,73 +11,144 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
+import signal
 import sys
-from contextlib import closing
-from dataclasses import replace
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from planaria.common.address import Reach
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.faults.injector import TraceInjector
-from planaria.faults.trace import Trace
-from planaria.report.observe.progress import NoProgress
-from planaria.report.observe.run_observer import RunObserver
-from planaria.report.run.report import write_report
-from planaria.runtime.controller.controller import Controller
-from planaria.runtime.engine.stopping import stop_requested
-from planaria.runtime.fleet.cooperative import CooperativeFleet, InProcessWorker
-from planaria.runtime.fleet.joinable_fleet import JoinableFleet, RunInvitation
+from planaria.control.facts.events import ControllerEnd
+from planaria.control.failover import MAX_FAILED_CONTROLLERS
+from planaria.control.log.shared_log import BEGIN, LeadershipLost
+from planaria.group.lead import GroupCandidate, GroupLead
+from planaria.runtime.api.execution import Callbacks
+from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE
+from planaria.runtime.fleet.process import activity
 from planaria.runtime.preparation import run_folders
-from planaria.runtime.preparation.run_start import START, run_started
-from planaria.runtime.resolved_run import ResolvedRun
-from planaria.runtime.worker.setup import CHECKPOINTS, SETUP, Setup
+from planaria.runtime.standby.remote_standby import stand_by_again
 
 LOG = "controller.log"
 """errors of the controller, in the group's folder"""
+_LOOK_S = 0.05
+"""seconds between two checks of the controller"""
+_MIN_UPTIME_S = 5.0
+"""a controller that ends earlier counts as failed"""
+_ENDED, _CRASHED, _REFUSED = 0, 1, 2
+"""exit codes of a controller"""
 
 
-def lead(config: RunConfig, key: bytes, awaited: str, answer: Any) -> None:
-    """Lead a group until its samples are used or its last member has left.
+def _report(line: object) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+_CALLBACKS = Callbacks(False, _report, None, None)
+
+
+def begin(lead: GroupLead, config: RunConfig, folder: Path, opened: Callable[[str], object]) -> None:
+    """Lead a group from its start; if another machine takes over, stand by if this one may lead.
+
+    :raises UserError: if the port or the shared log cannot be used.
+    """
+    with run_folders.lock_for_training(folder):
+        try:
+            lead.begin(opened)
+        except LeadershipLost as lost:
+            stand_by_again(lost, config, folder, _CALLBACKS, GroupCandidate)
+
+
+def resume(lead: GroupLead, config: RunConfig, folder: Path, cause: ControllerEnd) -> None:
+    """Lead a group after the loss of its controller; with a shared log, stand by and lead if no other machine does.
+
+    :raises UserError: as :meth:`GroupLead.resume`.
+    """
+    with run_folders.lock_for_training(folder):
+        if config.fleet.shared_log is None:
+            lead.resume(cause)
+        else:
+            stand_by_again(LeadershipLost("its controller was lost", BEGIN), config, folder, _CALLBACKS, GroupCandidate)
+
+
+def keep_led(config: RunConfig, key: bytes, awaited: str, answer: Any) -> int:
+    """Keep a group led by a controller until it ends; return the exit code of the last one.
 
     :param awaited: name of the process that joins first, whose weights all start from.
     :param answer: where to write the first line.
-
-    :raises UserError: if the folder or the port cannot be used.
+    :raises UserError: if the folder cannot be created.
     """
-    resolved, folder = ResolvedRun(config), run_folders.create(config)
-    started = run_started(resolved, START).model_copy(update={"saves": False, "start_from_first_worker": True})
-    reach = Reach(advertise=config.fleet.advertise)
-    folder_id, place = secrets.token_hex(16), folder.absolute()
-    setup = Setup(config, place, place, config.fleet.host, key, 0, reach, part=started.part, folder_id=folder_id)
-    plain = SETUP.dump_json(replace(setup, reach=Reach())).decode()
-    invitation = RunInvitation(plain, 1, folder_id, {}, awaited=awaited)
-    watch = RunObserver(folder, config.samples, NoProgress())
-    with run_folders.lock_for_training(folder), stop_requested(None) as requested:
-        try:
-            fleet = JoinableFleet(
-                lambda _: CooperativeFleet(_no_worker), config.fleet, config.fleet.host, key, invitation, folder
-            )
-        except UserError:
+    folder = run_folders.create(config)
+    lead = GroupLead(config, folder, key, awaited)
+
+    def opened(address: str) -> None:
+        with contextlib.suppress(OSError):  # the host may have died
+            print(json.dumps({"address": address, "folder": str(folder.absolute())}), file=answer, flush=True)
+            answer.close()
+        _redirect(sys.stderr.fileno(), folder / LOG)
+
+    def refuse(error: Exception) -> None:
+        if answer.closed:
+            _report(error)
+        else:
             run_folders.remove(folder)
-            raise
-        with closing(fleet):
-            with contextlib.suppress(OSError):  # the host may have died
-                print(json.dumps({"address": fleet.address, "folder": str(folder.absolute())}), file=answer, flush=True)
-                answer.close()
-            _redirect(sys.stderr.fileno(), folder / LOG)
-            injector = TraceInjector(Trace(faults=()), fleet, folder / CHECKPOINTS, 0)
-            try:
-                Controller(config, started, fleet, folder, watch, injector).run(requested)
-            finally:
-                watch.close()
-    write_report(folder)
+            _answer_error(answer, error)
+
+    started, failures = time.monotonic(), 0
+    pid = _fork(partial(begin, lead, config, folder, opened), refuse)
+    answer.close()
+    while (code := (ending := _wait(pid, config.fleet.lease_s)).code) not in (_ENDED, _REFUSED):
+        now = time.monotonic()
+        started, failures = now, failures + 1 if now - started < _MIN_UPTIME_S else 0
+        if failures > MAX_FAILED_CONTROLLERS or not (folder / RUN_ADDRESS_FILE).exists():  # members could not join yet
+            break
+        _redirect(sys.stderr.fileno(), folder / LOG)
+        pid = _fork(partial(resume, lead, config, folder, ending.cause), refuse)
+    return code
 
 
-def _no_worker(slot: InProcessWorker) -> None:
-    raise AssertionError("all workers of a group are its members")
+def _fork(lead: Callable[[], None], refuse: Callable[[Exception], object]) -> int:
+    """Run ``lead`` in a new process, and return its id."""
+    if pid := os.fork():
+        return pid
+    code = _CRASHED
+    try:
+        lead()
+        code = _ENDED
+    except (UserError, LeadershipLost) as error:
+        refuse(error)
+        code = _REFUSED
+    except Exception as error:
+        _report(f"{type(error).__name__}: {error}")
+    finally:
+        os._exit(code)
+
+
+class _Ending(NamedTuple):
+    """The end of a controller."""
+
+    code: int
+    """exit code, or the negative number of a signal"""
+    cause: ControllerEnd
+
+
+def _wait(pid: int, stopped_s: float) -> _Ending:
+    """Return how a controller ended, once it has. Kill it after it was stopped for ``stopped_s``."""
+    stopped_since: float | None = None
+    cause: ControllerEnd = "exited"
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return _Ending(os.waitstatus_to_exitcode(status), cause)
+        if activity(pid) != "stopped":
+            stopped_since = None
+        elif stopped_since is None:
+            stopped_since = time.monotonic()
+        elif time.monotonic() - stopped_since > stopped_s:
+            os.kill(pid, signal.SIGKILL)
+            cause = "stopped"
+        time.sleep(_LOOK_S)
 
 
 def _redirect(handle: int, file: Path) -> None:
@@ -84,19 +157,23 @@ def _redirect(handle: int, file: Path) -> None:
         os.dup2(opened.fileno(), handle)
 
 
+def _answer_error(answer: Any, error: Exception) -> None:
+    with contextlib.suppress(OSError):
+        print(json.dumps({"error": str(error)}), file=answer, flush=True)
+
+
 def main() -> int:
     """Lead the group that standard input describes; return the exit code."""
     request = json.loads(sys.stdin.readline())
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     sys.stdout.flush()
     _redirect(sys.stdout.fileno(), Path(os.devnull))
+    config, key = RunConfig.model_validate_json(request["config"]), bytes.fromhex(request["key"])
     try:
-        lead(RunConfig.model_validate_json(request["config"]), bytes.fromhex(request["key"]), request["host"], answer)
+        return keep_led(config, key, request["host"], answer)
     except UserError as error:
-        if not answer.closed:
-            print(json.dumps({"error": str(error)}), file=answer, flush=True)
-        return 2
-    return 0
+        _answer_error(answer, error)
+        return _REFUSED
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from planaria.group.shard import Blocks, Shard, blocks_of, mark_last
 from planaria.models.group_family import group_family
 from planaria.report.run.report import write_report
 from planaria.runtime.engine.machine_service import MachineOptions, connect, setup_of
-from planaria.runtime.fleet.joining import RunAddress, read_key, read_or_create_key
+from planaria.runtime.fleet.joining import RunAddress, read_key, read_or_create_key, standby_commands
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker.setup import Setup
 
@@ -51,6 +51,8 @@ def host(
     patience_s: float = 10.0,
     step_timeout_s: float = 600.0,
     seed: int = 0,
+    shared_log: str = "",
+    standby_at: Sequence[str] = (),
     notify: Notify = print,
 ) -> Group:
     """Return a group with this process as its first member. Others can join once its loop draws the first batch.
@@ -65,6 +67,8 @@ def host(
     :param patience_s: how long a round waits for its members, and the group for a new member if all are lost.
     :param step_timeout_s: longest time between two calls of the loop's optimizer; a slower member counts as stuck.
     :param seed: seed of the order of samples and of the groups that meet.
+    :param shared_log: folder, bucket or holders ("quorum://…") of a log with which another machine can lead the group.
+    :param standby_at: HOST:PORT of the machines that may lead, this one included.
     :param notify: called with the line that tells others how to join.
     :raises UserError: if the key file cannot be used.
     """
@@ -81,6 +85,9 @@ def host(
         patience_s=patience_s,
         step_timeout_s=step_timeout_s,
         seed=seed,
+        key=str(file.absolute()),
+        shared_log=shared_log,
+        standby_at=", ".join(standby_at),
     )
     key_bytes = read_or_create_key(file, new_key())
     return Group(key_bytes, settings, "", notify, lambda address: notify(_invitation(address, file)))
@@ -244,6 +251,8 @@ class Group:
             config = group_config(self._settings, self._agreed, self._data, self._owned)
             self.address, self.folder = start_controller(config.model_dump_json(), self._key)
             self._opened(self.address)
+            for command in standby_commands(config.fleet, self.folder.name):
+                self._notify(f"stand by with {command}")
 
     def _join(self, again: bool = False) -> Membership:
         """Become a member, or become one ``again`` after the connection broke.
@@ -326,6 +335,7 @@ class Group:
         while True:
             try:
                 if until is not None:
+                    self.address = member.address
                     before, member = member.runner, self._join(again=True)
                     member.runner.steps, member.runner.progress = before.steps, before.progress
                 member.advance()

@@ -19,13 +19,16 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.config.names import WorkerId
+from planaria.config.schema import FleetConfig
 from planaria.control.facts import events as e
 from planaria.control.facts.orders import ExitWorker
 from planaria.group.member_runner import MemberRunner, OwnerLoopSteps
 from planaria.group.member_state import MemberState
 from planaria.models.group_family import group_family
 from planaria.runtime.fleet.control_connections import BlockingConnection, call
+from planaria.runtime.fleet.failover_connection import FailoverConnection
 from planaria.runtime.fleet.joined_machine import Ending, RunMembership
+from planaria.runtime.fleet.lasting_membership import Controllers, LastingMembership
 from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.transport.edge import SocketTransport
 from planaria.runtime.transport.inbox import Inbox
@@ -37,12 +40,21 @@ from planaria.runtime.worker.worker import Worker
 log = logging.getLogger(__name__)
 _SILENCE_S = 30.0
 """a controller that is silent for longer is lost"""
-_END_S = 10.0
+_RETURN_S = 10.0
+"""seconds to return to the next controller on the same machine"""
+_END_S = 15.0
 """limit for the end of a membership whose worker has ended"""
 
 
 class ConnectionLost(RunStopped):
     """The connection to the controller broke, or the controller lost this process; it may join again."""
+
+
+def _controllers(fleet: FleetConfig, address: str) -> Controllers:
+    """Return the controllers that may lead a group: on other machines only with a shared log."""
+    if fleet.shared_log is None:
+        return Controllers([address], _RETURN_S, _SILENCE_S)
+    return Controllers(fleet.standby_addresses, fleet.orphan_s, 2 * fleet.lease_s)
 
 
 class _OwnProcess:
@@ -54,6 +66,10 @@ class _OwnProcess:
         self.empty = False
         self.dismiss: Callable[[], object] = bool
         """ends the membership"""
+        self.leave: Callable[[str], object] = bool
+        """lets the worker leave the lost controller at HOST:PORT"""
+        self.address = ""
+        """HOST:PORT of the controller to which this process has returned"""
 
     def start(self, worker: str, incarnation: int) -> int:
         self.orders.put(WorkerId(worker, incarnation))
@@ -83,38 +99,51 @@ class Membership:
 
         :raises RunStopped: if the group ends or does not accept this process in time.
         """
-        self._run_membership = run_membership
         self._pool = _OwnProcess()
         self._leaving = ""
+        controllers = _controllers(setup.config.fleet, run_membership.address)
+        self._lasting = LastingMembership(run_membership, controllers, note, lambda at: self._pool.leave(at))
         self._thread = threading.get_ident()
         self._ending: Ending | None = None
         self._ended = threading.Event()
         threading.Thread(target=self._stay, name="group", daemon=True).start()
-        self.worker, incarnation, self._connection = self._wait_for_admission(patience_s)
+        self.worker, incarnation, self._connection = self._wait_for_admission(patience_s, controllers)
         setup = replace(setup, key=run_membership.key, host=run_membership.own_address, reach=run_membership.reach)
         self._link = _MemberLink(self._connection, setup.config.fleet.heartbeat_s, inbox=Inbox())
+        self._pool.leave = self._connection.leave
         self._pool.dismiss = lambda: self._link.inbox.put(ExitWorker())
         resolved = ResolvedRun(setup.config)
         self.runner = MemberRunner(setup.config, owned, sums_gradients=resolved.replicas_per_plan > 1)
         self._transport = SocketTransport(self._link.inbox, self._connection.own_address, setup.key, setup.reach)  # type: ignore[arg-type]
         self._made = _worker(setup, resolved, self.worker, self._link, self._transport, self.runner, self._pause)
+        self._connection.on_move = self._made.follow_controller
         self._greenlet = greenlet(lambda: self._made.run(incarnation))
         self.blocks: Sequence[int] = ()
         """blocks of samples whose gradients the worker waits for; empty once the membership has ended"""
 
-    def _wait_for_admission(self, patience_s: float) -> tuple[str, int, BlockingConnection]:
+    def _wait_for_admission(self, patience_s: float, controllers: Controllers) -> tuple[str, int, FailoverConnection]:
         """Return the name, the incarnation and the control connection of this process as a worker of the group."""
-        run = self._run_membership
+        run = self._lasting.current
         try:
             order = self._pool.orders.get(timeout=patience_s)
         except queue.Empty:
             raise RunStopped(f"{run.address}: the group did not admit this process within {patience_s:g} s") from None
         if order is None:
             raise self._ended_error()
+
+        def dial(address: str) -> BlockingConnection:
+            return call(address, run.key, *order)
+
+        addresses = [run.address, *(at for at in controllers.addresses if at != run.address)]
         try:
-            return *order, call(run.address, run.key, *order)
+            return *order, FailoverConnection(dial(run.address), dial, addresses, controllers.patience_s)
         except (OSError, StrangerError) as error:
             raise ConnectionLost(f"{run.address}: the group's controller does not answer ({error})") from None
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the controller that leads now."""
+        return self._lasting.rejected_at or self._lasting.current.address
 
     @property
     def step(self) -> int:
@@ -154,7 +183,7 @@ class Membership:
         if self._greenlet.dead:
             self._close()
             if not self._leaving and (ending := self._wait_for_ending()).how != "over":
-                self._run_membership.end()
+                self._lasting.end()
                 raise self._ended_error(ending)
 
     def leave(self) -> None:
@@ -163,7 +192,7 @@ class Membership:
         if not self._greenlet.dead and self._greenlet:
             self._greenlet.switch()
         self._close()
-        self._run_membership.end()
+        self._lasting.end()
 
     def _close(self) -> None:
         """Close the listener and end the threads of the worker."""
@@ -181,7 +210,7 @@ class Membership:
             self._link.leave()
 
     def _stay(self) -> None:
-        self._ending = self._run_membership.serve_until_end(self._pool, _SILENCE_S, lambda: self._leaving, note)  # type: ignore[arg-type]
+        self._ending = self._lasting.serve_until_end(self._pool, lambda: self._leaving)
         self._ended.set()
         self._pool.orders.put(None)
         self._pool.dismiss()  # the worker may wait for orders that will not come
@@ -195,7 +224,7 @@ class Membership:
         ending = ending or self._wait_for_ending()
         kind = ConnectionLost if ending.how in ("lost", "restarting") else RunStopped
         reason = ending.reason or ending.how
-        return kind(f"{self._run_membership.address}: this process is no longer a member: {reason}; join again")
+        return kind(f"{self._lasting.current.address}: this process is no longer a member: {reason}; join again")
 
 
 def _worker(

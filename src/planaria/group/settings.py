@@ -15,6 +15,7 @@ from planaria.config.model_config import GROUP
 from planaria.config.schema import RunConfig
 from planaria.exchange.registry import make_exchange
 from planaria.group.member_state import MemberState
+from planaria.runtime.preparation.config_checks import check_shared_log
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ class GroupSettings:
     patience_s: float = 10.0
     step_timeout_s: float = 600.0
     seed: int = 0
+    key: str = ""
+    shared_log: str = ""
+    standby_at: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ def group_config(host: GroupSettings, agreed: ExchangeSettings, data: SharedData
         config = RunConfig.model_validate(sections)
     except ValidationError as error:
         raise UserError(f"group: {first_error(error)}") from None
+    if config.fleet.shared_log is not None:
+        check_shared_log(config)
     if make_exchange(config.exchange).decoupled:
         raise UserError(
             f"group: exchange = {agreed.kind!r} needs weights that change only between steps, and a loop's optimizer "
@@ -113,7 +119,8 @@ def _exchange_section(host: GroupSettings, agreed: ExchangeSettings, one_gradien
 
 
 def _fleet_section(host: GroupSettings) -> dict[str, Any]:
-    return {
+    shared = {"key": host.key, "shared_log": host.shared_log, "standby_at": host.standby_at}
+    return (shared if host.shared_log else {}) | {
         "local_workers": 0,
         "spares": 0,
         "replace": False,

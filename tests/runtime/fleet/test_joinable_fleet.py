@@ -19,7 +19,7 @@ from planaria.runtime.fleet import joining
 from planaria.runtime.fleet.base import Joined, Leaving, Left, Notice, WorkerEnded
 from planaria.runtime.fleet.control_connections import BlockingConnection, call
 from planaria.runtime.fleet.joinable_fleet import JoinedMachines, RunInvitation
-from planaria.runtime.fleet.joined_machine import RunMembership
+from planaria.runtime.fleet.joined_machine import Rejected, RunMembership
 from planaria.runtime.fleet.joining import RunAddress, read_or_create_key
 from planaria.runtime.fleet.remote import RemoteFleet
 from planaria.runtime.transport.listener import MACHINE
@@ -316,6 +316,13 @@ def test_a_machine_that_is_not_expected_is_refused_with_the_reason(led_remotely:
     refused = receive(come_back(led_remotely, "g7"))
     assert isinstance(refused, joining.ConnectionClosing) and not refused.welcome
     assert refused.reason == "back: the run no longer waits for its machine g7"
+
+
+def test_a_machine_that_returns_to_a_run_that_is_over_learns_that(led_remotely: Scene) -> None:
+    led_remotely.machines.close()
+    with pytest.raises(Rejected, match="the run is over") as rejected:
+        RunMembership(led_remotely.address(), 1, returning="g1")
+    assert rejected.value.over
 
 
 def test_a_deposed_controller_sends_no_goodbye(scene: Scene) -> None:

@@ -93,6 +93,7 @@ def _stand_by(run: str, at: str, key: Path | None, of_workers: Mapping[str, obje
     reject_flags(of_workers, "has no effect with --standby, which adds no workers; remove it or --standby")
     if key is not None and not at:
         raise UserError(f"join {run} --standby --key-file {key}: add --at HOST:PORT, where this machine leads the run")
+    from planaria.group.lead import CANDIDATES
     from planaria.runtime.api.execution import Callbacks
     from planaria.runtime.fleet.joining import read_key
     from planaria.runtime.preparation import run_folders
@@ -102,7 +103,7 @@ def _stand_by(run: str, at: str, key: Path | None, of_workers: Mapping[str, obje
     callbacks = Callbacks(True, print, None, None)
     if key is not None:
         read_key(key)
-        stand_by_elsewhere(run, at, key, callbacks)
+        stand_by_elsewhere(run, at, key, callbacks, CANDIDATES)
         return 0
     if at:
         raise UserError(f"join {run} --standby --at {at}: pass --key-file, a copy of the run's fleet.key file")

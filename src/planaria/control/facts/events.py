@@ -243,7 +243,7 @@ ControllerEnd = Literal["exited", "stopped", "silent"]
 class LeaderStarted(Fact):
     """A standby leads the run after its controller was lost.
 
-    On the same machine, workers, stages and the current step are unaffected. On another machine (``cause``), what is
+    If a supervisor kept the workers, they, the stages and the current step are unaffected. If orders were lost, what is
     durable is completed, and all else of the current step is void.
     """
 
@@ -253,6 +253,8 @@ class LeaderStarted(Fact):
     pid: int
     cause: ControllerEnd
     """end of the former controller; a stopped one was killed"""
+    orders_lost: bool = False
+    """whether orders and reports in flight are lost, since no supervisor kept them; always if it was ``silent``"""
     has_checkpoint: bool = True
     """whether this machine has the run's newest checkpoint"""
     silent_s: float

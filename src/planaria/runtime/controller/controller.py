@@ -129,18 +129,18 @@ class Controller:
         started = e.LeaderStarted(
             term=failover.state.term + 1, pid=os.getpid(), cause=failover.cause, wall_time=time.time(),
             silent_s=max(0.0, now - failover.silent_since), lost_s=max(0.0, now - failover.noticed),
-            has_checkpoint=failover.has_checkpoint,
+            has_checkpoint=failover.has_checkpoint, orders_lost=failover.orders_lost,
         )  # fmt: skip
         self._record(now, started)
         for replica in self.state.live.values():
             self._action_deadlines.record_order(now, replica.waiting)
         self._observer.secure()
-        for decision in () if failover.elsewhere else failover.repeat:
+        for decision in () if failover.orders_lost else failover.repeat:
             self._carry_out(decision)
         # All losses before the first decision: no order may go to a lost worker.
-        for lost in self._lost_workers() if failover.elsewhere else self._lost_machines():
+        for lost in self._lost_workers() if failover.orders_lost else self._lost_machines():
             self._record(now, lost)
-        if failover.elsewhere:
+        if failover.orders_lost:
             self._complete(failover.unfinished)
         self._decide_all([])
 

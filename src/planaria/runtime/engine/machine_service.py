@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -29,8 +28,9 @@ from planaria.runtime.engine.run_fleet import PRELOAD
 from planaria.runtime.engine.stopping import stop_requested
 from planaria.runtime.fleet import spawner
 from planaria.runtime.fleet.devices import free_memory, require_devices
-from planaria.runtime.fleet.joined_machine import Ending, Rejected, RunMembership
+from planaria.runtime.fleet.joined_machine import Ending, RunMembership
 from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE, RunAddress, read_key, read_run_address
+from planaria.runtime.fleet.lasting_membership import Controllers, LastingMembership
 from planaria.runtime.fleet.process_pool import PoolConfiguration, ProcessPool
 from planaria.runtime.prediction.memory import require_room
 from planaria.runtime.preparation.requirements import device_needs
@@ -39,8 +39,6 @@ from planaria.runtime.worker.setup import SETUP, Setup
 log = logging.getLogger(__name__)
 _RETRY_S = 0.5
 """seconds between attempts to reach the controller"""
-_FAILOVER_RETRY_S = 0.1
-"""seconds between attempts after the loss of a controller that another one may replace"""
 _SILENCE_FACTOR, _MIN_SILENCE_S = 2, 10.0
 """silence after which the run counts as lost: a multiple of the run's own limit, and at least this many seconds, since
 a controller may be paused"""
@@ -144,8 +142,6 @@ def join(access: RunAccess, options: MachineOptions, notify: Notify) -> None:
     while (service := _prepare_service(access, options, notify, again)) is not None:
         with closing(service), stop_requested() as requested:
             ending = service.serve_until_end(requested)
-            while ending.how == "lost" and service.follow(requested):
-                ending = service.serve_until_end(requested)
         access = service.next_access or access
         if ending.how == "dismissed":
             raise RunStopped(f"{access}: the run dismissed this machine: {ending.reason}")
@@ -226,11 +222,6 @@ class _MachineService:
 
         :raises UserError: if the machine lacks something that the run's workers need.
         """
-        self._membership, self._notify = membership, notify
-        self._next: RunMembership | None = None
-        """membership at another controller, found while the present one was silent"""
-        self.next_access: KnownRunAccess | None = None
-        """controller that leads now, but no longer waits for this machine"""
         setup = replace(
             setup_of(membership), host=membership.own_address, reach=membership.reach, log=from_environment()
         )
@@ -248,16 +239,19 @@ class _MachineService:
             prepare, PRELOAD, membership.address, membership.key, wanted, membership.welcome.host, start_s=start_s,
             standbys=tuple(fleet.standby_addresses), orphan_s=0.0 if fleet.shared_log is None else fleet.orphan_s,
         )  # fmt: skip
-        self._fleet, self._options = fleet, options
         self._pool = ProcessPool(pool_configuration)
         inventory = self._pool.facts().devices
         workers = membership.workers or setup.config.pipeline.stages + 1
         machine = f"this machine ({platform.node()})"
         require_devices(machine, wanted, inventory, workers, "join from one that has more")
         require_room(setup.config, workers, inventory, free_memory(), machine)
-        self._silence_s = max(_MIN_SILENCE_S, _SILENCE_FACTOR * fleet.heartbeat_s * fleet.missed_heartbeats)
+        silence_s = max(_MIN_SILENCE_S, _SILENCE_FACTOR * fleet.heartbeat_s * fleet.missed_heartbeats)
         if fleet.shared_log is not None:  # another machine leads soon
-            self._silence_s = 2 * fleet.lease_s
+            silence_s = 2 * fleet.lease_s
+        controllers = Controllers(fleet.standby_addresses, fleet.orphan_s, silence_s)
+        self._lasting = LastingMembership(
+            membership, controllers, notify, self._pool.leave, options.workers, options.reach
+        )
         notify(f"joined {setup.config.name} as {membership.welcome.host}; starting workers")
         if not membership.reach.reachable:
             notify("others cannot connect to this machine; it connects to them, or through the controller")
@@ -266,73 +260,19 @@ class _MachineService:
         self._pool.warm_up()
 
     def serve_until_end(self, asked_to_leave: Callable[[], str]) -> Ending:
-        """Serve the run at the present controller; return how that ended."""
-        elsewhere = self._is_led_elsewhere if self._fleet.standby_addresses else None
-        return self._membership.serve_until_end(self._pool, self._silence_s, asked_to_leave, self._notify, elsewhere)
+        """Serve the run at the controllers that lead it; return how that ended."""
+        return self._lasting.serve_until_end(self._pool, asked_to_leave)
 
-    def follow(self, asked_to_leave: Callable[[], str]) -> bool:
-        """Return to the run at another controller with this machine's workers; False if none leads in time.
-
-        A run without a shared log has no other controller.
-        """
-        before = self._membership
-        if not self._fleet.standby_addresses:
-            return False
-        before.end()
-        self._pool.leave(before.address)
-        if self._next is not None:
-            self._membership, self._next = self._next, None
-            return self._complete_failover()
-        self._notify(f"the run's controller is lost; waiting up to {self._fleet.orphan_s:g} s for another one")
-        until = time.monotonic() + self._fleet.orphan_s
-        for address in cycle([*self._others(), before.address]):
-            if asked_to_leave() or time.monotonic() > until:
-                return False
-            try:
-                self._membership = self._returning_to(address)
-            except Rejected as error:
-                self._notify(f"{address}: {error}; joining again")
-                self.next_access = KnownRunAccess(address, Path(), self._run_at(address))
-                return False
-            except (OSError, UserError) as error:
-                log.debug("%s: does not lead: %s", address, error)
-                time.sleep(_FAILOVER_RETRY_S)
-            else:
-                return self._complete_failover()
-        return False
-
-    def _complete_failover(self) -> bool:
-        self._pool.address = self._membership.address
-        self._notify(f"the controller at {self._membership.address} leads now")
-        return True
-
-    def _is_led_elsewhere(self) -> bool:
-        """Call all other machines that may lead; return whether one does, which :meth:`follow` then uses."""
-        for address in self._others():
-            try:
-                self._next = self._returning_to(address)
-            except Rejected:
-                return True
-            except (OSError, UserError) as error:
-                log.debug("%s: does not lead: %s", address, error)
-            else:
-                return True
-        return False
-
-    def _others(self) -> list[str]:
-        return [at for at in self._fleet.standby_addresses if at != self._membership.address]
-
-    def _run_at(self, address: str) -> RunAddress:
-        return RunAddress(at=address, key=self._membership.key.hex())
-
-    def _returning_to(self, address: str) -> RunMembership:
-        """Return to the run at another controller, as :class:`RunMembership`."""
-        host = self._membership.welcome.host
-        return RunMembership(self._run_at(address), self._options.workers, self._options.reach, returning=host)
+    @property
+    def next_access(self) -> KnownRunAccess | None:
+        """Access to a controller that leads now, but no longer waits for this machine."""
+        at = self._lasting.rejected_at
+        known = RunAddress(at=at, key=self._lasting.current.key.hex())
+        return KnownRunAccess(at, Path(), known) if at else None
 
     def close(self) -> None:
         self._pool.end()
-        self._membership.end()
+        self._lasting.end()
 
 
 def setup_of(membership: RunMembership) -> Setup:

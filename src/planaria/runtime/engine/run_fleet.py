@@ -14,7 +14,7 @@ from pathlib import Path
 from planaria.common.address import Reach
 from planaria.common.logs import from_environment
 from planaria.config.names import WorkerId
-from planaria.config.schema import RunConfig
+from planaria.config.schema import FleetConfig, RunConfig
 from planaria.control.failover import FailoverState
 from planaria.control.state.run import RunState
 from planaria.data.shards import Data
@@ -33,10 +33,8 @@ from planaria.runtime.worker import process
 from planaria.runtime.worker.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
 
 log = logging.getLogger(__name__)
-RETURN_FACTOR = 3
-"""multiple of ``fleet.lease_s`` in which the machines of a lost controller return to the next one"""
-MIN_RETURN_S = 10.0
-"""minimum seconds in which they return"""
+_RETURN_FACTOR, _MIN_RETURN_S = 3, 10.0
+"""time for the return of machines: a multiple of ``fleet.lease_s``, and at least this many seconds"""
 PRELOAD = [process.__name__, link_survey_node.__name__, "torch._dynamo"]
 """modules that workers are forked with; an optimizer's first step would import torch._dynamo, a CPU-second in each"""
 
@@ -74,12 +72,6 @@ class FleetRequest:
         """Machines of a controller that was lost with its own → their workers."""
         return returning_workers(self.failover.state) if self.failover is not None and self.failover.elsewhere else {}
 
-    @property
-    def first_machine(self) -> int:
-        """Number of the first machine that joins."""
-        machines = () if self.failover is None else self.failover.state.machines
-        return 1 + max([len(machines), *(int(name[1:]) for name in machines if name[1:].isdigit())])
-
 
 @contextmanager
 def open_fleet(request: FleetRequest) -> Iterator[JoinableFleet]:
@@ -103,6 +95,17 @@ def open_fleet(request: FleetRequest) -> Iterator[JoinableFleet]:
         )  # fmt: skip
         with closing(_open_joinable(request, host, setup, surviving)) as fleet:
             yield fleet
+
+
+def return_s(fleet: FleetConfig) -> float:
+    """Return the seconds in which the machines of a lost controller return to the next one."""
+    return max(_MIN_RETURN_S, _RETURN_FACTOR * fleet.lease_s)
+
+
+def first_machine(failover: FailoverState | None) -> int:
+    """Return the number of the next machine that joins."""
+    machines = () if failover is None else failover.state.machines
+    return 1 + max([len(machines), *(int(name[1:]) for name in machines if name[1:].isdigit())])
 
 
 def returning_workers(state: RunState) -> dict[str, list[WorkerId]]:
@@ -158,8 +161,8 @@ def _open_joinable(
 
     invitation = RunInvitation(
         SETUP.dump_json(replace(remote, reach=Reach())).decode(), config.pipeline.stages + 1, setup.folder_id, files,
-        request.first_machine, returning=request.returning,
-        return_s=max(MIN_RETURN_S, RETURN_FACTOR * config.fleet.lease_s),
+        first_machine(request.failover), returning=request.returning,
+        return_s=return_s(config.fleet),
     )  # fmt: skip
     return JoinableFleet(start_local, config.fleet, host.host, setup.key, invitation, setup.folder)
 

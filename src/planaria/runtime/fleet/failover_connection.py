@@ -56,6 +56,12 @@ class FailoverConnection:
         if self.address == address:
             self._connection.shut_down()
 
+    def shut_down(self) -> None:
+        """End the connection, without looking for another controller."""
+        with self._moved:
+            self._over = True
+        self._connection.shut_down()
+
     def send_bytes(self, text: bytes) -> None:
         """Send a message; OSError if no controller has answered for ``patience_s``."""
         while True:
@@ -87,6 +93,8 @@ class FailoverConnection:
         :raises EOFError: if none answers in time.
         """
         self._connection.close()
+        if self._over:
+            raise EOFError
         now, answer = time.monotonic(), None
         if self._ordered or now - self._connected > LASTING_S:
             self._lost_since = now
@@ -94,17 +102,18 @@ class FailoverConnection:
             answer = self._connect_to_leader(self._lost_since + self._patience_s)
         finally:
             with self._moved:
-                self._over = answer is None
+                self._over |= answer is None
                 self._connection = answer or self._connection
                 self._moved.notify_all()
-        if answer is None:
+        if self._over:
+            self._connection.close()
             raise EOFError
         self._connected, self._ordered = time.monotonic(), False
 
     def _connect_to_leader(self, until: float) -> BlockingConnection | None:
         """Return a connection to the controller that leads, or None if there is none ``until`` (monotonic seconds)."""
         for address in cycle([*self._addresses[1:], self._addresses[0]]):
-            if time.monotonic() > until:
+            if self._over or time.monotonic() > until:
                 break
             time.sleep(_PAUSE_S)
             try:

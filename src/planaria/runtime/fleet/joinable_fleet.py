@@ -340,6 +340,10 @@ class JoinableFleet:
         """Let joined machines reconnect after this fleet closes."""
         self._machines.closing = ConnectionClosing(reason=reason, again=True)
 
+    def announce_end(self) -> None:
+        """Tell all machines that the run is over, also those that come until this fleet closes."""
+        self._machines.close()
+
     def abandon(self) -> None:
         """Leave joined machines and their workers to a controller on another machine; they look for it immediately."""
         self._machines.closing = None

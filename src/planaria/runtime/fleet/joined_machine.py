@@ -41,6 +41,9 @@ _PATIENCE_S = 10.0
 class Rejected(UserError):
     """The run does not accept this machine."""
 
+    over = False
+    """whether that is because the run is over"""
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -115,7 +118,9 @@ class RunMembership:
         if isinstance(answer, joining.ConnectionClosing) and answer.again:
             raise OSError(answer.reason)
         if isinstance(answer, joining.ConnectionClosing):
-            raise Rejected(f"rejected: {answer.reason}")
+            rejected = Rejected(f"rejected: {answer.reason}")
+            rejected.over = answer.welcome
+            raise rejected
         if not isinstance(answer, joining.Welcome):
             raise OSError("no answer")
         self.welcome = answer

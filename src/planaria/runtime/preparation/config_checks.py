@@ -59,7 +59,7 @@ def check(config: RunConfig) -> ResolvedRun:
     if config.fleet.standby != "off":
         _check_standby(config)
     if config.fleet.shared_log is not None:
-        _check_shared_log(config)
+        check_shared_log(config)
     if config.exchange.max_replicas is not None:
         _check_joining_replicas(resolved)
     if config.checkpoint.every == "best":
@@ -262,7 +262,7 @@ def _check_standby(config: RunConfig) -> None:
         raise UserError(f"{named} needs Linux; remove it, and resume a lost run from its newest checkpoint")
 
 
-def _check_shared_log(config: RunConfig) -> None:
+def check_shared_log(config: RunConfig) -> None:
     """Raise UserError if another machine could not lead the run."""
     fleet, named = config.fleet, f"fleet.shared_log = {config.fleet.shared_log!r}"
     if config.engine != "fleet" or fleet.kind != "local":

@@ -34,6 +34,11 @@ class FollowedRun:
         """Time of the last line."""
         return self._fold.last_t
 
+    @property
+    def begun(self) -> bool:
+        """Whether the run has started."""
+        return self._fold.begun
+
     def advance(self) -> None:
         """Read what is new.
 
@@ -56,7 +61,7 @@ class FollowedRun:
         if self._metrics is not None:
             self._metrics.close()
         folder = self._log.folder
-        if not self._fold.begun:
+        if not self.begun:
             raise UserError(f"{folder}: its controller was lost before the run started; start it again")
         failover = replace(self._fold.state(self._log.notice), cause=cause, noticed=noticed or self._fold.last_t)
         if failover.finish is None and failover.failed_controllers >= MAX_FAILED_CONTROLLERS:

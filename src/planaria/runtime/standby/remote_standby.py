@@ -11,9 +11,11 @@ from __future__ import annotations
 import hmac
 import os
 import shutil
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
@@ -39,34 +41,42 @@ from planaria.runtime.standby.election import ControllerWatch, RunEnd
 from planaria.runtime.standby.followed_run import FollowedRun
 from planaria.runtime.transport.listener import require_free
 
+NO_KINDS: Mapping[str, type[Candidate]] = MappingProxyType({})
 FOLLOW_S = 10.0
 """seconds to retry a failed read of the shared log"""
 
 
-def stand_by_elsewhere(location: str, at: str, key: Path, callbacks: Callbacks) -> Run | None:
+def stand_by_elsewhere(
+    location: str, at: str, key: Path, callbacks: Callbacks, kinds: Mapping[str, type[Candidate]] = NO_KINDS
+) -> Run | None:
     """Follow the run whose shared log is at ``location``, and lead it if its controller is lost; None if it ends.
 
     :param location: ``fleet.shared_log`` and the run's name
     :param at: HOST:PORT at which this machine would lead, one of ``fleet.standby_at``
     :param key: file with the run's key
+    :param kinds: candidates for runs of some ``model.family``
     :raises UserError: if there is no such run, or this machine cannot lead it.
     """
     command = f"join {location} --standby"
     with require_usable(command):
         log = open_shared_log(location, FOLLOW_S, key, command)
-        _require_suitable(log, at, key)
+        config = _suitable_config(log, at, key)
         if (finish := RunEnd.of(log).finish) is not None:
             callbacks.notify(_ended(finish))
             return None
     folder = _new_folder(log, callbacks.notify)
     with run_folders.lock_for_training(folder):
         _copy_files(log, folder)
-        return Candidate(log, folder, at, key, callbacks).stand_by(BEGIN)
+        kind = kinds.get(config.model.family, Candidate)
+        return kind(log, folder, at, key, callbacks).stand_by(BEGIN)
 
 
-def stand_by_again(lost: LeadershipLost, config: RunConfig, folder: Path, callbacks: Callbacks) -> Run:
+def stand_by_again(
+    lost: LeadershipLost, config: RunConfig, folder: Path, callbacks: Callbacks, kind: type[Candidate] | None = None
+) -> Run:
     """Follow a run that this process has led from ``folder``, whose lock it holds, and lead it again if necessary.
 
+    :param kind: of candidate
     :raises LeadershipLost: if this machine is not one of ``fleet.standby_at``.
     """
     fleet = config.fleet
@@ -75,7 +85,7 @@ def stand_by_again(lost: LeadershipLost, config: RunConfig, folder: Path, callba
         raise LeadershipLost(f"{lost}; list {at} in fleet.standby_at to let this machine stand by", lost.position)
     location = f"{str(fleet.shared_log).rstrip('/')}/{folder.name}"
     log = open_shared_log(location, FOLLOW_S, fleet.key)
-    candidate = Candidate(log, folder, at, Path(fleet.key), callbacks)
+    candidate = (kind or Candidate)(log, folder, at, Path(fleet.key), callbacks)
     return candidate.stand_by(candidate.step_down(lost)) or Run(folder)
 
 
@@ -87,8 +97,12 @@ class Candidate:
         """:raises UserError: if this machine cannot lead the run."""
         self._log, self._folder, self._at, self._key, self._callbacks = log, folder, at, key, callbacks
         self._config = _own_config(run_folders.config_of(folder, *run_folders.RUN_FILES), at, key)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Prepare to lead; UserError if this machine cannot."""
         self._prepared = prepare(self._config, None, begins=False, samples=START.total_samples(self._config))
-        require_same_data(folder, self._prepared)
+        require_same_data(self._folder, self._prepared)
 
     def stand_by(self, end: SharedPosition) -> Run | None:
         """Return the run once this machine has led it to its end; None if another one has.
@@ -142,13 +156,16 @@ class Candidate:
 
         :raises LeadershipLost: if another machine does.
         """
-        folder, lease_s = self._folder, self._config.fleet.lease_s
+        lease_s = self._config.fleet.lease_s
         leader = replace(appender, log=open_shared_log(self._log.location, lease_s, self._key))
         with closing(Leadership(leader, lease_s)) as leadership:
             failover = replace(failover, has_checkpoint=self._has_checkpoint(failover))
-            takeover = StandbyTakeover(failover, run, leadership)
-            mirror = mirror_of(self._config, folder)
-            return RunExecution(self._prepared, folder, START, mirror, self._callbacks, takeover).execute()
+            return self._execute(StandbyTakeover(failover, run, leadership))
+
+    def _execute(self, takeover: StandbyTakeover) -> Run:
+        """Lead the run to its end, as :class:`RunExecution`."""
+        mirror = mirror_of(self._config, self._folder)
+        return RunExecution(self._prepared, self._folder, START, mirror, self._callbacks, takeover).execute()
 
     def step_down(self, lost: LeadershipLost) -> SharedPosition:
         """Give up what this machine has done that is not in the shared log; return the end of the log that it keeps."""
@@ -185,8 +202,8 @@ def _ended(finish: Finish) -> str:
     return f"the run has ended ({finish.reason or finish.outcome}); resume it on the machine that led it last"
 
 
-def _require_suitable(log: SharedLog, at: str, key: Path) -> None:
-    """Raise UserError if this machine could not lead the run, before anything is written."""
+def _suitable_config(log: SharedLog, at: str, key: Path) -> RunConfig:
+    """Return the run's configuration; UserError if this machine could not lead the run, before anything is written."""
     identity, text = log.file(ID), log.file(run_folders.CONFIG)
     if identity is None or text is None:
         raise UserError(f"join {log.location} --standby: no run has its shared log there; use fleet.shared_log/NAME")
@@ -199,6 +216,7 @@ def _require_suitable(log: SharedLog, at: str, key: Path) -> None:
         require_free(fleet.host, fleet.port)
     except UserError as error:
         raise UserError(f"join --at {at}: {error}") from None
+    return config
 
 
 def _own_config(config: RunConfig, at: str, key: Path) -> RunConfig:

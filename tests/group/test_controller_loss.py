@@ -1,0 +1,150 @@
+"""The controller of a group is killed, stopped or crashes: another one continues, and no member loses its state."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.processes import free_port
+
+import planaria
+from planaria.control.facts import events as e
+from planaria.report.run.sample_ledger import require_exactly_once
+from support.group_members import Members, Spec
+from support.live.harness import ending, facts
+from support.waiting import until
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[Members]:
+    started = Members(tmp_path)
+    yield started
+    started.close()
+
+
+def controller(folder: Path) -> int:
+    """Return the process that leads the group; 0 while none does."""
+    text = (folder / "lock").read_text().strip()
+    return int(text) if text.isdigit() else 0
+
+
+def lose(folder: Path, number: signal.Signals) -> None:
+    """Send a signal to the controller, and wait for the next one."""
+    lost = controller(folder)
+    os.kill(lost, number)
+    until(lambda: controller(folder) not in (0, lost), 20.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "exchange"),
+    [
+        (signal.SIGKILL, {"exchange": "noloco", "every": 3}),
+        (signal.SIGSTOP, {"exchange": "diloco", "every": 3}),
+        (signal.SIGKILL, {"exchange": "allreduce"}),
+    ],
+    ids=["noloco", "diloco, stopped", "allreduce"],
+)
+def test_members_return_to_the_next_controller_with_their_state(
+    members: Members, number: signal.Signals, exchange: dict[str, Any]
+) -> None:
+    count = 3
+    spec = {"exchange": exchange, "epochs": 4, "pause_s": 0.05}
+    members.start(Spec(seed=1, hosting={"members": count}, **spec))
+    folder = members.folder / "runs" / "group"
+    until(lambda: (folder / "address.json").exists(), 90.0)
+    address = (folder / "address.json").read_text().split('"at":"')[1].split('"')[0]
+    for seed in range(2, count + 1):
+        members.start(Spec(seed=seed, address=address, **spec))
+    for reached in (5, 12):
+        until(lambda reached=reached: min(len(members.used(n)) for n in range(count)) >= reached, 120.0)
+        lose(folder, number)
+    members.wait()
+    assert [members.error(number) for number in range(count)] == [""] * count
+    record = members.run.record
+    require_exactly_once(record)
+    cause = "stopped" if number == signal.SIGSTOP else "exited"
+    assert [(started.term, started.cause) for started in facts(record, e.LeaderStarted)] == [(2, cause), (3, cause)]
+    assert not facts(record, e.WorkerLost) and len(facts(record, e.HostJoined)) == count
+    used = sorted(sample for n in range(count) for batch in members.used(n) for sample in batch)
+    assert len(used) >= 4 * 240 and set(used) == set(range(240))
+
+
+def test_another_machine_leads_the_group_after_the_loss_of_the_hosts(members: Members) -> None:
+    ports = [free_port(), free_port()]
+    standby_at = [f"127.0.0.1:{port}" for port in ports]
+    log = members.folder / "shared"
+    hosting = {"members": 3, "port": ports[0], "shared_log": str(log), "standby_at": standby_at}
+    members.start(Spec(seed=1, hosting=hosting, epochs=4, pause_s=0.05))
+    folder = members.folder / "runs" / "group"
+    until(lambda: (folder / "address.json").exists(), 90.0)
+    (there := members.folder / "there").mkdir()
+    command = ["join", f"{log}/group", "--standby", "--at", standby_at[1], "--key-file", str(members.key)]
+    standby = subprocess.Popen(
+        [sys.executable, "-m", "planaria", *command], cwd=there, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert standby.stdout is not None and "ready to lead" in standby.stdout.readline()
+        for seed in (2, 3):
+            members.start(Spec(seed=seed, address=standby_at[0], epochs=4, pause_s=0.05))
+        until(lambda: min(len(members.used(number)) for number in range(3)) >= 3, 120.0)
+        os.killpg(os.getpgid(controller(folder)), signal.SIGKILL)
+        members.wait()
+        assert standby.wait(60.0) == 0
+    finally:
+        standby.kill()
+    assert [members.error(number) for number in range(3)] == [""] * 3
+    record = planaria.load(there / "runs" / "group").record
+    require_exactly_once(record)
+    assert [started.term for started in facts(record, e.LeaderStarted)] == [2] and not facts(record, e.WorkerLost)
+    assert (there / "runs" / "group" / "report.html").exists()
+
+
+def test_the_hosts_machine_leads_again_if_no_other_does(members: Members) -> None:
+    at = f"127.0.0.1:{free_port()}"
+    log = {"shared_log": str(members.folder / "shared"), "standby_at": [at], "port": int(at.rpartition(":")[2])}
+    spec: dict[str, Any] = {"epochs": 4, "pause_s": 0.05}
+    members.host(Spec(seed=1, hosting=log, **spec))
+    members.start(Spec(seed=2, address=at, **spec))
+    folder = members.folder / "runs" / "group"
+    for reached in (5, 15):
+        until(lambda reached=reached: len(members.used(0)) >= reached, 120.0)
+        lose(folder, signal.SIGKILL)
+    members.wait()
+    assert members.error(0) == members.error(1) == ""
+    record = members.run.record
+    require_exactly_once(record)
+    assert [started.term for started in facts(record, e.LeaderStarted)] == [2, 3] and not facts(record, e.WorkerLost)
+
+
+def test_a_member_that_dies_with_the_controller_is_replaced_by_one_that_joins(members: Members) -> None:
+    address = members.host(Spec(seed=1, epochs=4, pause_s=0.05))
+    folder = members.folder / "runs" / "group"
+    dying = members.start(Spec(seed=2, address=address, epochs=4, pause_s=0.05, dies_after=8))
+    until(lambda: len(members.used(dying)) >= 8, 90.0)
+    lose(folder, signal.SIGKILL)
+    joined = members.start(Spec(seed=3, address=address, epochs=4, pause_s=0.05))
+    members.wait()
+    assert members.error(0) == members.error(joined) == ""
+    require_exactly_once(members.run.record)
+    assert members.facts(joined)["steps"] > 0
+
+
+def test_a_controller_that_is_asked_to_stop_is_not_replaced(members: Members) -> None:
+    members.host(Spec(seed=1, epochs=40, pause_s=0.05))
+    folder = members.folder / "runs" / "group"
+    until(lambda: len(members.used(0)) >= 5, 90.0)
+    os.kill(controller(folder), signal.SIGTERM)
+    members.wait()
+    assert members.error(0) == "" and members.facts(0)["steps"] < 40 * 40
+    record = members.run.record
+    time.sleep(1.0)
+    assert ending(record).reason == "SIGTERM" and not facts(record, e.LeaderStarted) and not controller(folder)
