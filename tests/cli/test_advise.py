@@ -1,8 +1,9 @@
-"""``planaria advise``: strategies on short and long runs, and codecs between stages (``--wire``)."""
+"""``planaria advise``: strategies on short and long runs, codecs between stages (``--wire``), and machines to use."""
 
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.lab.commands.advise_machines import weigh_machines
 from planaria.lab.commands.advise_wire import WIRES, weigh_wires
+from planaria.pipeline.network.topology import Topology, read
 from support.command_line import refused
 
 
@@ -78,3 +81,99 @@ def test_missing_costs_are_named(tmp_path: Path) -> None:
         cli.run(["advise", str(tmp_path / "bare.toml"), "--wire"])
     with pytest.raises(UserError, match="--compress and --wire: are separate questions"):
         cli.run(["advise", "demo", "--wire", "--compress"])
+
+
+NODES = """
+[[nodes]]
+site = "Bern"
+memory_gb = {memory}
+price_per_hour = 0.5
+
+[[nodes]]
+site = "Oslo"
+memory_gb = {memory}
+price_per_hour = 0.125
+
+[[nodes]]
+site = "Rome"
+speed = 0.5
+memory_gb = {memory}
+"""
+
+
+def household(folder: Path, mbit: float, memory: float = 24, nodes: str = NODES) -> Path:
+    """Write a topology with equal links of 10 ms."""
+    links = "".join(
+        f'[[link]]\nid = "{a}{b}"\nsites = ["{a}", "{b}"]\nlatency_ms = 10\nbandwidth_mbit = {mbit}\n'
+        for a, b in combinations(("Bern", "Oslo", "Rome"), 2)
+    )
+    (path := folder / "homes.toml").write_text(links + nodes.format(memory=memory))
+    return path
+
+
+def home_recipe(**network: object) -> RunConfig:
+    network = {"forward_s": [0.0, 0.2, 0.2], "backward_s": [0.0, 0.4, 0.4]} | network
+    pipeline = {"stages": 2, "microbatches": 8, "microbatch_size": 4, "wire": "bf16"}
+    model = {"dim": 512, "layers": 4, "heads": 4, "context": 512}
+    return RunConfig.model_validate({"network": network, "pipeline": pipeline, "model": model})
+
+
+def on_homes(capsys: pytest.CaptureFixture[str], homes: Path, *words: str) -> str:
+    costs = ["--network.forward_s", "[0.0, 0.2]", "--network.backward_s", "[0.0, 0.4]", "--pipeline.stages", "1"]
+    assert cli.run(["advise", "demo", "--wire", "--network.topology", str(homes), *costs, *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_on_slow_links_one_machine_and_on_fast_ones_several_are_advised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = on_homes(capsys, household(tmp_path, mbit=0.01))
+    assert "advice        Bern 1 alone" in slow and "no pipeline and no exchange over these links is faster" in slow
+    fast = on_homes(capsys, household(tmp_path, mbit=10_000))
+    assert re.search(r"^advice +(pipeline|2 replicas)", fast, re.MULTILINE)
+    assert re.search(r"^one machine +Bern 1 alone: .* the advice takes 0\.\d+ of it$", fast, re.MULTILINE)
+    assert "cheapest      Rome 1 alone: 0.00" in fast
+
+
+def test_strategies_that_exceed_a_machines_memory_are_not_advised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = on_homes(capsys, household(tmp_path, mbit=1000, memory=0.5))
+    assert "advice        none" in out
+    assert re.search(r"^does not fit +Bern 1 alone: needs [\d.]+ GB; Bern 1 has 0.5 GB, 0.46 GB usable$", out, re.M)
+
+
+def test_a_pipeline_uses_the_machines_that_hold_a_model_too_large_for_one(tmp_path: Path) -> None:
+    config = home_recipe()
+    config = config.model_copy(update={"model": config.model.model_copy(update={"dim": 2048, "vocab": 1024})})
+    known = {one.name: one for one in weigh_machines(config, read(household(tmp_path, 1000, 24)))}
+    alone, pipeline = known["Bern 1 alone"].peak, known["pipeline, 6/4"].peak
+    assert alone is not None and pipeline is not None and pipeline < alone
+    between = (alone + pipeline) / 2 / 0.92e9
+    best, *_ = weigh_machines(config, read(household(tmp_path, 1000, between)))
+    assert best.name.startswith("pipeline") and not best.obstacle
+
+
+def test_equal_machines_have_the_step_of_equal_links(tmp_path: Path) -> None:
+    """All of ``network.topology`` against ``network.bandwidth`` and ``network.latency_s``."""
+    config = home_recipe(bandwidth=1e6, latency_s=0.01, inbound="shared")
+    homes = household(tmp_path, mbit=8, nodes=NODES.replace("speed = 0.5", ""))
+    steps = {one.name: one.step_s for one in weigh_machines(_only_two_stages(config), read(homes))}
+    expected = {choice.wire: choice.step_s for choice in weigh_wires(_only_two_stages(config)).choices}
+    for wire in ("bf16", "8/8", "6/4"):
+        assert steps[f"pipeline, {wire}"] == pytest.approx(expected[wire])
+
+
+def _only_two_stages(config: RunConfig) -> RunConfig:
+    """Stages of unequal cost cannot be divided differently."""
+    network = config.network.model_copy(update={"forward_s": [0.0, 0.2, 0.2000001]})
+    return config.model_copy(update={"network": network})
+
+
+def test_faster_machines_take_the_larger_share_and_more_than_seven_are_refused(tmp_path: Path) -> None:
+    config = home_recipe(forward_s=[0.0, 0.2, 0.1], backward_s=[0.0, 0.4, 0.2])
+    topology = read(household(tmp_path, mbit=10_000))
+    pipeline = next(one for one in weigh_machines(config, topology) if one.name == "pipeline, 6/4")
+    assert pipeline.machines[1].speed == 1.0 and pipeline.machines[0].name == "Rome 1", "stage 0 is free here"
+    with pytest.raises(UserError, match="8 nodes; advice weighs every order of at most 7"):
+        weigh_machines(config, Topology(topology.nodes[:1] * 8, topology.links))

@@ -19,6 +19,7 @@ from planaria.exchange.coded.coded_report import MIN_ROUNDS, profile_of
 from planaria.exchange.coded.coding import make_coding
 from planaria.exchange.coded.simulate import FinishTimes
 from planaria.lab.commands.advise_compress import advise_compress
+from planaria.lab.commands.advise_machines import advise_machines
 from planaria.lab.commands.advise_wire import advise_wire
 from planaria.lab.compare.advice import BreakEven, StrategyAdvice, require_costs, unknown_strategies
 from planaria.lab.compare.advice import advise as weigh_all
@@ -51,13 +52,14 @@ def advise(
     if len(modes) > 1:
         raise UserError(f"{' and '.join(modes)}: are separate questions; pass one of them")
     config = recipe.load(path, flags, "train")
-    check(config)
+    # Machines of a topology are chosen before they are here.
+    check(config.model_copy(update={"engine": "simulate"}) if wire and config.network.topology else config)
     if delays is not None:
         return advise_coded(config, delays)
     if compress:
         return advise_compress(config, path)
     if wire:
-        return advise_wire(config, path)
+        return advise_machines(config, path) if config.network.topology else advise_wire(config, path)
     _require_costs(config, path)
     known = experience()
     advice = weigh_all(config, known)

@@ -65,13 +65,13 @@ def weigh_wires(config: RunConfig) -> WireAdvice:
 
 
 def _best_choice(config: RunConfig, wire: str | Options) -> WireChoice:
-    steps_by_size = {size: _simulate_step(_with_wire(config, wire, size)) for size in _sizes(config)}
+    steps_by_size = {size: _simulate_step(with_wire(config, wire, size)) for size in microbatch_sizes(config)}
     best = min(steps_by_size, key=lambda size: (steps_by_size[size][0], size))
     step_s, sent = steps_by_size[best]
     return WireChoice(str(wire), sent, step_s, best, steps_by_size[config.pipeline.microbatch_size][0])
 
 
-def _sizes(config: RunConfig) -> list[int]:
+def microbatch_sizes(config: RunConfig) -> list[int]:
     """Return the microbatch sizes that divide the samples of a step."""
     own, samples = config.pipeline.microbatch_size, config.pipeline.samples
     return [
@@ -81,7 +81,7 @@ def _sizes(config: RunConfig) -> list[int]:
     ]
 
 
-def _with_wire(config: RunConfig, wire: str | Options, size: int) -> RunConfig:
+def with_wire(config: RunConfig, wire: str | Options, size: int) -> RunConfig:
     """Return the recipe with another codec and microbatch size; the time of passes per sample is unchanged."""
     pipeline, network = config.pipeline, config.network
     factor = size / pipeline.microbatch_size
@@ -111,8 +111,8 @@ def advise_wire(config: RunConfig, path: Path) -> int:
     :raises UserError: if [network] lacks costs, or the recipe has a schedule.
     """
     require_costs(config.network, path, "forward_s", "backward_s", "bandwidth")
-    if config.routing.schedule or config.network.topology:
-        raise UserError(f"{path}: routing.schedule, network.topology: --wire is for equal links; remove them")
+    if config.routing.schedule:
+        raise UserError(f"{path}: routing.schedule: --wire chooses machines and codecs by itself; remove it")
     advice = weigh_wires(config)
     rows = [_row(choice, advice.reference) for choice in advice.choices]
     network = config.network

@@ -163,7 +163,8 @@ def _advise(
     delays: Annotated[Path | None, run_option("--delays", DELAYS)] = None,
     compress: Annotated[bool, switch("--compress", "choose a compression of all-reduced gradients")] = False,
     wire: Annotated[
-        bool, switch("--wire", "choose a codec between stages (pipeline.wire) and a microbatch size")
+        bool,
+        switch("--wire", "choose a codec between stages (pipeline.wire), and machines of network.topology if set"),
     ] = False,
     settings: dict[str, str],
 ) -> int:

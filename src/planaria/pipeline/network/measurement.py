@@ -170,12 +170,18 @@ def topology_files(
         "latency_ms": {pair: link.latency.value * 1000 for pair, link in links.items()},
         "bandwidth_mbit": {pair: link.bandwidth.value / MBIT for pair, link in links.items()},
     }
-    kept = [{"site": n.site, "speed": n.speed, "memory": n.memory, "role": n.role} for n in nodes]
-    tree = {"matrix": {name: f"{name}.csv" for name in tables}, "queueing": queueing, "nodes": kept}
+    tree = {"matrix": {name: f"{name}.csv" for name in tables}, "queueing": queueing, "nodes": [*map(_group, nodes)]}
     head = "# Measured by `planaria network measure`: to be read with network.link_time_scale = 1.\n"
     return {f"{name}.csv": _csv_table(sites, numbers) for name, numbers in tables.items()} | {
         "topology.toml": head + tomli_w.dumps(tree)
     }
+
+
+def _group(node: Node) -> dict[str, str | float]:
+    """Return the ``[[nodes]]`` entry of one node."""
+    device = {} if node.memory_bytes is None else {"memory_gb": node.memory_bytes / 1e9}
+    price = {"price_per_hour": node.price_per_hour} if node.price_per_hour else {}
+    return {"site": node.site, "speed": node.speed, "memory": node.memory, "role": node.role, **device, **price}
 
 
 def _csv_table(sites: Sequence[str], numbers: Mapping[tuple[str, str], float]) -> str:

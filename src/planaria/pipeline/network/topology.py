@@ -112,6 +112,10 @@ class NodeGroup(Section):
     role: Literal["any", "data", "worker"] = "any"
     """data nodes are origins of microbatches and hold embedding and head; workers never do; the planner assigns the
     others"""
+    memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """memory of its device, for advice; unknown by default"""
+    price_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """cost of an hour, in any currency, for advice"""
 
 
 class TopologyFile(Section):
@@ -137,6 +141,9 @@ class Node:
     speed: float
     memory: int
     role: str
+    memory_bytes: float | None = None
+    """memory of its device, or None if unknown"""
+    price_per_hour: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -207,7 +214,8 @@ def read(path: Path, scale: float = 1.0) -> Topology:
         for _ in range(group.count):
             seen[group.site] += 1
             name = f"{group.site} {seen[group.site]}"
-            nodes.append(Node(name, group.site, group.speed, group.memory, group.role))
+            device = None if group.memory_gb is None else 1e9 * group.memory_gb
+            nodes.append(Node(name, group.site, group.speed, group.memory, group.role, device, group.price_per_hour))
     several = _paths_between_sites(path, parsed, links) if parsed.link else None
     return Topology(tuple(nodes), links, parsed.overhead_s, parsed.queueing, scale, several)
 

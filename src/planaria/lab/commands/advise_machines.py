@@ -1,0 +1,335 @@
+"""``planaria advise RECIPE --wire --network.topology FILE``: one machine, a pipeline with each codec, or replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from pathlib import Path
+from typing import Literal
+
+from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.config.schema import RunConfig
+from planaria.exchange.registry import make_exchange
+from planaria.lab.commands.advise_wire import microbatch_sizes, with_wire
+from planaria.lab.compare.advice import require_costs
+from planaria.pipeline.codecs.base import MessageBytes
+from planaria.pipeline.network.costs import Costs, message_bytes
+from planaria.pipeline.network.topology import Node, Topology, read
+from planaria.report.phrases import format_count
+from planaria.report.tables import Table, show
+from planaria.runtime.prediction.memory import USABLE, StageMemory, stage_memory
+from planaria.runtime.prediction.simulate import simulate
+from planaria.runtime.prediction.traffic import exchange_costs, one_replica
+from planaria.runtime.preparation.prepare import relative_to_recipe
+from planaria.runtime.resolved_run import ResolvedRun
+
+MAX_MACHINES = 7
+"""maximum in a household: every order of them is weighed"""
+WIRES = ("bf16", "8/8", "6/4")
+"""codecs to compare; fewer bits cost a small model 0.3 nats. The recipe's own is added"""
+EXCHANGES: dict[str, dict[str, object]] = {
+    "allreduce": {"kind": "allreduce"},
+    "diloco, every 50": {"kind": "diloco", "options": {"every": 50}},
+    "noloco, every 50": {"kind": "noloco", "options": {"every": 50}},
+}
+SLOWER = (1.0, 1.15)
+"""steps of real processes over simulated ones (docs/plan.md); the range of predicted hours"""
+
+
+@dataclass(frozen=True)
+class PlacedCosts(Costs):
+    """Costs of stages on machines of a topology."""
+
+    topology: Topology = field(kw_only=True)
+    machines: Sequence[Node] = field(kw_only=True)
+    """by stage"""
+
+    def compute(self, kind: Literal["forward", "backward"], stage: int, hop: int) -> float:
+        return super().compute(kind, stage, hop) / self.machines[stage].speed
+
+    def transmit(self, source: int, target: int, size: int) -> float:
+        sites = self._sites(source, target)
+        queued = self.topology.latency_s(*sites) if self.network.latency_queued else 0.0
+        return queued + self.topology.queueing * self.topology.transmit_s(*sites, size)
+
+    def carry(self, source: int, target: int, size: int) -> float:
+        return self.topology.carry_s(*self._sites(source, target), size)
+
+    def _sites(self, source: int, target: int) -> tuple[str, str]:
+        return self.machines[source].site, self.machines[target].site
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to train on some of the machines."""
+
+    name: str
+    machines: tuple[Node, ...]
+    step_s: float
+    peak: float | None
+    """bytes on the machine with the least room, or None if the family cannot predict them"""
+    obstacle: str
+    """why it does not fit, or an empty string"""
+    flags: str
+    sends: bool
+    """whether machines exchange messages in a step, whose times are less certain"""
+
+    def hours(self, steps: int) -> float:
+        return steps * self.step_s / 3600
+
+    def money(self, steps: int) -> float:
+        """Return the price of all its machines for those hours."""
+        return self.hours(steps) * sum(machine.price_per_hour for machine in self.machines)
+
+
+def weigh_machines(config: RunConfig, topology: Topology) -> list[Strategy]:
+    """Return all strategies: those that fit first, each sorted by the time of a step.
+
+    :raises UserError: if there are too many machines, or stages of unequal cost.
+    """
+    if len(topology.nodes) > MAX_MACHINES:
+        raise UserError(
+            f"network.topology: {len(topology.nodes)} nodes; advice weighs every order of at most {MAX_MACHINES}: "
+            "remove some, or use `planaria plan`"
+        )
+    single = one_replica(config)
+    found = [
+        *(_alone(single, machine) for machine in topology.nodes),
+        *_pipelines(single, topology),
+        *_replicas(single, topology),
+    ]
+    return sorted(found, key=lambda strategy: (bool(strategy.obstacle), strategy.step_s))
+
+
+def _pass_seconds(config: RunConfig) -> float:
+    """Return the seconds of one microbatch's forward and backward pass through all stages at speed 1."""
+    costs, stages = Costs(config.network), range(config.pipeline.stages + 1)
+    return sum(costs.compute(kind, stage, 1) for kind in ("forward", "backward") for stage in stages)
+
+
+def _alone(config: RunConfig, machine: Node) -> Strategy:
+    step_s = _pass_seconds(config) * config.pipeline.microbatches / machine.speed
+    peak, obstacle = _whole_model(config, (machine,))
+    return Strategy(f"{machine.name} alone", (machine,), step_s, peak, obstacle, "--engine inline", False)
+
+
+def _whole_model(config: RunConfig, machines: Sequence[Node]) -> tuple[float | None, str]:
+    """Return the bytes of all stages in one process, one microbatch at a time, and the machine without that room."""
+    memory = stage_memory(_in_flight(config, 1), _smallest(machines))
+    if not memory:
+        return None, ""
+    tensors = sum(stage.state + stage.kept for stage in memory) + max(stage.working for stage in memory)
+    peak = float(tensors + memory[0].process)
+    return peak, next((lack for machine in machines if (lack := _lack(machine, peak))), "")
+
+
+def _in_flight(config: RunConfig, count: int) -> RunConfig:
+    return config.model_copy(update={"pipeline": config.pipeline.model_copy(update={"in_flight": count})})
+
+
+def _smallest(machines: Sequence[Node]) -> int:
+    """Return the least memory of these machines; 1 if none is known: a device without limit."""
+    return int(min((machine.memory_bytes for machine in machines if machine.memory_bytes), default=1.0))
+
+
+def _lack(machine: Node, peak: float) -> str:
+    room = machine.memory_bytes
+    if room is None or peak <= USABLE * room:
+        return ""
+    return f"needs {peak / 1e9:.3g} GB; {machine.name} has {room / 1e9:.3g} GB, {USABLE * room / 1e9:.3g} GB usable"
+
+
+def _pipelines(config: RunConfig, topology: Topology) -> Iterator[Strategy]:
+    """Yield the best pipeline with each codec, over all numbers of stages, orders of machines and microbatch sizes."""
+    own = [] if config.pipeline.wire in WIRES else [config.pipeline.wire]
+    layouts = [_with_stages(config, count) for count in _stage_counts(config, len(topology.nodes))]
+    for wire in (*WIRES, *own):
+        options = [
+            _pipeline(layout, topology, machines)
+            for layout in (recipe.with_flags(base, {"pipeline.wire": wire}) for base in layouts)
+            if (machines := _best_order(layout, topology)) is not None
+        ]
+        if options:
+            yield min(options, key=lambda strategy: (bool(strategy.obstacle), strategy.step_s))
+
+
+def _stage_counts(config: RunConfig, machines: int) -> list[int]:
+    """Return the numbers of block stages that divide the layers equally; the recipe's only, if its stages differ."""
+    own, network = config.pipeline.stages, config.network
+    equal = all(len(set(seconds[1:])) <= 1 for seconds in (network.forward_s, network.backward_s))
+    if config.pipeline.has_uneven_stages or not equal or config.routing.kind != "full":
+        return [own] if own < machines else []
+    layers = config.model.layers - config.model.ends_layers
+    return [count for count in range(1, machines) if layers % count == 0]
+
+
+def _with_stages(config: RunConfig, count: int) -> RunConfig:
+    """Return the recipe with another number of block stages, which take the same time in all."""
+    own = config.pipeline.stages
+    if count == own:
+        return config
+    seconds = {}
+    for name in ("forward_s", "backward_s"):
+        ends, *blocks = getattr(config.network, name)
+        seconds[f"network.{name}"] = [ends, *[(blocks[0] if blocks else ends) * own / count] * count]
+    return recipe.with_flags(config, {"pipeline.stages": count, **seconds})
+
+
+def _best_order(config: RunConfig, topology: Topology) -> tuple[Node, ...] | None:
+    """Return the machines of stages 0..S with the least bound on a step, preferring those whose memory suffices."""
+    size, memory = message_bytes(config.model, config.pipeline), stage_memory(config, _smallest(topology.nodes))
+    stages = config.pipeline.stages
+
+    def bound(machines: tuple[Node, ...]) -> tuple[bool, float]:
+        lacks = any(_lack(machine, stage.peak) for machine, stage in zip(machines, memory, strict=False))
+        return lacks, _bound(config, PlacedCosts(config.network, topology=topology, machines=machines), size)
+
+    return min(permutations(topology.nodes, stages + 1), key=bound, default=None)
+
+
+def _bound(config: RunConfig, costs: PlacedCosts, size: MessageBytes) -> float:
+    """Return the busiest machine's or link's seconds in a step, plus those of one microbatch alone."""
+    stages = range(config.pipeline.stages + 1)
+    computing = [sum(costs.compute(kind, stage, 1) for kind in ("forward", "backward")) for stage in stages]
+    hops = [(stage, (stage + 1) % len(stages)) for stage in stages]
+    there = [costs.transmit(a, b, size.forward) for a, b in hops]
+    back = [costs.transmit(b, a, size.backward) for a, b in hops]
+    inbound = [there[stage - 1] + back[stage] for stage in stages]
+    links = inbound if costs.network.inbound == "shared" else [*there, *back]
+    return (config.pipeline.microbatches - 1) * max(*computing, *links) + sum(computing) + sum(there) + sum(back)
+
+
+def _pipeline(config: RunConfig, topology: Topology, machines: tuple[Node, ...]) -> Strategy:
+    def step_s(size: int) -> float:
+        sized = with_wire(config, config.pipeline.wire, size)
+        costs = PlacedCosts(sized.network, topology=topology, machines=machines)
+        return simulate(ResolvedRun(sized).training(0), costs, message_bytes(sized.model, sized.pipeline)).step_s
+
+    options: list[tuple[bool, float, int, float | None, str]] = []
+    for size in microbatch_sizes(config):
+        peak, obstacle = _placed(with_wire(config, config.pipeline.wire, size), machines)
+        options.append((bool(obstacle), step_s(size), size, peak, obstacle))
+    _, seconds, size, peak, obstacle = min(options, key=lambda option: option[:3])
+    pipeline, order = config.pipeline, ", ".join(machine.name for machine in machines)
+    flags = (
+        f"--pipeline.wire '{pipeline.wire}' --pipeline.stages {pipeline.stages} --pipeline.microbatch_size {size} "
+        f"--pipeline.microbatches {pipeline.samples // size}; stages 0 to {pipeline.stages}: {order}"
+    )
+    return Strategy(f"pipeline, {pipeline.wire}", machines, seconds, peak, obstacle, flags, True)
+
+
+def _placed(config: RunConfig, machines: Sequence[Node]) -> tuple[float | None, str]:
+    """Return the peak of the stage with the least room on its machine, and whether it exceeds that room."""
+    memory: Sequence[StageMemory] = stage_memory(config, _smallest(machines))
+    if not memory:
+        return None, ""
+    pairs = list(zip(machines, (float(stage.peak) for stage in memory), strict=True))
+    tightest = max(pairs, key=lambda pair: pair[1] / (pair[0].memory_bytes or float("inf")))
+    peak = tightest[1] if tightest[0].memory_bytes else max(peak for _, peak in pairs)
+    return peak, _lack(*tightest)
+
+
+def _replicas(config: RunConfig, topology: Topology) -> Iterator[Strategy]:
+    """Yield replicas, one on each of the fastest machines, that divide the samples of a step; of each exchange the
+    best number.
+    """
+    fastest = sorted(topology.nodes, key=lambda machine: -machine.speed)
+    counts = [n for n in range(2, len(fastest) + 1) if config.pipeline.microbatches % n == 0]
+    for name, exchange in EXCHANGES.items():
+        options = [_replicated(config, topology, fastest[:n], name, exchange) for n in counts]
+        if options:
+            yield min(options, key=lambda strategy: (bool(strategy.obstacle), strategy.step_s))
+
+
+def _replicated(
+    config: RunConfig, topology: Topology, machines: Sequence[Node], name: str, exchange: dict[str, object]
+) -> Strategy:
+    count, share = len(machines), config.pipeline.microbatches // len(machines)
+    flags = {f"exchange.{key}": value for key, value in exchange.items()}
+    divided = recipe.with_flags(config, {**flags, "exchange.replicas": count, "pipeline.microbatches": share})
+    slowest = min(machine.speed for machine in machines)
+    step_s = _pass_seconds(config) * share / slowest + _meeting_s(divided, topology, machines)
+    peak, obstacle = _whole_model(config, machines)
+    extra = "".join(f" --exchange.options.{key} {n}" for key, n in dict(exchange.get("options") or {}).items())  # type: ignore[call-overload]
+    words = f"--exchange.kind {exchange['kind']}{extra} --exchange.replicas {count} --pipeline.microbatches {share}"
+    return Strategy(f"{count} replicas, {name}", tuple(machines), step_s, peak, obstacle, words, True)
+
+
+def _meeting_s(config: RunConfig, topology: Topology, machines: Sequence[Node]) -> float:
+    """Return the seconds of a step in which replicas wait for updates of all stages over their slowest link."""
+    sent = round(sum(cost.critical for cost in exchange_costs(config)))
+    sites = [(a.site, b.site) for a, b in permutations(machines, 2)]
+    every = make_exchange(config.exchange).interval or 1
+    return max(topology.carry_s(a, b, sent) for a, b in sites) / every
+
+
+HEAD = ["strategy", "machines", "hours", "range", "s a step", "GB", "price", "fits"]
+
+
+def advise_machines(config: RunConfig, path: Path) -> int:
+    """Print the hours of each strategy on the machines of ``network.topology``; return the exit code.
+
+    :raises UserError: for an invalid topology, or machines that cannot be weighed.
+    """
+    assert config.network.topology is not None
+    require_costs(config.network, path, "forward_s", "backward_s")
+    topology = read(relative_to_recipe(path, config.network.topology), config.network.link_time_scale)
+    strategies = weigh_machines(config, topology)
+    steps = config.train.steps
+    title = f"{config.name}: {format_count(steps, 'step')} on {len(topology.nodes)} machines"
+    show([Table(title, HEAD, [_row(strategy, steps) for strategy in strategies], numbers_from=1)])
+    for line in _conclusions(strategies, steps, path):
+        print(line)
+    return 0
+
+
+def _row(strategy: Strategy, steps: int) -> list[str]:
+    hours, peak = strategy.hours(steps), strategy.peak
+    spread = " … ".join(_digits(hours * factor) for factor in SLOWER) if strategy.sends else "calculated"
+    price = f"{strategy.money(steps):.2f}" if strategy.money(steps) else "–"
+    memory = "not known" if peak is None else f"{peak / 1e9:.2f}"
+    return [
+        strategy.name,
+        str(len(strategy.machines)),
+        _digits(hours),
+        spread,
+        f"{strategy.step_s:.4g}",
+        memory,
+        price,
+        "no" if strategy.obstacle else "yes",
+    ]
+
+
+def _digits(hours: float) -> str:
+    return f"{hours:.3g}" if hours < 1000 else f"{hours:.0f}"
+
+
+def _conclusions(strategies: Sequence[Strategy], steps: int, path: Path) -> Iterator[str]:
+    fitting = [strategy for strategy in strategies if not strategy.obstacle]
+    if not fitting:
+        yield "advice        none: no strategy fits these machines; add memory or stages, or lower model sizes"
+    else:
+        best = fitting[0]
+        why = "" if best.sends else ": no pipeline and no exchange over these links is faster"
+        yield f"advice        {best.name}, {_digits(best.hours(steps))} hours{why} (planaria train {path} {best.flags})"
+        single = next((strategy for strategy in fitting if len(strategy.machines) == 1), None)
+        if single is not None and single is not best:
+            share, hours = best.step_s / single.step_s, _digits(single.hours(steps))
+            yield f"one machine   {single.name}: {hours} hours; the advice takes {share:.3f} of it"
+            if share * SLOWER[1] >= 1:
+                yield f"confidence    low: real steps take up to {SLOWER[1]:g} of simulated ones, so it may be slower"
+        if any(strategy.money(steps) for strategy in fitting):
+            cheap = min(fitting, key=lambda strategy: strategy.money(steps))
+            yield (
+                f"cheapest      {cheap.name}: {cheap.money(steps):.2f} for {_digits(cheap.hours(steps))} hours; "
+                f"the fastest costs {best.money(steps):.2f}"
+            )
+    for strategy in strategies:
+        if strategy.obstacle:
+            yield f"does not fit  {strategy.name}: {strategy.obstacle}"
+    yield (
+        "loss          hours are for equal steps. A small model ended 0.020 nats above bf16 with 6/4 (docs/plan.md); "
+        "replicas that meet rarely ended 10 % above all-reduce (`planaria compare compression_race`)"
+    )
