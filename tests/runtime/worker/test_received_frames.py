@@ -140,9 +140,10 @@ def test_frames_that_no_one_takes_are_refused(label: Label, frames_in: ReceivedF
         frames_in.put(1, header(label), torch.zeros(SHAPE))
 
 
+@pytest.mark.parametrize("cases", [10_000, pytest.param(50_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("chosen", ["6/4", Options({"kind": "subspace", "rank": 32})])
-def test_damaged_messages_of_a_codec_are_refused_or_bounded(chosen: str | Options) -> None:
-    """10,000 messages with changed bytes, of other lengths or types: none raises anything but WireError."""
+def test_damaged_messages_of_a_codec_are_refused_or_bounded(chosen: str | Options, cases: int) -> None:
+    """Messages with changed bytes, of other lengths or types: none raises anything but WireError."""
     shape, rng = (1, 2, 64), random.Random(5)
     pipeline = PipelineConfig(wire=chosen)
     model = ModelConfig(vocab=300, dim=64, heads=4, tied=False, subspace=pipeline.subspace(seed=7))
@@ -150,7 +151,7 @@ def test_damaged_messages_of_a_codec_are_refused_or_bounded(chosen: str | Option
     sound = codec.encode(torch.randn(shape), "forward", Visit(1, 2, 3), torch.tensor([[3, 299]]))
     frames_in, refused = ReceivedFrames(codec, shape), 0
     frames_in.advance(1, 9)
-    for microbatch in range(10_000):
+    for microbatch in range(cases):
         message = sound.clone()
         for _ in range(rng.randint(1, 4)):
             message[rng.randrange(len(message) if rng.random() < 0.5 else 4)] = rng.randrange(256)
@@ -169,4 +170,32 @@ def test_damaged_messages_of_a_codec_are_refused_or_bounded(chosen: str | Option
             continue
         most = 6 + largest * 128 * 32**0.5 if isinstance(codec, SubspaceCodec) else largest * 32
         assert codec.decode(taken, shape, "forward").abs().max() <= most
-    assert 2000 < refused < 8000
+    assert 0.2 * cases < refused < 0.8 * cases
+
+
+@pytest.mark.parametrize("chosen", ["6/4", Options({"kind": "subspace", "rank": 32})])
+def test_messages_far_above_the_usual_magnitude_are_refused(chosen: str | Options) -> None:
+    """16 times as large is accepted; 10,000 times as large only before 64 messages, or in another generation."""
+    shape = (1, 2, 64)
+    pipeline = PipelineConfig(wire=chosen)
+    model = ModelConfig(vocab=300, dim=64, heads=4, tied=False, subspace=pipeline.subspace(seed=7))
+    codec, draw = make_model_codec(model, pipeline), torch.Generator().manual_seed(0)
+    frames_in, count = ReceivedFrames(codec, shape), 0
+    frames_in.advance(1, 9)
+
+    def receive(factor: float, generation: int = 1, sender: int = 1) -> None:
+        nonlocal count
+        gradient = factor * torch.randn(shape, generator=draw)
+        message = codec.encode(gradient, "backward", Visit(1, count, 3))
+        label = Activation(generation, 9, count := count + 1, 0, FrameContent.BACKWARD)
+        frames_in.put(sender, TensorHeader(label, message.dtype, tuple(message.shape)), message)
+
+    for factor in (1e4, *(63 * [1.0]), 16.0):
+        receive(factor)
+    for factor in (1e4, 1e20):
+        with pytest.raises(WireError, match=r"BACKWARD of microbatch .* times the median of the last 64 messages"):
+            receive(factor)
+    receive(1e4, sender=2)
+    receive(16.0)
+    frames_in.advance(2, 9)
+    receive(1e4, generation=2)

@@ -85,6 +85,13 @@ class WireCodec(Choice, ABC):
         """Return why a received message of the right shape and type is invalid, or an empty string if it is valid."""
         return ""
 
+    def magnitude(self, message: Tensor, shape: Shape, leg: Leg) -> float:
+        """Return a bound on a valid message's numbers up to a constant factor, or 0 if it has no cheap one.
+
+        A receiver rejects messages far above its neighbour's usual ones.
+        """
+        return 0.0
+
     @property
     def random(self) -> bool:
         """Whether some leg rounds at random, by :class:`Visit`."""

@@ -125,6 +125,9 @@ class GroupQuantiser(WireCodec):
             return "a scale is not finite"
         return "a scale is negative" if bool((scales < 0).any()) else ""
 
+    def magnitude(self, message: Tensor, shape: Shape, leg: Leg) -> float:
+        return float(self._scales(message, shape).max())
+
     def _bits(self, leg: Leg) -> int:
         return self.forward if leg == "forward" else self.backward
 

@@ -86,6 +86,9 @@ class SubspaceCodec(WireCodec):
         numbers = self._numbers(message, shape, leg)
         return self._inner_codec(leg).invalid_reason(numbers, self._inner_shape(shape), leg)
 
+    def magnitude(self, message: Tensor, shape: Shape, leg: Leg) -> float:
+        return self._inner_codec(leg).magnitude(self._numbers(message, shape, leg), self._inner_shape(shape), leg)
+
     @property
     def space(self) -> Subspace:
         """The subspace of the model."""

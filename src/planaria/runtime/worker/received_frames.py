@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
+from functools import partial
+from statistics import median
 from typing import NamedTuple
 
 from torch import Tensor
@@ -18,6 +21,11 @@ from planaria.runtime.transport.wire import (
     TensorHeader,
     WireError,
 )
+
+MAGNITUDES = 64
+"""messages of a sender and leg whose median magnitude bounds later ones"""
+MAX_GROWTH = 32.0
+"""maximum magnitude of a message relative to that median"""
 
 
 class FrameId(NamedTuple):
@@ -42,10 +50,14 @@ class ReceivedFrames:
         self._layouts = {leg: codec.layout(shape, leg) for leg in LEGS}
         self._frames: dict[FrameId, tuple[tuple[int, int], Tensor]] = {}
         """received frames, each with its generation and step"""
+        self._magnitudes = defaultdict[tuple[int, Leg], deque[float]](partial(deque, maxlen=MAGNITUDES))
+        """magnitudes of the last messages by sender and leg, in this generation"""
         self._now = 0, 0
 
     def advance(self, generation: int, step: int) -> None:
         """Advance to ``step`` of ``generation``, and drop stale frames."""
+        if generation != self._now[0]:  # a rebuilt stage may send other magnitudes
+            self._magnitudes.clear()
         self._now = generation, step
         self._frames = {frame: entry for frame, entry in self._frames.items() if entry[0] >= self._now}
 
@@ -64,11 +76,11 @@ class ReceivedFrames:
         if when < self._now:
             return
         if isinstance(label, Activation):
-            self._require_valid(label, payload)
+            self._require_valid(sender, label, payload)
             payload = payload if self._land is None else self._land(payload)
         self._frames[FrameId(sender, label)] = when, payload
 
-    def _require_valid(self, label: Activation, payload: Tensor) -> None:
+    def _require_valid(self, sender: int, label: Activation, payload: Tensor) -> None:
         leg: Leg = "forward" if label.content is FrameContent.FORWARD else "backward"
         shape, dtype = self._layouts[leg]
         if (payload.shape, payload.dtype) != (shape, dtype):
@@ -76,10 +88,18 @@ class ReceivedFrames:
                 f"sent {label.content.name} {payload.dtype} {list(payload.shape)} for step {label.step}; "
                 f"activations here are {dtype} {list(shape)}"
             )
-        if damage := self._codec.invalid_reason(payload, self._shape, leg):
+        if damage := self._codec.invalid_reason(payload, self._shape, leg) or self._excess(sender, leg, payload):
             raise WireError(
                 f"sent a damaged {label.content.name} of microbatch {label.microbatch} for step {label.step}: {damage}"
             )
+
+    def _excess(self, sender: int, leg: Leg, payload: Tensor) -> str:
+        """Return why a message is too large compared with the sender's previous ones, or an empty string."""
+        magnitude, known = self._codec.magnitude(payload, self._shape, leg), self._magnitudes[sender, leg]
+        if len(known) == MAGNITUDES and magnitude > MAX_GROWTH * (usual := median(known)) > 0:
+            return f"its largest scale is {magnitude / usual:.3g} times the median of the last {MAGNITUDES} messages"
+        known.append(magnitude)
+        return ""
 
     def __contains__(self, frame: FrameId) -> bool:
         return frame in self._frames
