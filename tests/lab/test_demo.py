@@ -21,7 +21,7 @@ def outcome(arm: str, step_s: float, losses: list[float], recoveries: tuple[floa
     return Outcome(arm, f"runs/{arm}", times, losses, step_s, 8e6 / step_s, 3.0, [*recoveries])
 
 
-DENSE = outcome("fp32", 2.0, [6.0, 5.0, 4.0, 3.0, 2.0])
+DENSE = outcome("bf16", 2.0, [6.0, 5.0, 4.0, 3.0, 2.0])
 CODED = outcome("6/4", 1.0, [6.0, 5.0, 4.0, 2.9, 2.0], (0.25,))
 WORSE = outcome("4/4", 1.0, [6.0, 5.0, 4.0, 3.1, 2.5])
 
@@ -38,16 +38,16 @@ def test_seconds_to_a_loss_end_with_the_first_step_that_reaches_it() -> None:
 
 def test_the_table_states_losses_and_targets_that_were_not_reached() -> None:
     dense, coded, worse = rows([DENSE, CODED, WORSE])
-    assert dense == ["fp32", "2.00", "4.0", "3.500", "3.000", "10.0", "10.0", "–"]
+    assert dense == ["bf16", "2.00", "4.0", "3.500", "3.000", "10.0", "10.0", "–"]
     assert coded[1:4] == ["1.00", "8.0", "3.475"] and coded[-2:] == ["5.0", "0.25"]
     assert worse[-2] == "not reached (+0.150)"
 
 
 def test_the_report_has_a_curve_for_each_arm() -> None:
     outcomes = [DENSE, CODED, WORSE]
-    sections = list(body("home-links", outcomes, Table("", ["arm"], [["fp32"]])))
-    drawn = page.figures(body("home-links", outcomes, Table("", ["arm"], [["fp32"]])))["loss"]
-    assert [curve.name for curve in drawn.data] == ["fp32", "6/4", "4/4"]
+    sections = list(body("home-links", outcomes, Table("", ["arm"], [["bf16"]])))
+    drawn = page.figures(body("home-links", outcomes, Table("", ["arm"], [["bf16"]])))["loss"]
+    assert [curve.name for curve in drawn.data] == ["bf16", "6/4", "4/4"]
     assert list(drawn.data[0].y) == DENSE.smoothed and "+0.150 (4/4)" in sections[0]
 
 
@@ -75,7 +75,7 @@ def test_one_arm_of_home_links_kills_a_middle_stage_half_way() -> None:
     ("arguments", "message"),
     [
         (["home-link"], "home-link: unknown demo; did you mean 'home-links'?"),
-        (["home-links", "--pipeline.wire", "bf16"], "--pipeline.wire bf16: differs between the arms of home-links"),
+        (["home-links", "--pipeline.wire", "fp32"], "--pipeline.wire fp32: differs between the arms of home-links"),
         (["home-links", "--to", "chart.png"], "--to chart.png: use a file name that ends with .pdf or .svg"),
         (["home-links", "--chaos.trace", "none.json"], "none.json"),
         (["home-links", "--pipeline.stages", "3"], "model.layers"),
@@ -109,6 +109,8 @@ def test_a_short_demo_ends_with_a_table_and_a_report(
     assert "<h1>home-links" in (folder / "report.html").read_text()
     dense, coded, killed = json.loads((folder / "demo.json").read_text())["arms"]
     assert [len(arm["losses"]) for arm in (dense, coded, killed)] == [8, 8, 8]
-    assert 4.5 < dense["step_bytes"] / coded["step_bytes"] < 32 / 5.25, "less than of messages alone: echo sends copies"
+    assert 2.25 < dense["step_bytes"] / coded["step_bytes"] < 16 / 5.25, (
+        "less than of messages alone: echo sends copies"
+    )
     assert dense["recoveries_s"] == coded["recoveries_s"] == [] and len(killed["recoveries_s"]) == 1
     assert killed["losses"][:6] == coded["losses"][:6]

@@ -41,7 +41,7 @@ DEMOS = {
     "home-links": Demo(
         "home_links",
         {
-            "fp32": {"pipeline.wire": "fp32", "chaos.trace": None},
+            "bf16": {"pipeline.wire": "bf16", "chaos.trace": None},
             "6/4": {"pipeline.wire": "6/4", "chaos.trace": None},
             "6/4, one SIGKILL": {"pipeline.wire": "6/4"},
         },
