@@ -11,12 +11,27 @@ from planaria.control.facts import decisions as d
 from planaria.control.log.run_record import RunRecord
 from planaria.faults.trace import Fault
 from planaria.pipeline.network.costs import message_bytes
-from support.live.harness import apart, ending, facts, inline, losses, outcomes, tiny, train, validation_losses
+from support.live.harness import (
+    apart,
+    ending,
+    facts,
+    folder_of,
+    inline,
+    inline_losses,
+    losses,
+    outcomes,
+    resume,
+    tiny,
+    train,
+    validation_losses,
+)
 from support.schedules import on_schedule, shape
 
 WIRES: dict[str, Any] = {
     "bf16": "bf16",
+    "8/8": "8/8",
     "6/4": "6/4",
+    "6/4, nearest": {"kind": "groups", "rounding": "nearest"},
     "5 and 3 bits, groups of 32": {"kind": "groups", "forward": 5, "backward": 3, "group": 32},
     "subspace": {"kind": "subspace", "rank": 12, "forward": 8, "backward": 4},
 }
@@ -33,7 +48,9 @@ def carried(record: RunRecord) -> int:
     return sum(sum(work.sent_bytes.values()) for _, work in record.worked)
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    "wire", [pytest.param(name, marks=pytest.mark.slow) if name in ("8/8", "6/4, nearest") else name for name in WIRES]
+)
 @pytest.mark.parametrize(
     "name", ["redundant", *(pytest.param(name, marks=pytest.mark.slow) for name in [*RECIPES][1:])]
 )
@@ -43,6 +60,15 @@ def test_processes_train_as_inline_through_a_recovery(tmp_path: Path, name: str,
     record = train(config, [Fault(step=3, stage=2, moment="backward", offset=0.5)])
     assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
     assert (losses(record), validation_losses(record)) == inline(record), "not equal to the last bit"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", ["6/4", "subspace"])
+def test_a_resumed_run_equals_one_without_a_break(tmp_path: Path, wire: str) -> None:
+    model = UNTIED if wire == "subspace" else {}
+    config = tiny(tmp_path, steps=4, pipeline={"wire": WIRES[wire]}, model=model)
+    train(config)
+    assert losses(resume(folder_of(config), train__steps="8")) == inline_losses(config, 8), "to the last bit"
 
 
 @pytest.mark.parametrize("wire", ["bf16", pytest.param("6/4", marks=pytest.mark.slow)])
