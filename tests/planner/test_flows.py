@@ -24,7 +24,7 @@ from planaria.planner import flows
 from planaria.planner.anneal import Floats
 from planaria.planner.flows import edge_costs, flow_costs, random_flows, search_flows
 from planaria.planner.guidelines import find_violations
-from planaria.planner.problem import PlanningProblem, Solution
+from planaria.planner.problem import NO_SAVING, PlanningProblem, Solution
 from planaria.planner.schedule import read
 from planaria.planner.search import SearchBudget, SearchResult, search, step_ns
 from planaria.planner.tables import NO_SUMS, Ints
@@ -41,7 +41,7 @@ def same(one: SearchResult, other: SearchResult) -> bool:
 def even(problem: PlanningProblem) -> PlanningProblem:
     """Return the problem with equal directions of every link."""
     late = problem.link // 3
-    return replace(problem, link=problem.link + problem.link.T, latency=late + late.T)
+    return replace(problem, link=problem.link + problem.link.T, latency=late + late.T, saving=NO_SAVING)
 
 
 def room(problem: PlanningProblem, start: Solution) -> Ints:

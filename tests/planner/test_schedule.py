@@ -15,12 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
+from planaria.config import recipe
+from planaria.pipeline.network.costs import message_bytes
+from planaria.pipeline.network.topology import read as read_topology
 from planaria.planner.guidelines import find_violations
-from planaria.planner.problem import NO_LATENCY, PlanningProblem, Solution
+from planaria.planner.problem import NO_LATENCY, PlanningProblem, Solution, problem_of
 from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, make_schedule, read, write
-from support.planner_instances import CA, problems, published, published_plan, random_plan
+from support.planner_instances import CA, RECIPE, problems, published, published_plan, random_plan
 
 Tree = dict[str, Any]
+TOPOLOGY = str(recipe.load(RECIPE, {}).network.topology)
 
 
 def schedule(problem: PlanningProblem, solution: Solution) -> Schedule:
@@ -66,6 +70,25 @@ def test_a_schedule_is_read_as_it_was_written(problem: PlanningProblem, seed: in
     assert_same(found.problem, problem)
     assert_same(found.solution, solution)
     assert found == schedule(problem, solution)
+
+
+@pytest.mark.parametrize(("wire", "shorter"), [("8/4", True), ("4/8", False), ("bf16", None)])
+def test_gradients_take_the_time_of_their_own_size(tmp_path: Path, wire: str, shorter: bool | None) -> None:
+    config = recipe.load(RECIPE, {"pipeline.wire": wire})
+    sizes = message_bytes(config.model, config.pipeline)
+    topology = replace(read_topology(RECIPE.parent / TOPOLOGY), queueing=True)
+    problem = replace(problem_of(config, topology), visits=3)
+    a, b = problem.sites[:2]
+    for kind, size in (("forward", sizes.forward), ("backward", sizes.backward)):
+        at = [problem.site.tolist().index(site) for site in (0, 1)]
+        assert problem.prices.carry(*at, kind) == round(topology.carry_s(a, b, size) * 1e9)
+        assert problem.prices.transmit(*at, kind) == round(topology.transmit_s(a, b, size) * 1e9)
+    assert bool(problem.saving.size) == (shorter is not None)
+    if shorter is not None:
+        assert (problem.link_back < problem.link).all() == shorter
+    write(schedule(problem, published_plan(CA)), tmp_path / "schedule.json")
+    assert_same(read(tmp_path / "schedule.json").problem, replace(problem, latency=NO_LATENCY))
+    assert ("link_back_s" in json.loads((tmp_path / "schedule.json").read_text())) == (shorter is not None)
 
 
 def test_the_published_instance_keeps_every_nanosecond(tmp_path: Path) -> None:

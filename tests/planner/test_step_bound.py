@@ -25,7 +25,7 @@ from planaria.planner.bound.route_enumeration import least_turns, routes_of, sho
 from planaria.planner.bound.step_bound import DataNodeChoice, StepBound, best_data_nodes, raise_bound, step_lower_bound
 from planaria.planner.guidelines import find_violations
 from planaria.planner.makespan import NEVER
-from planaria.planner.problem import ROLES, PlanningProblem, Solution
+from planaria.planner.problem import NO_SAVING, ROLES, PlanningProblem, Solution
 from planaria.planner.search import SearchBudget, search, step_ns
 from support.planner_instances import (
     BEST,
@@ -74,6 +74,7 @@ def tiny(seed: int, data: int | None = None, microbatches: int | None = None) ->
         backward=backward,
         link=transmit + rng.integers(0, 20, (3, 3)),
         transmit=transmit,
+        saving=transmit - rng.integers(0, 9, (3, 3)) if seed % 3 == 0 else NO_SAVING,
         slots=rng.integers(1, 3, nodes),
         role=np.array([ROLES.index("worker"), *[ROLES.index("any")] * (nodes - 1)]),
     )

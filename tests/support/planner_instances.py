@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planaria.config import recipe, shipped
 from planaria.pipeline.network import topology
 from planaria.planner.initial_plans import random_routes
-from planaria.planner.problem import ROLES, PlanningProblem, Solution, problem_of, stage_of
+from planaria.planner.problem import NO_SAVING, ROLES, PlanningProblem, Solution, problem_of, stage_of
 from planaria.planner.tables import NO_SUMS
 
 RECIPE = shipped.find("twelve_cities")
@@ -150,6 +150,7 @@ def problems(draw: st.DrawFn, least: int = 0) -> PlanningProblem:
         transmit=transmit if queueing and transmit.any() else np.zeros_like(transmit),
         slots=table(1, nodes, 1, most)[0],
         role=np.array(_roles(data, nodes, chance), np.int64),
+        saving=transmit - table(sites, sites, 0, longest) if draw(st.booleans()) else NO_SAVING,
         sums=np.stack([table(sites, sites, 0, 50), table(sites, sites, 0, 50)]) if draw(st.booleans()) else NO_SUMS,
     )
 

@@ -109,4 +109,4 @@ def route_along_columns(problem: PlanningProblem, solution: Solution, rows: Sequ
 def _round_trip_time(problem: PlanningProblem, row: Sequence[int]) -> int:
     sites = problem.site[[*row, row[0]]].tolist()
     work = problem.passes[BLOCK][list(row)].sum()
-    return int(work) + sum(int(problem.link[a, b] + problem.link[b, a]) for a, b in pairwise(sites))
+    return int(work) + sum(int(problem.round_trips[a, b]) for a, b in pairwise(sites))

@@ -289,7 +289,7 @@ def _next_partner(problem: PlanningProblem, cells: list[list[int]], steps: list[
     """Return the cell to plan together with ``worst``: first itself, then others by distance and by speed."""
     if number == 0 or len(cells) == 1:
         return worst
-    both = problem.link + problem.link.T
+    both = problem.round_trips
     sites = [np.unique(problem.site[nodes]) for nodes in cells]
     far = [int(both[np.ix_(sites[worst], others)].min()) for others in sites]
     others = sorted((cell for cell in range(len(cells)) if cell != worst), key=lambda cell: (far[cell], steps[cell]))

@@ -75,8 +75,8 @@ def edge_costs(problem: PlanningProblem, rule: EdgeRule = "two_way") -> Ints:
     Both are equal on links with equal directions.
     """
     late = problem.latency if problem.latency.size else np.zeros_like(problem.link)
-    there = np.maximum(problem.link - late, 0).astype(np.float64)
-    back = there.T
+    there, back = (np.maximum(link - late, 0).astype(np.float64) for link in (problem.link, problem.link_back))
+    back = back.T
     if rule == "sum":
         both = there + back
         transfer = np.rint(np.divide(2 * there * back, both, out=np.zeros_like(both), where=both > 0))

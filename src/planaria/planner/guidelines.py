@@ -110,7 +110,8 @@ def _order_violations(problem: PlanningProblem, solution: Solution, passes: Plan
         visits = (*route, *reversed(route))
         for k in range(1, 2 * last + 2):
             a, b = problem.site[visits[k - 1]], problem.site[visits[k]]
-            carried = int(problem.link[a, b]) if visits[k - 1] != visits[k] else 0
+            link = problem.link if k <= last else problem.link_back
+            carried = int(link[a, b]) if visits[k - 1] != visits[k] else 0
             if passes.starts[i, k] < passes.ends[i, k - 1] + carried:
                 yield Violation(
                     "order", f"microbatch {i}, pass {k} at node {visits[k]}, begins before its input arrives"

@@ -49,7 +49,7 @@ class NearestRoutes:
 
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
-        self.both = (problem.link + problem.link.T).astype(float)
+        self.both = problem.round_trips.astype(float)
         work = problem.passes[BLOCK].astype(float)
         self.crowd = 3 * work / problem.slots
         """[nodes]: distance by which one more visit makes a node seem farther"""
@@ -110,7 +110,7 @@ def _respect_roles(problem: PlanningProblem, stages: list[list[int]]) -> list[li
 
 def tour(problem: PlanningProblem, rng: random.Random) -> list[int]:
     """Return all nodes, site by site, from each site to the nearest one left."""
-    both = problem.link + problem.link.T
+    both = problem.round_trips
     left = set(range(len(problem.sites)))
     site = rng.choice(sorted(left))
     nodes = []

@@ -72,11 +72,13 @@ def makespan(tables: CostTables, origin: Ints, path: Ints, done: Ints, over: Int
                     continue
                 m = _node_of_pass(origin, path, i, phase[i])
                 if m != n:
-                    start = now
+                    start, out, into = now, tables.site[n], tables.site[m]
+                    activation = phase[i] <= last
                     if shared:
                         start = max(now, taken[n, m])
-                        taken[n, m] = start + tables.transmit[tables.site[n], tables.site[m]]
-                    arrives = start + tables.link[tables.site[n], tables.site[m]]
+                        occupied = tables.transmit[out, into] if activation else tables.transmit_back[out, into]
+                        taken[n, m] = start + occupied
+                    arrives = start + (tables.link[out, into] if activation else tables.link_back[out, into])
                     pending = _push(times, whose, pending, arrives, i)
                     continue
             line = _PATIENT if phase[i] < last else _URGENT

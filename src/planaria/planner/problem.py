@@ -11,6 +11,7 @@ import numpy as np
 
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
+from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import MessageCosts, message_bytes
 from planaria.pipeline.network.topology import Topology
 from planaria.pipeline.plan.actions import Route
@@ -21,6 +22,7 @@ ENTRY, BLOCK, RETURN = range(3)
 """rows of :class:`PlanningProblem`'s ``forward`` and ``backward``: visits to the origin, and visits between them"""
 ROLES = ("any", "data", "worker")
 NO_LATENCY: Ints = np.zeros((0, 0), np.int64)
+NO_SAVING: Ints = np.zeros((0, 0), np.int64)
 GRADIENT_BYTES = 4
 """bytes of each parameter's gradient in a sum, as the fleet sends it"""
 LONGEST_S = 1e6
@@ -59,6 +61,9 @@ class PlanningProblem:
     step ends with its passes"""
     latency: Ints = field(default_factory=lambda: NO_LATENCY)
     """[sites, sites]: part of ``link`` that does not depend on the message's size; schedules omit it; empty: none"""
+    saving: Ints = field(default_factory=lambda: NO_SAVING)
+    """[sites, sites]: time that a gradient takes less than ``link`` and ``transmit``, which are those of an activation;
+    empty: none"""
 
     @property
     def nodes(self) -> int:
@@ -78,6 +83,21 @@ class PlanningProblem:
     def summed(self) -> bool:
         """True if a step ends only when all nodes have their stage's gradient sum."""
         return bool(self.sums.size)
+
+    @property
+    def link_back(self) -> Ints:
+        """[sites, sites]: time from sending a gradient to its arrival."""
+        return self.link - self.saving if self.saving.size else self.link
+
+    @property
+    def transmit_back(self) -> Ints:
+        """[sites, sites]: time for which a gradient occupies its link."""
+        return self.transmit - self.saving if self.saving.size and self.transmit.any() else self.transmit
+
+    @property
+    def round_trips(self) -> Ints:
+        """[sites, sites]: time of an activation to the other site and of its gradient back."""
+        return self.link + self.link_back.T
 
     @property
     def passes(self) -> Ints:
@@ -128,14 +148,16 @@ class PlannedPrices(MessageCosts):
     def __init__(self, problem: PlanningProblem) -> None:
         last = problem.visits + 1
         times = {"forward": problem.forward.tolist(), "backward": problem.backward.tolist()}
-        site, link, transmit = problem.site.tolist(), problem.link.tolist(), problem.transmit.tolist()
+        site = problem.site.tolist()
+        link = {"forward": problem.link.tolist(), "backward": problem.link_back.tolist()}
+        transmit = {"forward": problem.transmit.tolist(), "backward": problem.transmit_back.tolist()}
         shared = bool(problem.transmit.any())
         self.compute = lambda kind, node, hop: times[kind][ENTRY if hop == 0 else RETURN if hop == last else BLOCK][
             node
         ]
         self.shadow = lambda kind, node, hop: 0
-        self.transmit = lambda a, b, kind: transmit[site[a]][site[b]] if shared else 0
-        self.carry = lambda a, b, kind: link[site[a]][site[b]]
+        self.transmit = lambda a, b, kind: transmit[kind][site[a]][site[b]] if shared else 0
+        self.carry = lambda a, b, kind: link[kind][site[a]][site[b]]
 
 
 def stage_of(stages: Sequence[Sequence[int]], nodes: int) -> Ints:
@@ -153,10 +175,18 @@ def problem_of(config: RunConfig, topology: Topology) -> PlanningProblem:
     """
     _require_feasible(config, topology)
     pipeline, routing, nodes = config.pipeline, config.routing, topology.nodes
-    data_nodes, stages, size = routing.data_nodes, pipeline.stages, message_bytes(config.model, pipeline).larger
+    data_nodes, stages, sizes = routing.data_nodes, pipeline.stages, message_bytes(config.model, pipeline)
+    if topology.path_network is not None:  # paths are chosen for messages of one size
+        sizes = MessageBytes.both(sizes.larger)
     sites = tuple(dict.fromkeys(node.site for node in nodes))
-    link = [[_nanoseconds(topology.carry_s(a, b, size)) for b in sites] for a in sites]
-    transmit = [[_nanoseconds(topology.transmit_s(a, b, size)) for b in sites] for a in sites]
+    link, transmit, back = (
+        np.array([[_nanoseconds(time(a, b, size)) for b in sites] for a in sites], np.int64)
+        for time, size in (
+            (topology.carry_s, sizes.forward),
+            (topology.transmit_s, sizes.forward),
+            (topology.transmit_s, sizes.backward),
+        )
+    )
     return PlanningProblem(
         names=tuple(node.name for node in nodes),
         sites=sites,
@@ -168,12 +198,13 @@ def problem_of(config: RunConfig, topology: Topology) -> PlanningProblem:
         jump=routing.max_jump,
         forward=_pass_times(config, topology, "forward"),
         backward=_pass_times(config, topology, "backward"),
-        link=np.array(link, np.int64),
-        transmit=np.array(transmit, np.int64) * topology.queueing,
+        link=link,
+        transmit=transmit * topology.queueing,
         slots=np.array([node.memory for node in nodes], np.int64),
         role=np.array([ROLES.index(node.role) for node in nodes], np.int64),
         sums=_sum_times(config, topology, sites) if routing.wait_for_gradient_sums else NO_SUMS,
         latency=np.array([[_nanoseconds(topology.latency_s(a, b)) for b in sites] for a in sites], np.int64),
+        saving=NO_SAVING if sizes.forward == sizes.backward else transmit - back,
     )
 
 

@@ -27,14 +27,17 @@ def with_measured_links(problem: PlanningProblem, routes: Mapping[tuple[int, int
     A value applies to the nodes' sites, since nodes of one site share its links; times within a site are unchanged.
     Gradient messages slow down by the same factor.
     """
-    link, sums = problem.link.copy(), problem.sums.copy()
+    link, sums, saving = problem.link.copy(), problem.sums.copy(), problem.saving.copy()
     for (source, target), seconds in routes.items():
         pair = problem.site[source], problem.site[target]
         if pair[0] != pair[1]:
             link[pair] = round(seconds * 1e9)
+            slower = link[pair] / max(1, problem.link[pair])
             if problem.summed:
-                sums[:, *pair] = np.rint(problem.sums[:, *pair] * (link[pair] / max(1, problem.link[pair])))
-    return replace(problem, link=link, sums=sums)
+                sums[:, *pair] = np.rint(problem.sums[:, *pair] * slower)
+            if saving.size:
+                saving[pair] = np.rint(problem.saving[pair] * slower)
+    return replace(problem, link=link, sums=sums, saving=saving)
 
 
 def replan(
@@ -56,7 +59,7 @@ def _replace_missing(problem: PlanningProblem, solution: Solution, kept: list[in
     """Replace each missing node by a near, little used node of its stage; renumber the nodes."""
     new = {node: index for index, node in enumerate(kept)}
     load = np.bincount(np.concatenate([solution.path.ravel(), solution.origin]), minlength=problem.nodes).astype(float)
-    both = (problem.link + problem.link.T)[np.ix_(problem.site, problem.site)]
+    both = problem.round_trips[np.ix_(problem.site, problem.site)]
     work = problem.passes[BLOCK] * 3 / problem.slots
     origin, path = solution.origin.copy(), solution.path.copy()
 

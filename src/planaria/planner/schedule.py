@@ -19,7 +19,7 @@ from planaria.common import atomic, documents
 from planaria.common.errors import UserError
 from planaria.config.bounds import Natural, Positive, Seconds
 from planaria.config.schema import Section
-from planaria.planner.problem import LONGEST_S, ROLES, PlanningProblem, Solution, by_centrality, stage_of
+from planaria.planner.problem import LONGEST_S, NO_SAVING, ROLES, PlanningProblem, Solution, by_centrality, stage_of
 from planaria.planner.tables import NO_SUMS, Ints
 
 MAX_BYTES = 256 << 20
@@ -119,6 +119,8 @@ class Schedule(Section):
     search: SearchRecord
     sums_s: list[list[list[ExactSeconds]]] | None = None
     """[2, sites, sites]: a message with all gradients of an ends node, of a block-stage node; null if not planned"""
+    link_back_s: list[list[ExactSeconds]] | None = None
+    """[sites, sites]: one gradient from sending to arrival; null if as long as an activation (``link_s``)"""
     paths: SeveralPaths | None = None
     """paths between sites; if given, every node is its own site, and link_s and transmit_s are those of the edges'
     paths"""
@@ -148,6 +150,7 @@ class Schedule(Section):
             slots=np.array([machine.slots for machine in self.nodes], np.int64),
             role=np.array([ROLES.index(machine.role) for machine in self.nodes], np.int64),
             sums=_nanoseconds(self.sums_s) if self.sums_s else NO_SUMS,
+            saving=_nanoseconds(self.link_s) - _nanoseconds(self.link_back_s) if self.link_back_s else NO_SAVING,
         )
 
     @property
@@ -195,6 +198,7 @@ def make_schedule(
         compared=compared,
         search=search,
         sums_s=(problem.sums / 1e9).tolist() if problem.summed else None,
+        link_back_s=(problem.link_back / 1e9).tolist() if problem.saving.size else None,
         paths=paths,
     )
 
@@ -202,7 +206,7 @@ def make_schedule(
 def write(schedule: Schedule, path: Path) -> None:
     """Write the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    absent = {name for name in ("sums_s", "paths") if getattr(schedule, name) is None}
+    absent = {name for name in ("sums_s", "link_back_s", "paths") if getattr(schedule, name) is None}
     atomic.write_text(path, schedule.model_dump_json(indent=1, exclude=absent))
 
 
@@ -222,6 +226,8 @@ def read(path: Path) -> Schedule:
 def _invalid_tables(schedule: Schedule) -> Iterator[str]:
     sites = len(schedule.sites)
     tables = {"link_s": schedule.link_s, "transmit_s": schedule.transmit_s or schedule.link_s}
+    if schedule.link_back_s is not None:
+        tables["link_back_s"] = schedule.link_back_s
     if schedule.sums_s is not None:
         if len(schedule.sums_s) != 2:
             yield f"sums_s has {len(schedule.sums_s)} tables, not one for the ends and one for block stages"

@@ -28,6 +28,8 @@ class CostTables(NamedTuple):
     backward: Ints
     link: Ints
     transmit: Ints
+    link_back: Ints
+    transmit_back: Ints
     slots: Ints
     role: Ints
     sums: Ints

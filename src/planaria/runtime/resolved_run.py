@@ -158,5 +158,5 @@ class ResolvedRun:
         if self.schedule is None:
             return network.latency_s, network.bandwidth
         taken, carried = (price(source, target, "forward") for price in (self.prices.transmit, self.prices.carry))
-        size = message_bytes(self.config.model, self.config.pipeline).larger  # as planned
+        size = message_bytes(self.config.model, self.config.pipeline).forward  # as planned
         return MessageCosts.seconds(carried - taken), size / MessageCosts.seconds(taken) if taken else None

@@ -62,7 +62,8 @@ def both_sides(
 def _one_side(problem: PlanningProblem, routes: RouteSet, data_nodes: Ints, until: float, back: bool) -> TimeLimits:
     first = routes.kinds.first
     passes = (problem.backward if back else problem.forward)[:, first] / 1e9
-    link = problem.link[np.ix_(problem.site[first], problem.site[first])] / 1e9
+    carried = problem.link_back if back else problem.link
+    link = carried[np.ix_(problem.site[first], problem.site[first])] / 1e9
     link = link.T if back else link
     alone = (routes.kinds.size < 2) & np.eye(len(data_nodes), dtype=bool)
     link = np.where(alone, np.inf, link)  # a node sends nothing to itself

@@ -66,7 +66,7 @@ def routes_of(problem: PlanningProblem) -> RouteSet | None:
     possible = (uses <= kinds.size).all(axis=1)
     visits, uses = visits[possible], uses[possible]
     sites = problem.site[kinds.first]
-    both = (problem.link + problem.link.T)[np.ix_(sites, sites)]
+    both = problem.round_trips[np.ix_(sites, sites)]
     work = problem.passes[:, kinds.first]
     rest = both[:, visits[:, -1]] + work[RETURN][:, None]
     holds = np.empty((count, *visits.shape), np.int64)
@@ -117,7 +117,7 @@ def shortest_round_trips(problem: PlanningProblem, kinds: NodeKinds) -> Ints:
 
 def _shortest_from(problem: PlanningProblem, kinds: NodeKinds, origin: int) -> int:
     sites = problem.site[kinds.first]
-    both = (problem.link + problem.link.T)[np.ix_(sites, sites)]
+    both = problem.round_trips[np.ix_(sites, sites)]
     work = problem.passes[:, kinds.first]
     home = int(kinds.kind_of[origin])
     ahead = _remaining_time(both + work[BLOCK], both[:, home], problem.visits)

@@ -119,13 +119,19 @@ def _least_maximum(problem: PlanningProblem, each: Ints) -> int:
     return int(max([*must, *may[:missing]]))
 
 
+def _shortest_round_trip(problem: PlanningProblem) -> int:
+    """Return a bound on the time of an activation and a gradient between any nodes."""
+    pairs = np.ix_(problem.site, problem.site)
+    return int(problem.link[pairs].min() + problem.link_back[pairs].min())
+
+
 def _worker_bound(problem: PlanningProblem) -> int:
     work = problem.passes[BLOCK]
     workers = np.sort(work[problem.role != ROLES.index("data")])[: problem.nodes - problem.sizes[0]]
     if not workers[0]:
         return 0
-    off = problem.link[np.ix_(problem.site, problem.site)].min()
-    lead = problem.forward[ENTRY].min() + problem.backward[ENTRY].min() + 2 * off
+    off = _shortest_round_trip(problem)
+    lead = problem.forward[ENTRY].min() + problem.backward[ENTRY].min() + off
     # Only the entry, the message to the first worker and the last message home are outside all workers' time.
     return int(problem.count * problem.visits / (1.0 / workers).sum() + lead)
 
@@ -133,10 +139,10 @@ def _worker_bound(problem: PlanningProblem) -> int:
 def _memory_bound(problem: PlanningProblem, alone: Ints) -> int:
     """Return a bound from: slots · step ≥ what all microbatches hold at their origins and on their routes."""
     work = problem.passes[BLOCK].min()
-    off = problem.link[np.ix_(problem.site, problem.site)].min()
+    off = _shortest_round_trip(problem)
     returns = problem.passes[RETURN].min()
     # At the last node: its own passes, the messages to and from the origin, the loss. One hop earlier: that, and so on.
-    held = sum(k * (work + 2 * off) + returns for k in range(1, problem.visits + 1))
+    held = sum(k * (work + off) + returns for k in range(1, problem.visits + 1))
     origins = problem.microbatches * int(
         np.sort(alone[problem.role != ROLES.index("worker")])[: problem.sizes[0]].sum()
     )
