@@ -73,6 +73,8 @@ class Strategy:
     obstacle: str
     """why it does not fit, or an empty string"""
     flags: str
+    config: RunConfig
+    """the recipe with this strategy's stages, codec, microbatches and replicas"""
     sends: bool
     """whether machines exchange messages in a step, whose times are less certain"""
 
@@ -112,7 +114,7 @@ def _pass_seconds(config: RunConfig) -> float:
 def _alone(config: RunConfig, machine: Node) -> Strategy:
     step_s = _pass_seconds(config) * config.pipeline.microbatches / machine.speed
     peak, obstacle = _whole_model(config, (machine,))
-    return Strategy(f"{machine.name} alone", (machine,), step_s, peak, obstacle, "--engine inline", False)
+    return Strategy(f"{machine.name} alone", (machine,), step_s, peak, obstacle, "--engine inline", config, False)
 
 
 def _whole_model(config: RunConfig, machines: Sequence[Node]) -> tuple[float | None, str]:
@@ -217,7 +219,8 @@ def _pipeline(config: RunConfig, topology: Topology, machines: tuple[Node, ...])
         f"--pipeline.wire '{pipeline.wire}' --pipeline.stages {pipeline.stages} --pipeline.microbatch_size {size} "
         f"--pipeline.microbatches {pipeline.samples // size}; stages 0 to {pipeline.stages}: {order}"
     )
-    return Strategy(f"pipeline, {pipeline.wire}", machines, seconds, peak, obstacle, flags, True)
+    chosen = with_wire(config, pipeline.wire, size)
+    return Strategy(f"pipeline, {pipeline.wire}", machines, seconds, peak, obstacle, flags, chosen, True)
 
 
 def _placed(config: RunConfig, machines: Sequence[Node]) -> tuple[float | None, str]:
@@ -254,7 +257,7 @@ def _replicated(
     peak, obstacle = _whole_model(config, machines)
     extra = "".join(f" --exchange.options.{key} {n}" for key, n in dict(exchange.get("options") or {}).items())  # type: ignore[call-overload]
     words = f"--exchange.kind {exchange['kind']}{extra} --exchange.replicas {count} --pipeline.microbatches {share}"
-    return Strategy(f"{count} replicas, {name}", tuple(machines), step_s, peak, obstacle, words, True)
+    return Strategy(f"{count} replicas, {name}", tuple(machines), step_s, peak, obstacle, words, divided, True)
 
 
 def _meeting_s(config: RunConfig, topology: Topology, machines: Sequence[Node]) -> float:
