@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import planaria
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
@@ -67,6 +68,20 @@ def test_adapters_survive_kills_and_load_in_peft(tmp_path: Path, monkeypatch: py
     assert not torch.equal(adapted(tokens).logits, before)
     saved = sum(file.stat().st_size for file in (tmp_path / "runs/killed/checkpoints").rglob("*.safetensors"))
     assert saved < (tmp_path / "given/model.safetensors").stat().st_size
+
+
+def test_adapters_have_twins_unless_the_recipe_states_a_strategy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given(tmp_path, "qwen3")
+    stated = 'recovery = { strategy = "checkpoint" }'
+    recipe = RECIPE.format(rate=1e-3)
+    for content, expected in ((recipe, "checkpoint"), (recipe.replace(stated, ""), "redundant, checkpoint")):
+        (tmp_path / "adapted.toml").write_text(content)
+        config = planaria.configure("adapted.toml", settings={"model.lora.rank": 4})
+        assert config.recovery.strategy == expected
+    assert planaria.configure("adapted.toml").recovery.strategy == "checkfree"
 
 
 def test_a_recipe_with_a_llamas_own_sizes_trains_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,8 @@ _PREFIX = "base_model.model."
 _DIGEST = "base_sha256"
 """metadata of a file of adapters: the digest of the base model's files"""
 _FIX = "export the run again"
+_PART = 1 << 22
+"""most bytes of a base model's tensor that are read at a time"""
 _OF_EXPERTS = {"gate_proj", "up_proj", "down_proj"}
 """matrices of dense layers and shared experts that ``peft`` takes for fused experts, unless they are named by weight"""
 
@@ -126,13 +128,31 @@ def load_base(stage: nn.Module, lora: Lora, text: str, frozen: Mapping[str, str]
 
     :raises UserError: if the base model's files are missing on this machine, or changed.
     """
-    read = base_reader(lora, text)
+    files, read = _files(lora), base_reader(lora, text)
     with torch.no_grad():
         for local, name in frozen.items():
+            buffer = stage.get_buffer(local)
             try:
-                stage.get_buffer(local).copy_(read(name))
+                if name in files and buffer.nbytes > _PART:
+                    _copy_rows(files[name], name, buffer)
+                else:
+                    buffer.copy_(read(name))
             except RuntimeError as error:
                 raise _wrong_base(lora, name, error) from None
+
+
+def _copy_rows(file: Path, name: str, buffer: Tensor) -> None:
+    """Copy a file's tensor with few rows in memory at a time: the pages of a closed file are not resident.
+
+    :raises RuntimeError: if the shapes differ.
+    """
+    rows = max(1, _PART // buffer[0].nbytes)
+    for start in range(0, len(buffer), rows):
+        with safe_open(file, framework="pt") as opened:
+            part = opened.get_slice(name)
+            if part.get_shape() != list(buffer.shape):
+                raise RuntimeError(f"has shape {part.get_shape()}, not {list(buffer.shape)}")
+            buffer[start : start + rows].copy_(part[start : start + rows])
 
 
 def base_reader(lora: Lora, text: str) -> Callable[[str], Tensor]:
@@ -140,15 +160,19 @@ def base_reader(lora: Lora, text: str) -> Callable[[str], Tensor]:
 
     :raises UserError: as :func:`load_base`, also for each tensor.
     """
-    read = _reader(lora, text)
+    files = _files(lora)
 
-    def required(name: str) -> Tensor:
+    def read(name: str) -> Tensor:
         try:
-            return read(name)
+            if name not in files:
+                return load_weights(Path(lora.base), text)[name]
         except KeyError as error:
             raise _wrong_base(lora, name, error) from None
+        with safe_open(files[name], framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+            return tensor
 
-    return required
+    return read
 
 
 def _wrong_base(lora: Lora, name: str, error: Exception) -> UserError:
@@ -172,8 +196,11 @@ def _digest(folder: Path) -> str:
 
 
 @lru_cache(maxsize=1)
-def _reader(lora: Lora, text: str) -> Callable[[str], Tensor]:
-    """Return a reader of the base model's tensors by the library's names in memory; ``text``: its config.json."""
+def _files(lora: Lora) -> Mapping[str, Path]:
+    """Return the file of each of the base model's tensors, by its name there.
+
+    :raises UserError: if the files are missing on this machine, or changed.
+    """
     folder, files = Path(lora.base), dict[str, Path]()
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
@@ -182,15 +209,7 @@ def _reader(lora: Lora, text: str) -> Callable[[str], Tensor]:
         raise UserError(f"{folder}: the base model is not on this machine; copy its folder there")
     if _digest(folder) != lora.base_sha256:
         raise UserError(f"{folder}: the base model has changed since the run started; restore its files")
-
-    def read(name: str) -> Tensor:
-        if name not in files:
-            return load_weights(folder, text)[name]
-        with safe_open(files[name], framework="pt") as opened:
-            tensor: Tensor = opened.get_tensor(name)
-            return tensor
-
-    return read
+    return files
 
 
 def initialise_adapters(named: Iterator[tuple[str, nn.Parameter]], seed: int) -> None:

@@ -27,6 +27,8 @@ from planaria.runtime.checkpoint.loading import weights_of
 from planaria.runtime.preparation import run_folders
 
 HUB = "hf:"
+RECOVERY_OF_ADAPTERS = "redundant, checkpoint"
+"""default of recovery.strategy if only adapters are trained"""
 _PICKLES = (b"PK\x03\x04", b"\x80")
 
 
@@ -148,9 +150,11 @@ def with_inherited_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
         lora |= base_of(weights.path)
     model["context"] = min(trained.context, ModelConfig().context)
     data = {} if weights.tokenizer is None else {"tokenizer": str(weights.tokenizer.absolute())}
+    recovery = {"strategy": RECOVERY_OF_ADAPTERS} if lora.get("rank") else {}
     beneath = {
         "model": {**model, **settings, "options": model["options"], "lora": lora},
         "data": data | dict(tree.get("data", {})),
+        "recovery": recovery | dict(tree.get("recovery", {})),
     }
     return {
         **tree,
