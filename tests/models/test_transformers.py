@@ -35,6 +35,7 @@ from support.small_decoders import library_config, logits, section, small, stage
 
 pytest.importorskip("transformers")
 
+ROOT = Path(__file__).parents[2]
 ARCHITECTURES = [
     *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "smollm3", "olmo2"),
     *("phi3", "gpt2", "gpt_neox", "granite", "cohere2", "glm4", "deepseek_v3", "gpt_oss", "falcon", "opt", "mamba"),
@@ -94,14 +95,45 @@ def test_models_that_cannot_be_cut_are_refused(values: dict[str, Any], complaint
     ("kind", "complaint"),
     [
         ("bert", "tokens see later ones"),
+        ("roberta", "tokens see later ones"),
+        ("deepseek_v4", r"hidden states have shape \[1, 4, 4, 4096\]"),
+        ("hy_v4", r"hidden states have shape \[1, 4, 4, 2816\]"),
+        ("gemma3n_text", "layer types producing a cache"),
+        ("gemma4_text", "cannot be built"),
+        ("longcat_flash", "no plain list of decoder layers"),
+        ("hrm_text", "no plain list of decoder layers"),
+        ("xlnet", "a decoder layer cannot be called alone"),
+        ("cpmant", "cannot be built"),
         ("xlm", "a decoder layer cannot be called alone|its loss differs|see later"),
         ("ctrl", "cannot be built|its loss differs"),
+        ("zamba", "share|cannot be built"),
         ("zamba2", "share|differs|cannot be|no plain list|no counterpart"),
     ],
 )
 def test_the_check_refuses_what_would_train_wrongly(kind: str, complaint: str) -> None:
-    with pytest.raises(UserError, match=complaint):
+    with pytest.raises(UserError, match=complaint) as raised:
         require_cuttable(Decoder.of(library_config(kind)), masked=False)
+    assert "\n" not in str(raised.value)
+
+
+def all_architectures() -> list[str]:
+    """The architectures that ``python -m benchmarks.pretrained decoders`` cut."""
+    saved = json.loads((ROOT / "results" / "pretrained.json").read_text())
+    return [row["what"] for row in saved["decoders"]["rows"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", all_architectures())
+def test_every_listed_decoder_equals_the_whole_one(kind: str) -> None:
+    found = require_cuttable(Decoder.of(library_config(kind)), masked=False)
+    assert found.loss == found.gradient == found.future == 0
+
+
+def test_routing_noise_is_switched_off() -> None:
+    noisy = library_config("phimoe") | {"router_jitter_noise": 0.1}
+    assert "router_jitter_noise = 0.1" in next(Decoder.of(noisy).differences)
+    found = require_cuttable(Decoder.of(noisy), masked=False)
+    assert found.loss == found.gradient == 0
 
 
 def test_a_model_without_finite_numbers_is_refused() -> None:
