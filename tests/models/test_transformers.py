@@ -123,6 +123,7 @@ def all_architectures() -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", all_architectures())
 def test_every_listed_decoder_equals_the_whole_one(kind: str) -> None:
     found = require_cuttable(Decoder.of(library_config(kind)), masked=False)
