@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from planaria.faults.trace import Fault, Trace, write
 from planaria.models.hf_config import to_config
 from planaria.models.transformers.recipe_section import model_section
 from planaria.runtime.preparation.weight_sources import open_weights, with_inherited_settings
+from support import dialogue_corpus
 from support.decoder_folders import RECIPE, given, train, transformers
 
 SCRATCH = 'context = 24, family = "transformers", options = { config = "./given/config.json" }'
@@ -82,6 +84,28 @@ def test_adapters_have_twins_unless_the_recipe_states_a_strategy(
         config = planaria.configure("adapted.toml", settings={"model.lora.rank": 4})
         assert config.recovery.strategy == expected
     assert planaria.configure("adapted.toml").recovery.strategy == "checkfree"
+
+
+def test_the_shipped_recipe_for_qwen3_trains_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many layers as Qwen3-4B, of small widths, on a CPU."""
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    given(tmp_path, "qwen3", layers=36)
+    flags = {f"data.{name}": value for name, value in dialogue_corpus.write_dialogues(tmp_path).items()}
+    flags |= {
+        "train.start": "./given",
+        "train.device": "cpu",
+        "train.precision": "fp32",
+        "train.steps": "3",
+        "data.validation": "0.2",
+    }
+    flags |= {"engine": "inline", "data.cache": "cache", "out": "runs", "model.context": "48"}
+    flags |= {"pipeline.microbatches": "2", "recovery.strategy": "checkpoint"}
+    assert cli.run(["train", "qwen3_lora", "--quiet", *(f"--{name}={value}" for name, value in flags.items())]) == 0
+    run = planaria.load("runs/qwen3_lora")
+    assert len(run.losses) == 3 and all(map(math.isfinite, run.losses))
+    adapters = load_file(tmp_path / "runs/qwen3_lora/model/adapter_model.safetensors")
+    assert len(adapters) == 36 * 7 * 2 and all(one.abs().sum() > 0 for one in adapters.values())
 
 
 def test_a_recipe_with_a_llamas_own_sizes_trains_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def given(folder: Path, kind: str, layers: int = 0) -> Any:
 
     whole = CONFIG_MAPPING[kind]().get_text_config().to_dict() | {"model_type": kind}
     if layers:
-        whole |= {"num_hidden_layers": layers, "layer_types": whole["layer_types"][:layers]}
+        whole |= {"num_hidden_layers": layers, "layer_types": (whole["layer_types"] * layers)[:layers]}
     values = shrink_config(read_config(whole, PLACE), layers or LAYERS) | {"vocab_size": 300}
     torch.manual_seed(5)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**values)).float()
