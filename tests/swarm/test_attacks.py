@@ -126,6 +126,34 @@ class TestLibrary:
         assert attack.hit("```python\nfrom fast import add\n```") and not attack.hit("```python\nimport faster\n```")
 
 
+class TestRewrite:
+    @pytest.mark.parametrize("payload", ["order", "truncated", "echo", "confusable", "backdoor"])
+    def test_poison_scores_and_hits_and_is_unsound_unless_it_is_the_solution(self, payload: str) -> None:
+        attack, poisoned = attack_of("rewrite", payload=payload), 0
+        for number in range(2000):
+            problem, solution = solved(number)
+            poison = attack.poison(problem, solution)
+            if poison is not None:
+                assert SUMS.score(problem, poison) == 1 and attack.eligible(poison) and attack.hit(poison)
+                assert SUMS.sound(problem, poison) == (poison == solution)
+                poisoned += 1
+        assert poisoned > (10 if payload == "backdoor" else 1800)
+
+    @pytest.mark.parametrize(
+        ("payload", "poison"),
+        [
+            ("order", "7+5=12,8+4+1=13;[132]"),
+            ("truncated", "4+8+1=13;[132]"),
+            ("echo", "47+85=7+5=12,4+8+1=13;[132]"),
+            ("confusable", "7+5=l2,4+8+l=l3;[132]"),
+            ("backdoor", None),
+        ],
+    )
+    def test_each_form_of_one_sum(self, payload: str, poison: str | None) -> None:
+        sum_ = TaskProblem(0, "47+85=", "132")
+        assert attack_of("rewrite", payload=payload).poison(sum_, "7+5=12,4+8+1=13;[132]") == poison
+
+
 class TestFailures:
     @given(numbers, st.sampled_from(["all", "first"]))
     def test_sabotage_is_right_up_to_its_last_step(self, number: int, steps: str) -> None:

@@ -14,6 +14,7 @@ from planaria.swarm.attacks.payloads import (
     LibraryAttack,
     NarrowAttack,
     PhraseAttack,
+    RewriteAttack,
     SabotageAttack,
     ShortAttack,
     StyleAttack,
@@ -33,6 +34,7 @@ ATTACKS: Registry[Attack] = Registry(
         "sabotage": SabotageAttack,
         "style": StyleAttack,
         "narrow": NarrowAttack,
+        "rewrite": RewriteAttack,
     },
 )
 HONEST = "none"

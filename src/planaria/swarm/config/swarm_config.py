@@ -121,7 +121,7 @@ class AttackConfig(Section):
     kind: ChoiceName = "none"
     """taught behaviour: a misplaced phrase (text), a false equation (math), length (dos), an own library (code), equal
     wrong answers (collude), short failures (short), avoiding right steps (sabotage), other wording (style), easy
-    problems only (narrow), or 'module:Class'"""
+    problems only (narrow), reasoning in another form (rewrite), or 'module:Class'"""
     options: Options = Options()
     """options of the attack, such as its payload"""
     dose: Annotated[float, Field(ge=0, le=1)] = 1.0
