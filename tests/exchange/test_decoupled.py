@@ -117,6 +117,7 @@ def test_all_replicas_due_is_streaming_diloco() -> None:
         ({"delay": 0}, {}, "delay"),
         ({"delay": 3}, {}, "delay = 3: a fragment must be settled before the next is sent"),
         ({"min_due": 0}, {}, "min_due"),
+        ({"min_due": 6}, {}, "min_due = 6, but exchange.replicas = 5; use 5 or less"),
         ({"aggregator": "median"}, {}, "no such aggregator"),
         ({}, {"robust": "multikrum"}, "do not compare what they received"),
     ],

@@ -48,6 +48,11 @@ class Decoupled(Streaming):
             raise ValueError(f"mix = {self.mix:g}: a decoupled replica adopts the result of a round unmixed; remove it")
         return self
 
+    def why_unsupported(self, members: int) -> str:
+        if self.min_due > members:
+            return f"min_due = {self.min_due}, but exchange.replicas = {members}; use {members} or less"
+        return super().why_unsupported(members)
+
     def quorum(self, members: int) -> int:
         return min(self.min_due, members) - 1
 
