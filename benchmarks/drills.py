@@ -32,7 +32,10 @@ from planaria.swarm.repair.texts import Benign, RepairTexts, Text
 
 RECIPES = {"drills": shipped.find("drills")} | {
     name: shipped.find(f"drills/{name}")
-    for name in ("layers", "mixed", "losses", "trio", "ratios", "claims", "length", "code", "alone", "defaults")
+    for name in (
+        *("layers", "mixed", "losses", "trio", "ratios", "claims", "length", "code", "alone", "defaults"),
+        *("sapo", "ahead", "schools"),
+    )
 }
 
 
@@ -190,6 +193,47 @@ def defaults(found: Drill) -> Iterator[Row]:
             yield row(f"{arm.name}: honest completions refused", wrong, Claim(high=0.03))
 
 
+def schools(found: Drill) -> Iterator[Row]:
+    """Four peers of three schools: success and accuracy above the control, and honest completions refused."""
+    for arm in found.arms:
+        kind, guarded = "style" if arm.name.startswith("STYLE") else "rewrite", "defended" in arm.name
+
+        def rate(of: Drill, name: str, kind: str = kind) -> list[float]:
+            return success(of, name, kind)
+
+        if not arm.control:
+            yield row(f"{arm.name}: success", rate(found, arm.name))
+            continue
+        claim = Claim(high=0.05) if guarded else None
+        yield row(f"{arm.name}: success above the control", above(found, arm.name, arm.control, rate), claim)
+        lost = Claim(low=-0.05) if guarded else None
+        yield row(f"{arm.name}: accuracy above the control", above(found, arm.name, arm.control), lost)
+        if guarded:
+            yield row(f"{arm.name}: honest refused", misjudged(found, arm.name, "all layers"), Claim(high=0.05))
+
+
+SHARED, OWN_ONLY = ("6/2", "4/4", "2/6"), "8/0, filtered, pool of 32"
+
+
+def mixing(found: Drill) -> Iterator[Row]:
+    """SAPO: accuracy above 8/0 and its filtered control; sharing helps if 4/4 is above the latter with each seed."""
+    for arm in found.arms:
+        yield row(f"{arm.name}: accuracy", accuracy(found, arm.name))
+        if arm.control:
+            yield row(f"{arm.name}: accuracy above {arm.control}", above(found, arm.name, arm.control))
+    for name in SHARED:
+        claim = Claim(low=0.0) if name == "4/4" else None
+        yield Row(f"{name}: accuracy above {OWN_ONLY}", above(found, name, OWN_ONLY), "", claim, judged="least")
+
+
+def forced_staleness(found: Drill) -> Iterator[Row]:
+    """Accuracy by loss and by the age of the weights that drew completions; no claim."""
+    for arm in found.arms:
+        yield row(f"{arm.name}: accuracy", accuracy(found, arm.name))
+        if arm.control:
+            yield row(f"{arm.name}: accuracy above 0 rounds old", above(found, arm.name, arm.control))
+
+
 def alone(found: Drill) -> Iterator[Row]:
     yield row("together: accuracy above alone", above(found, "together", "alone"), Claim(low=0.04))
 
@@ -206,6 +250,9 @@ ROWS: dict[str, Callable[[Drill], Iterator[Row]]] = {
     "code": code,
     "alone": alone,
     "defaults": defaults,
+    "sapo": mixing,
+    "ahead": forced_staleness,
+    "schools": schools,
 }
 
 
