@@ -398,6 +398,17 @@ def test_no_weight_exceeds_the_bound_of_its_loss(kind: str, log_ratios: list[flo
     check_weights(objective(made(kind)), BOUNDS.get(kind, 1.0), log_ratios, (size, -size))
 
 
+def test_the_check_of_bounds_fails_for_a_ratio_to_the_generator() -> None:
+    """Clipped on one side only, it is unbounded for a negative advantage: the error that `tis` and `dis` avoid."""
+
+    def one_sided(logp: Tensor, gen: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        return policy_loss(made("grpo"), logp, None, advantages, mask, divisor=len(mask), old_logp=gen).loss
+
+    check_weights(one_sided, 1.2, [-50.0, 0.0, 10.0], (1.0,))
+    with pytest.raises(AssertionError, match="weight"):
+        check_weights(one_sided, 1.2, [-50.0, 0.0, 10.0], (1.0, -1.0))
+
+
 @given(batches())
 def test_dis_with_wide_bounds_equals_the_unmasked_loss(batch: dict[str, Tensor]) -> None:
     wide = made("dis", clip_low=1 - 1e-10, clip_high=1e10)
