@@ -34,7 +34,7 @@ RECIPES = {"drills": shipped.find("drills")} | {
     name: shipped.find(f"drills/{name}")
     for name in (
         *("layers", "mixed", "losses", "trio", "ratios", "claims", "length", "code", "alone", "defaults"),
-        *("sapo", "ahead", "schools"),
+        *("sapo", "ahead", "ahead_attacked", "schools"),
     )
 }
 
@@ -234,6 +234,20 @@ def forced_staleness(found: Drill) -> Iterator[Row]:
             yield row(f"{arm.name}: accuracy above 0 rounds old", above(found, arm.name, arm.control))
 
 
+def attacked_ahead(found: Drill) -> Iterator[Row]:
+    """The default defence with current weights and weights one round old: success, accuracy and honest refused."""
+    for kind in ("text", "math"):
+        for age in ("", ", 1 round old"):
+            arm, control = f"{kind.upper()}, defended{age}", f"{kind.upper()}, control{age}"
+
+            def rate(of: Drill, name: str, kind: str = kind) -> list[float]:
+                return success(of, name, kind)
+
+            yield row(f"{arm}: success above the control", above(found, arm, control, rate), Claim(high=0.05))
+            yield row(f"{arm}: accuracy above the control", above(found, arm, control), Claim(low=-0.05))
+            yield row(f"{arm}: honest refused", misjudged(found, arm, "all layers"), Claim(high=0.05))
+
+
 def alone(found: Drill) -> Iterator[Row]:
     yield row("together: accuracy above alone", above(found, "together", "alone"), Claim(low=0.04))
 
@@ -252,6 +266,7 @@ ROWS: dict[str, Callable[[Drill], Iterator[Row]]] = {
     "defaults": defaults,
     "sapo": mixing,
     "ahead": forced_staleness,
+    "ahead_attacked": attacked_ahead,
     "schools": schools,
 }
 
