@@ -16,6 +16,7 @@ from benchmarks.processes import free_port
 
 import planaria
 from planaria.control.facts import events as e
+from planaria.group.settings import as_arguments
 from planaria.report.run.sample_ledger import require_exactly_once
 from support.group_members import Members, Spec
 from support.live.harness import ending, facts
@@ -123,6 +124,62 @@ def test_the_hosts_machine_leads_again_if_no_other_does(members: Members) -> Non
     record = members.run.record
     require_exactly_once(record)
     assert [started.term for started in facts(record, e.LeaderStarted)] == [2, 3] and not facts(record, e.WorkerLost)
+
+
+@pytest.mark.slow
+def test_a_machine_that_was_replaced_stands_by_again_even_if_that_process_is_killed(members: Members) -> None:
+    ports = [free_port(), free_port()]
+    standby_at = [f"127.0.0.1:{port}" for port in ports]
+    log = members.folder / "shared"
+    spec: dict[str, Any] = {"epochs": 16, "pause_s": 0.1}
+    members.host(Spec(seed=1, hosting={"port": ports[0], "shared_log": str(log), "standby_at": standby_at}, **spec))
+    folder, there = members.folder / "runs" / "group", members.folder / "there"
+    there.mkdir()
+    command = ["join", f"{log}/group", "--standby", "--at", standby_at[1], "--key-file", str(members.key)]
+    standby = subprocess.Popen(
+        [sys.executable, "-m", "planaria", *command], cwd=there, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert standby.stdout is not None and "ready to lead" in standby.stdout.readline()
+        members.start(Spec(seed=2, address=standby_at[0], **spec))
+        until(lambda: len(members.used(1)) >= 3, 90.0)
+        here = os.getpgid(controller(folder))
+        os.killpg(here, signal.SIGSTOP)
+        until(lambda: "leader_started" in (there / "runs/group/events.jsonl").read_text(), 20.0)
+        os.killpg(here, signal.SIGCONT)
+        until(lambda: "standing by again" in (folder / "controller.log").read_text(), 20.0)
+        lose(folder, signal.SIGKILL)
+        time.sleep(2.0)  # it reads the log
+        standby.kill()
+        members.wait()
+    finally:
+        standby.kill()
+    assert members.error(0) == members.error(1) == ""
+    record = members.run.record
+    require_exactly_once(record)
+    assert [started.term for started in facts(record, e.LeaderStarted)] == [2, 3] and not facts(record, e.WorkerLost)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"members": 0}, "host: members = 0: use 1 or more"),
+        ({"members": 5, "max_members": 2}, "host: max_members = 2 is less than members = 5"),
+        ({"address": "0.0.0.0"}, "host: address = '0.0.0.0': set advertise"),
+        ({"standby_at": "127.0.0.1:7001"}, "host: standby_at needs shared_log"),
+        ({"shared_log": "/log", "standby_at": ["10.0.0.2:1"], "port": 1}, "list this machine too, as '127.0.0.1:1'"),
+        ({"key": "/etc/hostname"}, "/etc/hostname holds no key"),
+    ],
+)
+def test_invalid_arguments_are_refused_by_name(tmp_path: Path, arguments: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(planaria.UserError, match=complaint):
+        planaria.host(**{"key": tmp_path / "key", **arguments})
+
+
+def test_errors_of_a_groups_configuration_name_the_arguments() -> None:
+    refused = "fleet.shared_log = 'x': machines that lead need fleet.port; exchange.patience_s, fleet.host, --name"
+    named = "shared_log = 'x': machines that lead need port; patience_s, address, name"
+    assert as_arguments(refused) == named
 
 
 def test_a_member_that_dies_with_the_controller_is_replaced_by_one_that_joins(members: Members) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from planaria.common.errors import UserError
+from planaria.config.model_config import GROUP
 from planaria.config.schema import RunConfig
 from planaria.control.facts.events import FaultInjected
 from planaria.control.log.state_file import LiveWorker, read_state, start_ticks
@@ -116,6 +117,8 @@ def _require_live(folder: Path, target: str) -> RunConfig:
 
 def _process(folder: Path, target: str) -> int:
     """Return the process id of a controller, standby or supervisor on this machine; UserError if there is none."""
+    if target != "controller" and run_folders.config_of(folder).model.family == GROUP:
+        raise UserError(f"{folder}: a group has no {target} that commands can reach; use controller, or worker=w1")
     if target == "controller":
         return read_state(folder).controller
     if target == "supervisor":

@@ -101,7 +101,8 @@ def keep_led(config: RunConfig, key: bytes, awaited: str, answer: Any) -> int:
     while (code := (ending := _wait(pid, config.fleet.lease_s)).code) not in (_ENDED, _REFUSED):
         now = time.monotonic()
         started, failures = now, failures + 1 if now - started < _MIN_UPTIME_S else 0
-        if failures > MAX_FAILED_CONTROLLERS or not (folder / RUN_ADDRESS_FILE).exists():  # members could not join yet
+        could_join = (folder / RUN_ADDRESS_FILE).exists() or run_folders.log_size(folder) > 0
+        if failures > MAX_FAILED_CONTROLLERS or not could_join:
             break
         _redirect(sys.stderr.fileno(), folder / LOG)
         pid = _fork(partial(resume, lead, config, folder, ending.cause), refuse)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,17 +20,17 @@ from torch.optim import Optimizer
 
 from planaria.common.errors import RunStopped, UserError
 from planaria.common.stdio import Notify
-from planaria.group.entrance import START_S, GroupAccess, start_controller
+from planaria.group.entrance import START_S, GroupAccess, invitation, start_controller
 from planaria.group.member_state import MemberState, Stateful
 from planaria.group.membership import ConnectionLost, Membership, note, require_same
 from planaria.group.optimizer import GroupOptimizer
 from planaria.group.ranks import Follower, Ranks
-from planaria.group.settings import ExchangeSettings, GroupSettings, SharedData, group_config
+from planaria.group.settings import ExchangeSettings, GroupSettings, SharedData, as_arguments, group_config
 from planaria.group.shard import Blocks, Shard, blocks_of, mark_last
 from planaria.models.group_family import group_family
 from planaria.report.run.report import write_report
 from planaria.runtime.engine.machine_service import MachineOptions, connect, setup_of
-from planaria.runtime.fleet.joining import RunAddress, read_key, read_or_create_key, standby_commands
+from planaria.runtime.fleet.joining import RunAddress, read_key, read_or_create_key
 from planaria.runtime.transport.secure import new_key
 from planaria.runtime.worker.setup import Setup
 
@@ -51,8 +51,8 @@ def host(
     patience_s: float = 10.0,
     step_timeout_s: float = 600.0,
     seed: int = 0,
-    shared_log: str = "",
-    standby_at: Sequence[str] = (),
+    shared_log: str | Path = "",
+    standby_at: Sequence[str] | str = (),
     notify: Notify = print,
 ) -> Group:
     """Return a group with this process as its first member. Others can join once its loop draws the first batch.
@@ -70,10 +70,9 @@ def host(
     :param shared_log: folder, bucket or holders ("quorum://…") of a log with which another machine can lead the group.
     :param standby_at: HOST:PORT of the machines that may lead, this one included.
     :param notify: called with the line that tells others how to join.
-    :raises UserError: if the key file cannot be used.
+    :raises UserError: if an argument is invalid, or the key file cannot be used.
     """
     file = Path(key).expanduser()
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     settings = GroupSettings(
         name=name,
         out=str(out),
@@ -86,11 +85,13 @@ def host(
         step_timeout_s=step_timeout_s,
         seed=seed,
         key=str(file.absolute()),
-        shared_log=shared_log,
-        standby_at=", ".join(standby_at),
+        shared_log=str(shared_log),
+        standby_at=standby_at if isinstance(standby_at, str) else ", ".join(standby_at),
     )
+    settings.check()
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     key_bytes = read_or_create_key(file, new_key())
-    return Group(key_bytes, settings, "", notify, lambda address: notify(_invitation(address, file)))
+    return Group(key_bytes, settings, "", notify)
 
 
 def join(address: str, *, key: str | Path = KEY, retry_s: float = 60.0, seed: int = 0, notify: Notify = print) -> Group:
@@ -117,16 +118,15 @@ class Group:
         settings: GroupSettings,
         address: str,
         notify: Notify = print,
-        opened: Callable[[str], object] = lambda address: None,
     ) -> None:
         """Set up a group without a connection.
 
-        :param address: HOST:PORT of the controller; empty: this process starts it, and calls ``opened`` with it.
+        :param address: HOST:PORT of the controller; empty: this process starts it.
         """
         self._key = key
         self._settings = settings
         self.address = address
-        self._notify, self._opened = notify, opened
+        self._notify = notify
         self._hosts = not address
         self.folder: Path | None = None
         """folder of the group's log and report, or None except at the host"""
@@ -249,10 +249,12 @@ class Group:
         assert self._owned is not None and self._agreed is not None and self._data is not None
         if self._hosts:
             config = group_config(self._settings, self._agreed, self._data, self._owned)
-            self.address, self.folder = start_controller(config.model_dump_json(), self._key)
-            self._opened(self.address)
-            for command in standby_commands(config.fleet, self.folder.name):
-                self._notify(f"stand by with {command}")
+            try:
+                self.address, self.folder = start_controller(config.model_dump_json(), self._key)
+            except UserError as error:
+                raise UserError(as_arguments(str(error))) from None
+            for line in invitation(config, self.folder.name, self.address, self._settings.key):
+                self._notify(line)
 
     def _join(self, again: bool = False) -> Membership:
         """Become a member, or become one ``again`` after the connection broke.
@@ -278,7 +280,7 @@ class Group:
             setup = replace(setup, folder_id="")
             require_same(setup, self._owned)
             self._require_agreed(setup, self._data)
-            member = Membership(membership, setup, self._owned, START_S)
+            member = Membership(membership, setup, self._owned, START_S, self._notify)
             cleanup.pop_all()
         return member
 
@@ -344,7 +346,7 @@ class Group:
                 until = until or time.monotonic() + self._settings.patience_s
                 if time.monotonic() > until:
                     raise
-                note(f"{error}; joining again")
+                self._notify(f"{error}: trying for {self._settings.patience_s:g} s")
 
     def log(self, loss: float) -> None:
         """Report the loss of the current step for the live page and the report."""
@@ -393,8 +395,3 @@ class Group:
 
     def __exit__(self, *failed: object) -> None:
         self.leave()
-
-
-def _invitation(address: str, key: Path) -> str:
-    """Return the line that tells others how to join."""
-    return f"group at {address}; others join with planaria.join({address!r}) and a copy of {key}"

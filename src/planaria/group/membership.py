@@ -18,6 +18,7 @@ from typing import NoReturn
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from planaria.common.errors import RunStopped, UserError
+from planaria.common.stdio import Notify
 from planaria.config.names import WorkerId
 from planaria.config.schema import FleetConfig
 from planaria.control.facts import events as e
@@ -94,15 +95,18 @@ class _MemberLink(ControlLink):
 class Membership:
     """A member's worker. All methods are for the owner's thread."""
 
-    def __init__(self, run_membership: RunMembership, setup: Setup, owned: MemberState, patience_s: float) -> None:
+    def __init__(
+        self, run_membership: RunMembership, setup: Setup, owned: MemberState, patience_s: float, notify: Notify
+    ) -> None:
         """Become a worker of the group, and wait at most ``patience_s`` to be one.
 
+        :param notify: called with lines about lost controllers
         :raises RunStopped: if the group ends or does not accept this process in time.
         """
         self._pool = _OwnProcess()
         self._leaving = ""
         controllers = _controllers(setup.config.fleet, run_membership.address)
-        self._lasting = LastingMembership(run_membership, controllers, note, lambda at: self._pool.leave(at))
+        self._lasting = LastingMembership(run_membership, controllers, notify, lambda at: self._pool.leave(at), note)
         self._thread = threading.get_ident()
         self._ending: Ending | None = None
         self._ended = threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,21 @@ class GroupSettings:
     key: str = ""
     shared_log: str = ""
     standby_at: str = ""
+
+    def check(self) -> None:
+        """Raise UserError for the first invalid argument of ``host``."""
+        if self.members < 1:
+            raise UserError(f"host: members = {self.members}: use 1 or more")
+        if self.max_members < self.members:
+            raise UserError(f"host: max_members = {self.max_members} is less than members = {self.members}")
+        if self.address in ("0.0.0.0", "::") and not self.advertise:
+            raise UserError(f"host: address = {self.address!r}: set advertise to the address or name that others use")
+        own = f"{self.advertise or self.address}:{self.port}"
+        listed = [at.strip() for at in self.standby_at.split(",") if at.strip()]
+        if listed and not self.shared_log:
+            raise UserError("host: standby_at needs shared_log, from which another machine continues")
+        if self.shared_log and own not in listed:
+            raise UserError(f"host: standby_at = {listed}: list this machine too, as {own!r} (its address and port)")
 
 
 @dataclass(frozen=True)
@@ -80,16 +96,28 @@ def group_config(host: GroupSettings, agreed: ExchangeSettings, data: SharedData
     }
     try:
         config = RunConfig.model_validate(sections)
+        if config.fleet.shared_log is not None:
+            check_shared_log(config)
     except ValidationError as error:
-        raise UserError(f"group: {first_error(error)}") from None
-    if config.fleet.shared_log is not None:
-        check_shared_log(config)
+        raise UserError(f"group: {as_arguments(first_error(error))}") from None
+    except UserError as error:
+        raise UserError(f"group: {as_arguments(str(error))}") from None
     if make_exchange(config.exchange).decoupled:
         raise UserError(
             f"group: exchange = {agreed.kind!r} needs weights that change only between steps, and a loop's optimizer "
             "changes them within; use 'streaming_diloco'"
         )
     return config
+
+
+def as_arguments(text: str) -> str:
+    """Return an error with the names of ``host``'s arguments instead of a recipe's settings.
+
+    >>> as_arguments("fleet.port = 80: use another --name, or fleet.host")
+    'port = 80: use another name, or address'
+    """
+    named = text.replace("fleet.host", "address").replace("--name", "name")
+    return re.sub(r"\b(?:fleet|exchange)\.(?=[a-z_]+)", "", named)
 
 
 def _model_options(owned: MemberState, data: SharedData) -> dict[str, Any]:

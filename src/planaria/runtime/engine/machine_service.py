@@ -250,7 +250,7 @@ class _MachineService:
             silence_s = 2 * fleet.lease_s
         controllers = Controllers(fleet.standby_addresses, fleet.orphan_s, silence_s)
         self._lasting = LastingMembership(
-            membership, controllers, notify, self._pool.leave, options.workers, options.reach
+            membership, controllers, notify, self._pool.leave, workers=options.workers, reach=options.reach
         )
         notify(f"joined {setup.config.name} as {membership.welcome.host}; starting workers")
         if not membership.reach.reachable:

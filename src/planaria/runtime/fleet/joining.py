@@ -49,18 +49,20 @@ def read_key(file: Path) -> bytes:
     :raises UserError: if it cannot be read, has no key, or other users can read it.
     """
     try:
-        if file.stat().st_mode & 0o077:
-            raise UserError(f"{file}: other users can read it; `chmod 600 {file}`, since anyone with the key can join")
+        readable_by_others = file.stat().st_mode & 0o077
         with file.open("rb") as opened:
             text = documents.read_bounded(opened, _ADDRESS_BYTES).strip()
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); copy it from where the run was started") from None
     try:
-        return bytes.fromhex(
+        key = bytes.fromhex(
             RunAddress.model_validate_json(text).key if text[:1] == b"{" else _KEY.validate_python(text.decode())
         )
     except (ValidationError, UnicodeDecodeError):
         raise UserError(f"{file} holds no key (64 hexadecimal digits, or a run's address.json)") from None
+    if readable_by_others:
+        raise UserError(f"{file}: other users can read it; `chmod 600 {file}`, since anyone with the key can join")
+    return key
 
 
 def read_or_create_key(file: Path, key: bytes) -> bytes:
@@ -121,11 +123,14 @@ def join_command(fleet: FleetConfig, folder: Path, address: str) -> str:
     return f"planaria join {address} --key-file {key.name}    (with a copy of {key})"
 
 
-def standby_commands(fleet: FleetConfig, name: str) -> list[str]:
-    """Return the commands with which other machines stand by; empty without ``fleet.shared_log``."""
+def standby_commands(fleet: FleetConfig, name: str, key: str = "") -> list[str]:
+    """Return the commands with which other machines stand by; empty without ``fleet.shared_log``.
+
+    :param key: file with the key there; default: of the same name, in the current directory
+    """
     if fleet.shared_log is None or fleet.key is None:
         return []
-    location, key = f"{fleet.shared_log.rstrip('/')}/{name}", Path(fleet.key).name
+    location, key = f"{fleet.shared_log.rstrip('/')}/{name}", key or Path(fleet.key).name
     others = (at for at in fleet.standby_addresses if at != fleet.own_address)
     return [f"planaria join {location} --standby --at {at} --key-file {key}" for at in others]
 

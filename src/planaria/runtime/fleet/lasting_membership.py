@@ -41,10 +41,13 @@ class LastingMembership:
         controllers: Controllers,
         notify: Notify,
         leave: Callable[[str], object],
+        notify_of_workers: Notify | None = None,
         workers: int = 1,
         reach: Reach = REACHABLE,
     ) -> None:
-        """:param leave: called with the HOST:PORT of a lost controller, perhaps a silent one, which workers must leave
+        """:param notify: called with lines about controllers
+        :param leave: called with the HOST:PORT of a lost controller, perhaps a silent one, which workers must leave
+        :param notify_of_workers: called with lines about this machine's workers; by default ``notify``
         :param workers: as for the ``first`` membership
         :param reach: as for the first membership
         """
@@ -52,6 +55,7 @@ class LastingMembership:
         self.rejected_at = ""
         """HOST:PORT of a controller that leads the run, but no longer waits for this machine"""
         self._controllers, self._notify, self._leave = controllers, notify, leave
+        self._notify_of_workers = notify_of_workers or notify
         self._workers, self._reach = workers, reach
         self._next: RunMembership | None = None
         """membership at another controller, found while the present one was silent"""
@@ -61,7 +65,7 @@ class LastingMembership:
         elsewhere = self._is_led_elsewhere if self._others() else None
         while True:
             ending = self.current.serve_until_end(
-                pool, self._controllers.silence_s, asked_to_leave, self._notify, elsewhere
+                pool, self._controllers.silence_s, asked_to_leave, self._notify_of_workers, elsewhere
             )
             if ending.how != "lost" or not self._controllers.addresses:
                 return ending
@@ -88,7 +92,7 @@ class LastingMembership:
         self._leave(before.address)
         if self._next is not None:
             return self._next
-        self._notify(f"the run's controller is lost; waiting up to {patience_s:g} s for another one")
+        self._notify(f"the controller at {before.address} is lost; waiting up to {patience_s:g} s for another one")
         until = time.monotonic() + patience_s
         for address in cycle([*self._others(), before.address]):
             if asked_to_leave() or time.monotonic() > until:
