@@ -84,6 +84,8 @@ def test_adapters_have_twins_unless_the_recipe_states_a_strategy(
         config = planaria.configure("adapted.toml", settings={"model.lora.rank": 4})
         assert config.recovery.strategy == expected
     assert planaria.configure("adapted.toml").recovery.strategy == "checkfree"
+    several = planaria.configure("adapted.toml", settings={"model.lora.rank": 4, "exchange.replicas": 2})
+    assert several.recovery.strategy == "checkpoint", "replicas keep no copies"
 
 
 def test_the_shipped_recipe_for_qwen3_trains_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,17 +7,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from benchmarks.processes import free_port
+from torch import nn
+from torch.utils.data import DataLoader
 
 import planaria
+from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.group.settings import as_arguments
+from planaria.group.lead import GroupLead
+from planaria.group.member_state import MemberState
+from planaria.group.settings import ExchangeSettings, GroupSettings, SharedData, as_arguments, group_config
 from planaria.report.run.sample_ledger import require_exactly_once
+from planaria.runtime.controller.controller import Controller
+from planaria.runtime.fleet.joined_machine import RunMembership
+from planaria.runtime.fleet.joining import RunAddress
+from planaria.runtime.preparation import run_folders
+from planaria.runtime.transport.secure import new_key
 from support.group_members import Members, Spec
 from support.live.harness import ending, facts
 from support.waiting import until
@@ -158,6 +169,50 @@ def test_a_machine_that_was_replaced_stands_by_again_even_if_that_process_is_kil
     record = members.run.record
     require_exactly_once(record)
     assert [started.term for started in facts(record, e.LeaderStarted)] == [2, 3] and not facts(record, e.WorkerLost)
+
+
+class Crashes(Controller):
+    """A controller that ends by an error in its code."""
+
+    def run(self, stop_requested: Callable[[], str]) -> d.Finish:
+        raise RuntimeError("a defect")
+
+
+def test_members_of_a_controller_that_crashes_are_not_told_that_the_group_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next controller needs the address, and the members must look for it."""
+    monkeypatch.setattr("planaria.group.lead.Controller", Crashes)
+    model = nn.Linear(2, 1)
+    owned = MemberState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
+    settings = GroupSettings(name="crash", out=str(tmp_path))
+    config = group_config(settings, ExchangeSettings(), SharedData(8), owned)
+    folder, key = run_folders.create(config), new_key()
+    members = list[RunMembership]()
+
+    def join(address: str) -> None:
+        members.append(RunMembership(RunAddress(at=address, key=key.hex()), 1))
+
+    with pytest.raises(RuntimeError, match="a defect"):
+        GroupLead(config, folder, key).begin(join)
+    assert (folder / "address.json").exists()
+    assert members[0].serve_until_end(None, 10.0, str, str).how == "lost"  # type: ignore[arg-type]
+
+
+def test_leaving_prints_nothing_about_a_lost_controller(tmp_path: Path) -> None:
+    lines = list[str]()
+    model = nn.Linear(2, 1)
+    group = planaria.host(key=tmp_path / "key", out=tmp_path, notify=lines.append)
+    optimizer = group.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for step, inputs in enumerate(group.shard(DataLoader(torch.randn(64, 2), 2))):
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 2:
+            break
+    group.leave()
+    time.sleep(2.0)
+    assert len(lines) == 1 and lines[0].startswith("group at 127.0.0.1:")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,14 @@ def test_copies_follow_an_update_that_is_taken_back_and_loaded_weights(tmp_path:
     assert not torch.equal(output(), before)
     runner.set_weights(first)
     assert torch.equal(output(), before)
+
+
+def test_a_released_stage_keeps_no_weights(tmp_path: Path) -> None:
+    runner = StageRunner(in_bf16(tmp_path, True), 1)
+    kept = [weakref.ref(parameter) for parameter in [*runner.parameters.values(), *runner.module.parameters()]]
+    runner.release()
+    gc.collect()
+    assert not any(reference() is not None for reference in kept)
 
 
 def test_memory_counts_the_copies_and_the_setting_is_refused_where_nothing_uses_it(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ class TrainConfig(Section):
 class RecoveryConfig(Section):
     strategy: ChoiceName = "checkfree"
     """replacement of a lost stage: one strategy, or several in order of preference ('echo, checkpoint'); names, or
-    'module:Class'; default with model.lora: 'redundant, checkpoint'"""
+    'module:Class'; default with model.lora: 'redundant, checkpoint', or 'checkpoint' with replicas"""
     options: Options = Options()
     """options of the strategies: each applies to all that declare it; a table with a strategy's name, to that one"""
     meanwhile: Literal["wait", "skip"] = "wait"

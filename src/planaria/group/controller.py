@@ -39,6 +39,8 @@ _MIN_UPTIME_S = 5.0
 """a controller that ends earlier counts as failed"""
 _ENDED, _CRASHED, _REFUSED = 0, 1, 2
 """exit codes of a controller"""
+_FINAL = (_ENDED, _REFUSED, -signal.SIGTERM, -signal.SIGINT)
+"""exit codes after which no other controller starts"""
 
 
 def _report(line: object) -> None:
@@ -98,7 +100,7 @@ def keep_led(config: RunConfig, key: bytes, awaited: str, answer: Any) -> int:
     started, failures = time.monotonic(), 0
     pid = _fork(partial(begin, lead, config, folder, opened), refuse)
     answer.close()
-    while (code := (ending := _wait(pid, config.fleet.lease_s)).code) not in (_ENDED, _REFUSED):
+    while (code := (ending := _wait(pid, config.fleet.lease_s)).code) not in _FINAL:
         now = time.monotonic()
         started, failures = now, failures + 1 if now - started < _MIN_UPTIME_S else 0
         could_join = (folder / RUN_ADDRESS_FILE).exists() or run_folders.log_size(folder) > 0

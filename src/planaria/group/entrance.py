@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -35,7 +37,7 @@ def start_controller(config: str, key: bytes) -> tuple[str, Path]:
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps({"config": config, "key": key.hex(), "host": own_name()}) + "\n")
     process.stdin.close()
-    killer = threading.Timer(START_S, process.kill)
+    killer = threading.Timer(START_S, os.killpg, (process.pid, signal.SIGKILL))  # with the controller that it forks
     killer.start()
     line = process.stdout.readline()
     killer.cancel()

@@ -69,7 +69,7 @@ def host(
     :param seed: seed of the order of samples and of the groups that meet.
     :param shared_log: folder, bucket or holders ("quorum://…") of a log with which another machine can lead the group.
     :param standby_at: HOST:PORT of the machines that may lead, this one included.
-    :param notify: called with the line that tells others how to join.
+    :param notify: called with lines that tell others how to join, and about lost controllers.
     :raises UserError: if an argument is invalid, or the key file cannot be used.
     """
     file = Path(key).expanduser()
@@ -101,7 +101,7 @@ def join(address: str, *, key: str | Path = KEY, retry_s: float = 60.0, seed: in
     :param key: file with a copy of the group's key.
     :param retry_s: how long to try while nothing answers.
     :param seed: seed of the order of samples; must equal the host's.
-    :param notify: called with a line if nothing answers at first.
+    :param notify: called with a line if nothing answers at first, and about lost controllers.
     :raises UserError: if the key cannot be read.
     """
     if not re.fullmatch(r".+:[0-9]{1,5}", address):

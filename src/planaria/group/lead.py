@@ -106,8 +106,8 @@ class GroupLead:
             injector = TraceInjector(Trace(faults=()), fleet, folder / CHECKPOINTS, 0)
             try:
                 Controller(config, started, fleet, folder, watch, injector, failover=failover).run(requested)
-            except RunStopped:  # another controller leads
-                fleet.abandon()
+            except BaseException as error:  # another controller leads, now or soon
+                fleet.abandon(keep_address=not isinstance(error, RunStopped))
                 raise
             finally:
                 watch.close()

@@ -43,7 +43,7 @@ _SILENCE_S = 30.0
 """a controller that is silent for longer is lost"""
 _RETURN_S = 10.0
 """seconds to return to the next controller on the same machine"""
-_END_S = 15.0
+_END_S = 5.0
 """limit for the end of a membership whose worker has ended"""
 
 
@@ -105,8 +105,8 @@ class Membership:
         """
         self._pool = _OwnProcess()
         self._leaving = ""
-        controllers = _controllers(setup.config.fleet, run_membership.address)
-        self._lasting = LastingMembership(run_membership, controllers, notify, lambda at: self._pool.leave(at), note)
+        self._controllers = controllers = _controllers(setup.config.fleet, run_membership.address)
+        self._lasting = LastingMembership(run_membership, controllers, notify, self._leave_silent, note)
         self._thread = threading.get_ident()
         self._ending: Ending | None = None
         self._ended = threading.Event()
@@ -193,10 +193,17 @@ class Membership:
     def leave(self) -> None:
         """Leave; the current block, if it is not committed, goes to another member."""
         self._leaving = "left"
+        if self._connection.is_lost:
+            self._connection.shut_down()
         if not self._greenlet.dead and self._greenlet:
             self._greenlet.switch()
         self._close()
         self._lasting.end()
+
+    def _leave_silent(self, address: str) -> None:
+        """Let the worker leave a lost controller at another address than the next one's."""
+        if len(self._controllers.addresses) > 1:
+            self._pool.leave(address)
 
     def _close(self) -> None:
         """Close the listener and end the threads of the worker."""

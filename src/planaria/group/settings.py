@@ -18,6 +18,9 @@ from planaria.exchange.registry import make_exchange
 from planaria.group.member_state import MemberState
 from planaria.runtime.preparation.config_checks import check_shared_log
 
+_ARGUMENTS = "(?:shared_log|standby_at|port|advertise|patience_s|orphan_s|lease_s|key|compress|robust|options)"
+"""settings of a recipe that have the names of arguments of ``host`` and ``wrap``"""
+
 
 @dataclass(frozen=True)
 class GroupSettings:
@@ -117,7 +120,7 @@ def as_arguments(text: str) -> str:
     'port = 80: use another name, or address'
     """
     named = text.replace("fleet.host", "address").replace("--name", "name")
-    return re.sub(r"\b(?:fleet|exchange)\.(?=[a-z_]+)", "", named)
+    return re.sub(rf"(?<![\w./~-])(?:fleet|exchange)\.(?={_ARGUMENTS}\b)", "", named)
 
 
 def _model_options(owned: MemberState, data: SharedData) -> dict[str, Any]:

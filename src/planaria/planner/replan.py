@@ -25,9 +25,9 @@ def with_measured_links(problem: PlanningProblem, routes: Mapping[tuple[int, int
     """Return the problem with measured seconds per activation message between nodes.
 
     A value applies to the nodes' sites, since nodes of one site share its links; times within a site are unchanged.
-    Gradient messages slow down by the same factor.
+    Gradient messages and the time for which messages occupy links slow down by the same factor.
     """
-    link, sums, saving = problem.link.copy(), problem.sums.copy(), problem.saving.copy()
+    link, sums, saving, transmit = (t.copy() for t in (problem.link, problem.sums, problem.saving, problem.transmit))
     for (source, target), seconds in routes.items():
         pair = problem.site[source], problem.site[target]
         if pair[0] != pair[1]:
@@ -35,9 +35,10 @@ def with_measured_links(problem: PlanningProblem, routes: Mapping[tuple[int, int
             slower = link[pair] / max(1, problem.link[pair])
             if problem.summed:
                 sums[:, *pair] = np.rint(problem.sums[:, *pair] * slower)
+            transmit[pair] = np.rint(problem.transmit[pair] * slower)
             if saving.size:
-                saving[pair] = np.rint(problem.saving[pair] * slower)
-    return replace(problem, link=link, sums=sums, saving=saving)
+                saving[pair] = min(np.rint(problem.saving[pair] * slower), transmit[pair] or link[pair])
+    return replace(problem, link=link, sums=sums, saving=saving, transmit=transmit)
 
 
 def replan(

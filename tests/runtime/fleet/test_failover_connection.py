@@ -143,3 +143,26 @@ def test_a_callback_that_fails_ends_the_wait_of_senders() -> None:
         run.connection.recv_bytes()
     with pytest.raises(OSError, match="the run is over"):
         run.connection.send_bytes(b"ready")
+
+
+def test_a_worker_that_its_controller_has_lost_gives_up_before_its_patience_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The controller closes each connection at once."""
+    monkeypatch.setattr(failover_connection, "_REJECTED_S", 0.3)
+    calls = list[float]()
+
+    def rejected(address: str) -> Line:
+        calls.append(time.monotonic())
+        return Line(lost=True)
+
+    first = Line([b"begin"])
+    connection = FailoverConnection(first, rejected, ["a"], 60.0)  # type: ignore[arg-type]
+    assert connection.recv_bytes() == b"begin"
+    first.lose()
+    began = time.monotonic()
+    with pytest.raises(EOFError):
+        connection.recv_bytes()
+    assert time.monotonic() - began < 10.0 and len(calls) > 1
+    with pytest.raises(OSError, match="over"):
+        connection.send_bytes(b"ready")

@@ -254,7 +254,8 @@ class LeaderStarted(Fact):
     cause: ControllerEnd
     """end of the former controller; a stopped one was killed"""
     orders_lost: bool = False
-    """whether orders and reports in flight are lost, since no supervisor kept them; always if it was ``silent``"""
+    """whether orders and reports in flight are lost, since no supervisor kept them; older logs lack the field, and
+    ``silent`` implies it"""
     has_checkpoint: bool = True
     """whether this machine has the run's newest checkpoint"""
     silent_s: float

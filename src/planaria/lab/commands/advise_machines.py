@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,7 @@ from planaria.pipeline.network.costs import Costs, message_bytes
 from planaria.pipeline.network.topology import Node, Topology, read
 from planaria.report.phrases import format_count
 from planaria.report.tables import Table, show
+from planaria.runtime.fleet.devices import UNKNOWN
 from planaria.runtime.prediction.memory import USABLE, StageMemory, stage_memory
 from planaria.runtime.prediction.simulate import simulate
 from planaria.runtime.prediction.traffic import exchange_costs, one_replica
@@ -98,7 +99,7 @@ def weigh_machines(config: RunConfig, topology: Topology) -> list[Strategy]:
         )
     single = one_replica(config)
     found = [
-        *(_alone(single, machine) for machine in topology.nodes),
+        *(_alone(single, machine) for machine in topology.nodes if machine.role == "any"),
         *_pipelines(single, topology),
         *_replicas(single, topology),
     ]
@@ -119,7 +120,7 @@ def _alone(config: RunConfig, machine: Node) -> Strategy:
 
 def _whole_model(config: RunConfig, machines: Sequence[Node]) -> tuple[float | None, str]:
     """Return the bytes of all stages in one process, one microbatch at a time, and the machine without that room."""
-    memory = stage_memory(_in_flight(config, 1), _smallest(machines))
+    memory = stage_memory(_in_flight(config, 1), _smallest(config, machines))
     if not memory:
         return None, ""
     tensors = sum(stage.state + stage.kept for stage in memory) + max(stage.working for stage in memory)
@@ -131,9 +132,11 @@ def _in_flight(config: RunConfig, count: int) -> RunConfig:
     return config.model_copy(update={"pipeline": config.pipeline.model_copy(update={"in_flight": count})})
 
 
-def _smallest(machines: Sequence[Node]) -> int:
-    """Return the least memory of these machines; 1 if none is known: a device without limit."""
-    return int(min((machine.memory_bytes for machine in machines if machine.memory_bytes), default=1.0))
+def _smallest(config: RunConfig, machines: Sequence[Node]) -> int:
+    """Return the least memory of these machines' devices, :data:`UNKNOWN` if none is known; 0: they compute on CPUs."""
+    if config.train.device == "cpu":
+        return 0
+    return int(min((machine.memory_bytes for machine in machines if machine.memory_bytes), default=UNKNOWN))
 
 
 def _lack(machine: Node, peak: float) -> str:
@@ -181,14 +184,21 @@ def _with_stages(config: RunConfig, count: int) -> RunConfig:
 
 def _best_order(config: RunConfig, topology: Topology) -> tuple[Node, ...] | None:
     """Return the machines of stages 0..S with the least bound on a step, preferring those whose memory suffices."""
-    size, memory = message_bytes(config.model, config.pipeline), stage_memory(config, _smallest(topology.nodes))
+    size, memory = message_bytes(config.model, config.pipeline), stage_memory(config, _smallest(config, topology.nodes))
     stages = config.pipeline.stages
 
     def bound(machines: tuple[Node, ...]) -> tuple[bool, float]:
         lacks = any(_lack(machine, stage.peak) for machine, stage in zip(machines, memory, strict=False))
         return lacks, _bound(config, PlacedCosts(config.network, topology=topology, machines=machines), size)
 
-    return min(permutations(topology.nodes, stages + 1), key=bound, default=None)
+    orders = permutations(topology.nodes, stages + 1)
+    allowed = (order for order in orders if all(_may_hold(node, n) for n, node in enumerate(order)))
+    return min(allowed, key=bound, default=None)
+
+
+def _may_hold(node: Node, stage: int) -> bool:
+    """Return whether a machine's role lets it hold a stage: data nodes the ends, workers the others."""
+    return node.role == "any" or (node.role == "data") == (stage == 0)
 
 
 def _bound(config: RunConfig, costs: PlacedCosts, size: MessageBytes) -> float:
@@ -214,10 +224,10 @@ def _pipeline(config: RunConfig, topology: Topology, machines: tuple[Node, ...])
         peak, obstacle = _placed(with_wire(config, config.pipeline.wire, size), machines)
         options.append((bool(obstacle), step_s(size), size, peak, obstacle))
     _, seconds, size, peak, obstacle = min(options, key=lambda option: option[:3])
-    pipeline, order = config.pipeline, ", ".join(machine.name for machine in machines)
+    pipeline = config.pipeline
     flags = (
         f"--pipeline.wire '{pipeline.wire}' --pipeline.stages {pipeline.stages} --pipeline.microbatch_size {size} "
-        f"--pipeline.microbatches {pipeline.samples // size}; stages 0 to {pipeline.stages}: {order}"
+        f"--pipeline.microbatches {pipeline.samples // size}"
     )
     chosen = with_wire(config, pipeline.wire, size)
     return Strategy(f"pipeline, {pipeline.wire}", machines, seconds, peak, obstacle, flags, chosen, True)
@@ -225,7 +235,7 @@ def _pipeline(config: RunConfig, topology: Topology, machines: tuple[Node, ...])
 
 def _placed(config: RunConfig, machines: Sequence[Node]) -> tuple[float | None, str]:
     """Return the peak of the stage with the least room on its machine, and whether it exceeds that room."""
-    memory: Sequence[StageMemory] = stage_memory(config, _smallest(machines))
+    memory: Sequence[StageMemory] = stage_memory(config, _smallest(config, machines))
     if not memory:
         return None, ""
     pairs = list(zip(machines, (float(stage.peak) for stage in memory), strict=True))
@@ -238,7 +248,8 @@ def _replicas(config: RunConfig, topology: Topology) -> Iterator[Strategy]:
     """Yield replicas, one on each of the fastest machines, that divide the samples of a step; of each exchange the
     best number.
     """
-    fastest = sorted(topology.nodes, key=lambda machine: -machine.speed)
+    whole = [machine for machine in topology.nodes if machine.role == "any"]
+    fastest = sorted(whole, key=lambda machine: -machine.speed)
     counts = [n for n in range(2, len(fastest) + 1) if config.pipeline.microbatches % n == 0]
     for name, exchange in EXCHANGES.items():
         options = [_replicated(config, topology, fastest[:n], name, exchange) for n in counts]
@@ -254,8 +265,10 @@ def _replicated(
     divided = recipe.with_flags(config, {**flags, "exchange.replicas": count, "pipeline.microbatches": share})
     slowest = min(machine.speed for machine in machines)
     step_s = _pass_seconds(config) * share / slowest + _meeting_s(divided, topology, machines)
-    peak, obstacle = _whole_model(config, machines)
+    peak, obstacle = _whole_model(divided, machines)
     extra = "".join(f" --exchange.options.{key} {n}" for key, n in dict(exchange.get("options") or {}).items())  # type: ignore[call-overload]
+    if ResolvedRun(config).recovery.slots:
+        extra += " --recovery.strategy checkpoint"  # replicas keep no copies
     words = f"--exchange.kind {exchange['kind']}{extra} --exchange.replicas {count} --pipeline.microbatches {share}"
     return Strategy(f"{count} replicas, {name}", tuple(machines), step_s, peak, obstacle, words, divided, True)
 
@@ -278,8 +291,13 @@ def advise_machines(config: RunConfig, path: Path) -> int:
     """
     assert config.network.topology is not None
     require_costs(config.network, path, "forward_s", "backward_s")
+    if config.routing.schedule:
+        raise UserError(f"{path}: routing.schedule: --wire chooses machines and codecs by itself; remove it")
     topology = read(relative_to_recipe(path, config.network.topology), config.network.link_time_scale)
     strategies = weigh_machines(config, topology)
+    if config.exchange.replicas > 1:
+        alone = " --exchange.replicas 1"
+        strategies = [s if s.config.exchange.replicas > 1 else replace(s, flags=s.flags + alone) for s in strategies]
     steps = config.train.steps
     title = f"{config.name}: {format_count(steps, 'step')} on {len(topology.nodes)} machines"
     show([Table(title, HEAD, [_row(strategy, steps) for strategy in strategies], numbers_from=1)])
@@ -316,7 +334,10 @@ def _conclusions(strategies: Sequence[Strategy], steps: int, path: Path) -> Iter
     else:
         best = fitting[0]
         why = "" if best.sends else ": no pipeline and no exchange over these links is faster"
-        yield f"advice        {best.name}, {_digits(best.hours(steps))} hours{why} (planaria train {path} {best.flags})"
+        yield f"advice        {best.name}, {_digits(best.hours(steps))} hours{why}"
+        yield f"command       planaria train {path} {best.flags}"
+        if best.flags.startswith("--pipeline"):
+            yield f"stages        0 to {len(best.machines) - 1}: {', '.join(machine.name for machine in best.machines)}"
         single = next((strategy for strategy in fitting if len(strategy.machines) == 1), None)
         if single is not None and single is not best:
             share, hours = best.step_s / single.step_s, _digits(single.hours(steps))

@@ -14,6 +14,8 @@ from planaria.runtime.transport.secure import StrangerError
 _PAUSE_S = 0.05
 """seconds between two calls without an answer"""
 
+_REJECTION_S, _REJECTED_S = 1.0, 3.0
+"""a connection shorter than the first that brought no order is a rejection; after rejections for the second, give up"""
 LASTING_S = 10.0
 """a connection shorter than this that brought no order does not restart ``patience_s``"""
 
@@ -36,7 +38,9 @@ class FailoverConnection:
         self._addresses = addresses
         self._patience_s = patience_s
         self._moved = threading.Condition()
-        self._over = False
+        self._over = self._moving = False
+        self._rejected_since: float | None = None
+        """since when each connection is closed without an order (monotonic seconds)"""
         self.address = addresses[0]
         """HOST:PORT of the present controller"""
         self._connected, self._lost_since = time.monotonic(), -1.0
@@ -60,7 +64,13 @@ class FailoverConnection:
         """End the connection, without looking for another controller."""
         with self._moved:
             self._over = True
+            self._moved.notify_all()
         self._connection.shut_down()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no controller answers at present."""
+        return self._moving
 
     def send_bytes(self, text: bytes) -> None:
         """Send a message; OSError if no controller has answered for ``patience_s``."""
@@ -93,8 +103,12 @@ class FailoverConnection:
         :raises EOFError: if none answers in time.
         """
         self._connection.close()
-        if self._over:
+        if self._over or self._is_rejected():
+            with self._moved:
+                self._over = True
+                self._moved.notify_all()
             raise EOFError
+        self._moving = True
         now, answer = time.monotonic(), None
         if self._ordered or now - self._connected > LASTING_S:
             self._lost_since = now
@@ -102,6 +116,7 @@ class FailoverConnection:
             answer = self._connect_to_leader(self._lost_since + self._patience_s)
         finally:
             with self._moved:
+                self._moving = False
                 self._over |= answer is None
                 self._connection = answer or self._connection
                 self._moved.notify_all()
@@ -109,6 +124,16 @@ class FailoverConnection:
             self._connection.close()
             raise EOFError
         self._connected, self._ordered = time.monotonic(), False
+
+    def _is_rejected(self) -> bool:
+        """Return whether controllers have closed each connection without an order for some time: they have lost this
+        worker."""
+        now = time.monotonic()
+        if self._ordered or now - self._connected > _REJECTION_S:
+            self._rejected_since = None
+            return False
+        self._rejected_since = self._rejected_since or now
+        return now - self._rejected_since > _REJECTED_S
 
     def _connect_to_leader(self, until: float) -> BlockingConnection | None:
         """Return a connection to the controller that leads, or None if there is none ``until`` (monotonic seconds)."""

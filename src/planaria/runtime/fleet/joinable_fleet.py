@@ -311,6 +311,7 @@ class JoinableFleet:
         machines = partial(JoinedMachines, info=info, config=config)
         self._remote = RemoteFleet(config, host, key, machines, config.port, config.advertise)
         self._machines = self._remote.hosts
+        self._keep_address = False
         self._on_machines = {worker for workers in info.returning.values() for worker, _ in workers}
         """workers on joined machines"""
         for worker, incarnation in sorted(name for workers in info.returning.values() for name in workers):
@@ -344,8 +345,12 @@ class JoinableFleet:
         """Tell all machines that the run is over, also those that come until this fleet closes."""
         self._machines.close()
 
-    def abandon(self) -> None:
-        """Leave joined machines and their workers to a controller on another machine; they look for it immediately."""
+    def abandon(self, keep_address: bool = False) -> None:
+        """Leave joined machines and their workers to another controller, which they look for immediately.
+
+        :param keep_address: the next one listens at the same address
+        """
+        self._keep_address = keep_address
         self._machines.closing = None
         self._machines.close()
         self._remote.shut_down()
@@ -367,7 +372,8 @@ class JoinableFleet:
         return [*self._local.poll(0.0), *self._remote.poll(0.0)]
 
     def close(self) -> None:
-        self._address_file.unlink(missing_ok=True)
+        if not self._keep_address:
+            self._address_file.unlink(missing_ok=True)
         self._local.close()
         self._remote.close(0.0 if self._machines.closing is None else 2.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from planaria.runtime.fleet.joining import RunAddress
 
 log = logging.getLogger(__name__)
 _RETRY_S = 0.1
-"""seconds between two rounds of calls to the controllers that may lead"""
+"""seconds between two calls to controllers that may lead"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class LastingMembership:
         self._controllers, self._notify, self._leave = controllers, notify, leave
         self._notify_of_workers = notify_of_workers or notify
         self._workers, self._reach = workers, reach
+        self._ended = threading.Event()
         self._next: RunMembership | None = None
         """membership at another controller, found while the present one was silent"""
 
@@ -67,7 +69,7 @@ class LastingMembership:
             ending = self.current.serve_until_end(
                 pool, self._controllers.silence_s, asked_to_leave, self._notify_of_workers, elsewhere
             )
-            if ending.how != "lost" or not self._controllers.addresses:
+            if ending.how != "lost" or not self._controllers.addresses or self._ended.is_set() or asked_to_leave():
                 return ending
             try:
                 found = self._follow(asked_to_leave)
@@ -80,6 +82,8 @@ class LastingMembership:
             self._notify(f"the controller at {found.address} leads now")
 
     def end(self) -> None:
+        """End the membership, and look for no other controller."""
+        self._ended.set()
         self.current.end()
 
     def _follow(self, asked_to_leave: Callable[[], str]) -> RunMembership | None:
@@ -95,10 +99,13 @@ class LastingMembership:
         self._notify(f"the controller at {before.address} is lost; waiting up to {patience_s:g} s for another one")
         until = time.monotonic() + patience_s
         for address in cycle([*self._others(), before.address]):
-            if asked_to_leave() or time.monotonic() > until:
+            if asked_to_leave() or self._ended.is_set() or time.monotonic() > until:
                 break
             try:
-                return self._return_to(address)
+                found = self._return_to(address)
+                if not self._ended.is_set():
+                    return found
+                found.end()
             except Rejected as error:
                 if not error.over:
                     self._notify(f"{address}: {error}; joining again")

@@ -27,8 +27,8 @@ from planaria.runtime.checkpoint.loading import weights_of
 from planaria.runtime.preparation import run_folders
 
 HUB = "hf:"
-RECOVERY_OF_ADAPTERS = "redundant, checkpoint"
-"""default of recovery.strategy if only adapters are trained"""
+RECOVERY_OF_ADAPTERS, WITH_REPLICAS = "redundant, checkpoint", "checkpoint"
+"""defaults of recovery.strategy if only adapters are trained: of one replica, and of several, which keep no copies"""
 _PICKLES = (b"PK\x03\x04", b"\x80")
 
 
@@ -150,7 +150,9 @@ def with_inherited_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
         lora |= base_of(weights.path)
     model["context"] = min(trained.context, ModelConfig().context)
     data = {} if weights.tokenizer is None else {"tokenizer": str(weights.tokenizer.absolute())}
-    recovery = {"strategy": RECOVERY_OF_ADAPTERS} if lora.get("rank") else {}
+    several = any(tree.get("exchange", {}).get(key, 1) not in (1, None) for key in ("replicas", "max_replicas"))
+    strategy = WITH_REPLICAS if several else RECOVERY_OF_ADAPTERS
+    recovery = {"strategy": strategy} if lora.get("rank") else {}
     beneath = {
         "model": {**model, **settings, "options": model["options"], "lora": lora},
         "data": data | dict(tree.get("data", {})),

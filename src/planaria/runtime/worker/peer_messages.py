@@ -97,7 +97,7 @@ class PeerMessages:
         if setup.config.train.device == "cuda" and isinstance(transport, SocketTransport):
             self.staging, transport.rings = with_cuda(codec.bytes(shape))
         land = None if self.staging is None else self.staging.receive
-        self.frames_in = ReceivedFrames(codec, shape, land)
+        self.frames_in = ReceivedFrames(codec, shape, land, bounded=not setup.config.data.dialogues)
         self.wait_timeout = WaitTimeout(setup.config.fleet.timeout_s)
         self.first_pass = 0
         """number of the first activation; in a coded step, activations of cancelled rounds are never taken"""

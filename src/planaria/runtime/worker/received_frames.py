@@ -42,8 +42,15 @@ class ReceivedFrames:
     frames are dropped. A state always belongs to the current generation.
     """
 
-    def __init__(self, codec: WireCodec, shape: Shape, land: Callable[[Tensor], Tensor] | None = None) -> None:
-        """``shape``: that of one microbatch's activation. ``land`` converts the message of each received one."""
+    def __init__(
+        self, codec: WireCodec, shape: Shape, land: Callable[[Tensor], Tensor] | None = None, bounded: bool = True
+    ) -> None:
+        """``shape``: that of one microbatch's activation. ``land`` converts the message of each received one.
+
+        ``bounded``: reject messages far above the neighbour's usual ones. Honest gradients of dialogues vary with the
+        number of learned tokens in a step.
+        """
+        self._bounded = bounded
         self._codec = codec
         self._shape = shape
         self._land = land
@@ -96,7 +103,7 @@ class ReceivedFrames:
     def _excess(self, sender: int, leg: Leg, payload: Tensor) -> str:
         """Return why a message is too large compared with the sender's previous ones, or an empty string."""
         magnitude, known = self._codec.magnitude(payload, self._shape, leg), self._magnitudes[sender, leg]
-        if len(known) == MAGNITUDES and magnitude > MAX_GROWTH * (usual := median(known)) > 0:
+        if self._bounded and len(known) == MAGNITUDES and magnitude > MAX_GROWTH * (usual := median(known)) > 0:
             return f"its largest scale is {magnitude / usual:.3g} times the median of the last {MAGNITUDES} messages"
         known.append(magnitude)
         return ""

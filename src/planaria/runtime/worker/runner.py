@@ -328,6 +328,7 @@ class StageRunner:
 
     def release(self) -> None:
         """Free the stage's memory before another runner is built; this one cannot be used afterwards."""
+        self._copies = Bf16Weights(self.module, wanted=False)
         self.module = self.optimizer = None  # type: ignore[assignment]
         self.parameters = {}
         self._pending = PendingStep()
