@@ -136,7 +136,7 @@ def test_adapters_complete_as_in_peft(home: Path, capsys: pytest.CaptureFixture[
     save_file(weights, "given/model.safetensors", metadata={"format": "pt"})
     capsys.readouterr()
     for source in ("runs/lora", "runs/lora/model"):
-        adapters._reader.cache_clear()  # a command is a separate process
+        adapters._files.cache_clear()  # a command is a separate process
         assert "base model has changed" in refused(capsys, "generate", source, "--prompt", "a")
     shutil.rmtree("given")
     assert "not on this machine" in refused(capsys, "generate", "runs/lora", "--prompt", "a")
@@ -186,7 +186,7 @@ def test_adapters_are_served_and_evaluated(home: Path, source: str, capsys: pyte
     expected = logps.gather(1, torch.tensor(new)[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(choice["logprobs"]["token_logprobs"]), expected, rtol=0, atol=1e-4)
     shutil.rmtree("given")
-    adapters._reader.cache_clear()  # a command is a separate process
+    adapters._files.cache_clear()  # a command is a separate process
     capsys.readouterr()
     assert "not on this machine" in refused(capsys, "serve", source)
 
