@@ -23,13 +23,11 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.facts.events import ControllerEnd
 from planaria.control.failover import MAX_FAILED_CONTROLLERS
-from planaria.control.log.shared_log import BEGIN, LeadershipLost
-from planaria.group.lead import GroupCandidate, GroupLead
-from planaria.runtime.api.execution import Callbacks
+from planaria.control.log.shared_log import LeadershipLost
+from planaria.group.lead import GroupLead, report
 from planaria.runtime.fleet.joining import RUN_ADDRESS_FILE
 from planaria.runtime.fleet.process import activity
 from planaria.runtime.preparation import run_folders
-from planaria.runtime.standby.remote_standby import stand_by_again
 
 LOG = "controller.log"
 """errors of the controller, in the group's folder"""
@@ -41,37 +39,6 @@ _ENDED, _CRASHED, _REFUSED = 0, 1, 2
 """exit codes of a controller"""
 _FINAL = (_ENDED, _REFUSED, -signal.SIGTERM, -signal.SIGINT)
 """exit codes after which no other controller starts"""
-
-
-def _report(line: object) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-_CALLBACKS = Callbacks(False, _report, None, None)
-
-
-def begin(lead: GroupLead, config: RunConfig, folder: Path, opened: Callable[[str], object]) -> None:
-    """Lead a group from its start; if another machine takes over, stand by if this one may lead.
-
-    :raises UserError: if the port or the shared log cannot be used.
-    """
-    with run_folders.lock_for_training(folder):
-        try:
-            lead.begin(opened)
-        except LeadershipLost as lost:
-            stand_by_again(lost, config, folder, _CALLBACKS, GroupCandidate)
-
-
-def resume(lead: GroupLead, config: RunConfig, folder: Path, cause: ControllerEnd) -> None:
-    """Lead a group after the loss of its controller; with a shared log, stand by and lead if no other machine does.
-
-    :raises UserError: as :meth:`GroupLead.resume`.
-    """
-    with run_folders.lock_for_training(folder):
-        if config.fleet.shared_log is None:
-            lead.resume(cause)
-        else:
-            stand_by_again(LeadershipLost("its controller was lost", BEGIN), config, folder, _CALLBACKS, GroupCandidate)
 
 
 def keep_led(config: RunConfig, key: bytes, awaited: str, answer: Any) -> int:
@@ -92,38 +59,38 @@ def keep_led(config: RunConfig, key: bytes, awaited: str, answer: Any) -> int:
 
     def refuse(error: Exception) -> None:
         if answer.closed:
-            _report(error)
+            report(error)
         else:
             run_folders.remove(folder)
             _answer_error(answer, error)
 
     started, failures = time.monotonic(), 0
-    pid = _fork(partial(begin, lead, config, folder, opened), refuse)
+    pid = _fork(partial(lead.begin, opened), refuse)
     answer.close()
     while (code := (ending := _wait(pid, config.fleet.lease_s)).code) not in _FINAL:
-        now = time.monotonic()
-        started, failures = now, failures + 1 if now - started < _MIN_UPTIME_S else 0
+        failures = failures + 1 if time.monotonic() - started < _MIN_UPTIME_S else 0
+        started = time.monotonic()
         could_join = (folder / RUN_ADDRESS_FILE).exists() or run_folders.log_size(folder) > 0
         if failures > MAX_FAILED_CONTROLLERS or not could_join:
             break
         _redirect(sys.stderr.fileno(), folder / LOG)
-        pid = _fork(partial(resume, lead, config, folder, ending.cause), refuse)
+        pid = _fork(partial(lead.resume, ending.cause), refuse)
     return code
 
 
-def _fork(lead: Callable[[], None], refuse: Callable[[Exception], object]) -> int:
-    """Run ``lead`` in a new process, and return its id."""
+def _fork(entry: Callable[[], None], refuse: Callable[[Exception], object]) -> int:
+    """Run ``entry`` in a new process, and return its id."""
     if pid := os.fork():
         return pid
     code = _CRASHED
     try:
-        lead()
+        entry()
         code = _ENDED
     except (UserError, LeadershipLost) as error:
         refuse(error)
         code = _REFUSED
     except Exception as error:
-        _report(f"{type(error).__name__}: {error}")
+        report(f"{type(error).__name__}: {error}")
     finally:
         os._exit(code)
 

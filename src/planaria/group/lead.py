@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -17,12 +18,13 @@ from planaria.control.facts.events import ControllerEnd
 from planaria.control.facts.run_started import RunStarted
 from planaria.control.failover import FailoverState
 from planaria.control.log.reader import identity
+from planaria.control.log.shared_log import BEGIN, LeadershipLost
 from planaria.faults.injector import TraceInjector
 from planaria.faults.trace import Trace
 from planaria.report.observe.progress import NoProgress
 from planaria.report.observe.run_observer import RunObserver
 from planaria.report.run.report import write_report
-from planaria.runtime.api.execution import StandbyTakeover
+from planaria.runtime.api.execution import Callbacks, StandbyTakeover
 from planaria.runtime.api.run import Run
 from planaria.runtime.controller.controller import Controller
 from planaria.runtime.engine.run_fleet import first_machine, return_s, returning_workers
@@ -35,7 +37,7 @@ from planaria.runtime.preparation.run_start import START, run_started
 from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.shared_log.leadership import lead_run
 from planaria.runtime.standby.followed_run import FollowedRun
-from planaria.runtime.standby.remote_standby import Candidate
+from planaria.runtime.standby.remote_standby import Candidate, stand_by_again
 from planaria.runtime.worker.setup import CHECKPOINTS, SETUP, Setup
 
 _DISMISS_S = 2.0
@@ -44,36 +46,59 @@ Opened = Callable[[str], object]
 """called with HOST:PORT once members can join"""
 
 
+def report(line: object) -> None:
+    """Print to standard error, which is the controller's log once members can join."""
+    print(line, file=sys.stderr, flush=True)
+
+
 class GroupLead:
-    """The lead of a group by this process, which holds the lock of the group's folder."""
+    """The lead of a group by this process."""
 
     def __init__(self, config: RunConfig, folder: Path, key: bytes, awaited: str = "") -> None:
         """:param awaited: name of the process that joins first, whose weights all start from"""
         self._config, self._folder, self._key, self._awaited = config, folder, key, awaited
 
     def begin(self, opened: Opened) -> None:
-        """Lead the group from its start.
+        """Lead the group from its start; if another machine takes over, stand by.
 
         :raises UserError: if the port or the shared log cannot be used.
-        :raises LeadershipLost: if another machine leads the group.
         """
+        with run_folders.lock_for_training(self._folder):
+            try:
+                self._begin(opened)
+            except LeadershipLost as lost:
+                self._stand_by(lost)
+
+    def resume(self, cause: ControllerEnd) -> None:
+        """Lead the group after the loss of a controller on this machine; with a shared log, stand by, and lead if no
+        other machine does.
+
+        :raises UserError: if the port cannot be used, or too many controllers were lost within one step.
+        """
+        with run_folders.lock_for_training(self._folder):
+            if self._config.fleet.shared_log is None:
+                self._resume(cause)
+            else:
+                self._stand_by(LeadershipLost("its controller was lost", BEGIN))
+
+    def _stand_by(self, lost: LeadershipLost) -> None:
+        stand_by_again(lost, self._config, self._folder, Callbacks(False, report, None, None), GroupCandidate)
+
+    def _begin(self, opened: Opened) -> None:
         started = run_started(ResolvedRun(self._config), START)
         started = started.model_copy(update={"saves": False, "start_from_first_worker": True})
         with lead_run(self._config, self._folder, run_folders.SHARED_FILES, None) as leadership:
             watch = RunObserver(self._folder, self._config.samples, NoProgress(), shared=leadership)
             self._lead(started, watch, opened)
 
-    def resume(self, cause: ControllerEnd) -> None:
-        """Lead the group after the loss of a controller on this machine, at its address.
-
-        :raises UserError: if the port cannot be used, or too many controllers were lost within one step.
-        """
+    def _resume(self, cause: ControllerEnd) -> None:
+        """Lead the group at the address of the lost controller."""
         followed = FollowedRun(self._folder, self._config, NoProgress())
         followed.advance()
         port = int(read_run_address(self._folder).at.rpartition(":")[2])
         self._config = self._config.model_copy(update={"fleet": self._config.fleet.model_copy(update={"port": port})})
         if not followed.begun:
-            self.begin(lambda address: None)
+            self._begin(lambda address: None)
             return
         failover = replace(followed.lost(cause, time.monotonic()), unsupervised=True)
         if failover.finish is None:
@@ -83,7 +108,7 @@ class GroupLead:
             write_report(self._folder)
 
     def take_over(self, takeover: StandbyTakeover) -> None:
-        """Lead the group whose log was followed, after the loss of its controller.
+        """Lead the group whose log was followed, and whose lock the caller holds, after the loss of its controller.
 
         :raises LeadershipLost: if another machine leads the group.
         """

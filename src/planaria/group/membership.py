@@ -67,10 +67,9 @@ class _OwnProcess:
         self.empty = False
         self.dismiss: Callable[[], object] = bool
         """ends the membership"""
-        self.leave: Callable[[str], object] = bool
-        """lets the worker leave the lost controller at HOST:PORT"""
+        self.connection: FailoverConnection | None = None
+        """the worker's, if its next controller has another address than a lost one"""
         self.address = ""
-        """HOST:PORT of the controller to which this process has returned"""
 
     def start(self, worker: str, incarnation: int) -> int:
         self.orders.put(WorkerId(worker, incarnation))
@@ -80,6 +79,11 @@ class _OwnProcess:
         """End the membership, not the process, when the controller kills the worker; ignore other signals."""
         if number == signal.SIGKILL:
             self.dismiss()
+
+    def leave(self, address: str) -> None:
+        """Let the worker leave the lost controller at HOST:PORT."""
+        if self.connection is not None:
+            self.connection.leave(address)
 
 
 class _MemberLink(ControlLink):
@@ -105,8 +109,8 @@ class Membership:
         """
         self._pool = _OwnProcess()
         self._leaving = ""
-        self._controllers = controllers = _controllers(setup.config.fleet, run_membership.address)
-        self._lasting = LastingMembership(run_membership, controllers, notify, self._leave_silent, note)
+        controllers = _controllers(setup.config.fleet, run_membership.address)
+        self._lasting = LastingMembership(run_membership, controllers, notify, note)
         self._thread = threading.get_ident()
         self._ending: Ending | None = None
         self._ended = threading.Event()
@@ -114,7 +118,8 @@ class Membership:
         self.worker, incarnation, self._connection = self._wait_for_admission(patience_s, controllers)
         setup = replace(setup, key=run_membership.key, host=run_membership.own_address, reach=run_membership.reach)
         self._link = _MemberLink(self._connection, setup.config.fleet.heartbeat_s, inbox=Inbox())
-        self._pool.leave = self._connection.leave
+        if len(controllers.addresses) > 1:
+            self._pool.connection = self._connection
         self._pool.dismiss = lambda: self._link.inbox.put(ExitWorker())
         resolved = ResolvedRun(setup.config)
         self.runner = MemberRunner(setup.config, owned, sums_gradients=resolved.replicas_per_plan > 1)
@@ -199,11 +204,6 @@ class Membership:
             self._greenlet.switch()
         self._close()
         self._lasting.end()
-
-    def _leave_silent(self, address: str) -> None:
-        """Let the worker leave a lost controller at another address than the next one's."""
-        if len(self._controllers.addresses) > 1:
-            self._pool.leave(address)
 
     def _close(self) -> None:
         """Close the listener and end the threads of the worker."""

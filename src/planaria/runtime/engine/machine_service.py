@@ -249,9 +249,7 @@ class _MachineService:
         if fleet.shared_log is not None:  # another machine leads soon
             silence_s = 2 * fleet.lease_s
         controllers = Controllers(fleet.standby_addresses, fleet.orphan_s, silence_s)
-        self._lasting = LastingMembership(
-            membership, controllers, notify, self._pool.leave, workers=options.workers, reach=options.reach
-        )
+        self._lasting = LastingMembership(membership, controllers, notify, workers=options.workers, reach=options.reach)
         notify(f"joined {setup.config.name} as {membership.welcome.host}; starting workers")
         if not membership.reach.reachable:
             notify("others cannot connect to this machine; it connects to them, or through the controller")

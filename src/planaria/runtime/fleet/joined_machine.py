@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import ValidationError
 
@@ -24,7 +24,6 @@ from planaria.runtime.fleet.base import Message
 from planaria.runtime.fleet.control_connections import call
 from planaria.runtime.fleet.heartbeats import HeartbeatMonitor
 from planaria.runtime.fleet.joining import RunAddress
-from planaria.runtime.fleet.process_pool import ProcessPool
 from planaria.runtime.transport.listener import MACHINE, listen
 from planaria.runtime.transport.secure import StrangerError
 
@@ -36,6 +35,30 @@ _CALL_S = 3
 """seconds for each message of the handshake; a lost packet would wait for TCP, while a new call may succeed"""
 _PATIENCE_S = 10.0
 """seconds for the answer to the join request"""
+
+
+class WorkerPool(Protocol):
+    """The workers of a machine, such as a :class:`planaria.runtime.fleet.process_pool.ProcessPool`."""
+
+    address: str
+    """HOST:PORT of the controller that leads, to which new workers connect"""
+
+    @property
+    def empty(self) -> bool:
+        """Whether no worker is left."""
+        ...
+
+    def start(self, worker: str, incarnation: int) -> int:
+        """Start a worker; return its process id. OSError if none can start here."""
+        ...
+
+    def signal(self, worker: str, incarnation: int, number: int) -> None:
+        """Send a signal to a worker."""
+        ...
+
+    def leave(self, address: str) -> None:
+        """Let workers leave the lost controller at HOST:PORT, perhaps a silent one."""
+        ...
 
 
 class Rejected(UserError):
@@ -129,7 +152,7 @@ class RunMembership:
 
     def serve_until_end(
         self,
-        pool: ProcessPool,
+        pool: WorkerPool,
         silence_s: float,
         asked_to_leave: Callable[[], str],
         notify: Notify,
@@ -170,7 +193,7 @@ class RunMembership:
     def end(self) -> None:
         self._connection.close()
 
-    def _process(self, message: Message | None, pool: ProcessPool, leaving: str, notify: Notify) -> None:
+    def _process(self, message: Message | None, pool: WorkerPool, leaving: str, notify: Notify) -> None:
         match message:
             case joining.Start() if not leaving:
                 threading.Thread(target=self._start, args=(message, pool, notify), name="start", daemon=True).start()
@@ -178,7 +201,7 @@ class RunMembership:
                 log.debug("worker %s gets signal %d", message.worker, message.number)
                 pool.signal(message.worker, message.incarnation, message.number)
 
-    def _start(self, order: joining.Start, pool: ProcessPool, notify: Notify) -> None:
+    def _start(self, order: joining.Start, pool: WorkerPool, notify: Notify) -> None:
         """Start a worker in a thread, since that may take long."""
         try:
             pid = pool.start(order.worker, order.incarnation)

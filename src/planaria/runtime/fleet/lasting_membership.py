@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
 
 from planaria.common.address import REACHABLE, Reach
 from planaria.common.errors import UserError
 from planaria.common.stdio import Notify
-from planaria.runtime.fleet.joined_machine import Ending, Rejected, RunMembership
+from planaria.runtime.fleet.joined_machine import Ending, Rejected, RunMembership, WorkerPool
 from planaria.runtime.fleet.joining import RunAddress
 
 log = logging.getLogger(__name__)
@@ -41,13 +40,11 @@ class LastingMembership:
         first: RunMembership,
         controllers: Controllers,
         notify: Notify,
-        leave: Callable[[str], object],
         notify_of_workers: Notify | None = None,
         workers: int = 1,
         reach: Reach = REACHABLE,
     ) -> None:
         """:param notify: called with lines about controllers
-        :param leave: called with the HOST:PORT of a lost controller, perhaps a silent one, which workers must leave
         :param notify_of_workers: called with lines about this machine's workers; by default ``notify``
         :param workers: as for the ``first`` membership
         :param reach: as for the first membership
@@ -55,14 +52,14 @@ class LastingMembership:
         self.current = first
         self.rejected_at = ""
         """HOST:PORT of a controller that leads the run, but no longer waits for this machine"""
-        self._controllers, self._notify, self._leave = controllers, notify, leave
+        self._controllers, self._notify = controllers, notify
         self._notify_of_workers = notify_of_workers or notify
         self._workers, self._reach = workers, reach
         self._ended = threading.Event()
         self._next: RunMembership | None = None
         """membership at another controller, found while the present one was silent"""
 
-    def serve_until_end(self, pool: Any, asked_to_leave: Callable[[], str]) -> Ending:
+    def serve_until_end(self, pool: WorkerPool, asked_to_leave: Callable[[], str]) -> Ending:
         """Serve as :meth:`RunMembership.serve_until_end`, at one controller after the other."""
         elsewhere = self._is_led_elsewhere if self._others() else None
         while True:
@@ -72,7 +69,7 @@ class LastingMembership:
             if ending.how != "lost" or not self._controllers.addresses or self._ended.is_set() or asked_to_leave():
                 return ending
             try:
-                found = self._follow(asked_to_leave)
+                found = self._follow(pool, asked_to_leave)
             except Rejected as error:
                 return Ending("over", str(error)) if error.over else ending
             if found is None:
@@ -86,14 +83,14 @@ class LastingMembership:
         self._ended.set()
         self.current.end()
 
-    def _follow(self, asked_to_leave: Callable[[], str]) -> RunMembership | None:
+    def _follow(self, pool: WorkerPool, asked_to_leave: Callable[[], str]) -> RunMembership | None:
         """Return to the run at another controller; None if none leads in time.
 
         :raises Rejected: if it does not wait for this machine; then :attr:`rejected_at` is set, unless the run is over.
         """
         before, patience_s = self.current, self._controllers.patience_s
         before.end()
-        self._leave(before.address)
+        pool.leave(before.address)
         if self._next is not None:
             return self._next
         self._notify(f"the controller at {before.address} is lost; waiting up to {patience_s:g} s for another one")
