@@ -201,12 +201,9 @@ def rows_of(config: RunConfig, repeats: int, peak: float) -> list[Row]:
     """Measure one preset; ``peak`` is the GPU's FLOP/s."""
     stream = Stream(tokenise_corpus(config.data, config.model.vocab), "train", config.model.context, config.seed)
     engine, plain = ReferenceEngine(config, stream), PlainGpuLoop(config, stream)
-    train = config.train.model_copy(update={"bf16_weights": not config.train.bf16_weights})
-    other = ReferenceEngine(config.model_copy(update={"train": train}), stream)
-    sides = [partial(step_s, plain), partial(step_s, engine), partial(unready_step_s, engine), partial(step_s, other)]
+    sides = [partial(step_s, plain), partial(step_s, engine), partial(unready_step_s, engine)]
     interleaved(sides, WARM_UP)
-    bare, ready, unready, others = interleaved(sides, repeats)
-    cast, copied = (others, ready) if config.train.bf16_weights else (ready, others)
+    bare, ready, unready = interleaved(sides, repeats)
     tokens = config.pipeline.samples * config.model.context
     flops = flops_per_token(config.model) * tokens
     median, called = statistics.median(ready), f"{config.name} ({parameter_count(config.model) / 1e6:.0f} M)"
@@ -218,7 +215,7 @@ def rows_of(config: RunConfig, repeats: int, peak: float) -> list[Row]:
         "scatter": (max(ready) - min(ready)) / median,
         "plain's scatter": (max(bare) - min(bare)) / bare_s,
         "tokens/s": round(tokens / median),
-        "memory GB, all": memory,
+        "memory GB, both": memory,
     }
     use = {"plain's": flops / bare_s / peak, "TFLOP/s": flops / median / 1e12}
     limit, plain_kernels = (
@@ -232,8 +229,19 @@ def rows_of(config: RunConfig, repeats: int, peak: float) -> list[Row]:
         Row(f"{called}: MFU", shares, limit, MFU.get(config.name), use),
         Row(f"{called}: kernels for each microbatch", [launched], plain_kernels, KERNELS.get(config.name)),
         Row(f"{called}: ready for recovery / not", ratios(ready, unready), "1", READY, unready_s),
-        Row(f"{called}: speed, bf16 copies of matrices / casts", ratios(cast, copied), "1", COPIES),
     ]
+
+
+def copied(config: RunConfig, repeats: int) -> Row:
+    """Measure steps with bf16 copies of matrices beside steps that cast them, in turn, apart from other engines."""
+    stream = Stream(tokenise_corpus(config.data, config.model.vocab), "train", config.model.context, config.seed)
+    sides = []
+    for copies in (False, True):
+        train = config.train.model_copy(update={"bf16_weights": copies})
+        sides.append(partial(step_s, ReferenceEngine(config.model_copy(update={"train": train}), stream)))
+    interleaved(sides, WARM_UP)
+    cast, copy = interleaved(sides, repeats)
+    return Row(f"{config.name}: speed, bf16 copies of matrices / casts", ratios(cast, copy), "1", COPIES)
 
 
 def routed(name: str, microbatches: int | None, repeats: int) -> list[Row]:
@@ -286,6 +294,8 @@ def run_gpu(args: Namespace) -> Measurement:
     rows = []
     for name in args.presets:
         rows += rows_of(preset(name, args.microbatches), args.repeats, args.peak * 1e12)
+        torch.cuda.empty_cache()
+        rows.append(copied(preset(name, args.microbatches), args.repeats))
         print(*(f"{row.what}: {row.value:.3f}" for row in rows[-5:]), sep="\n", flush=True)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""Made-up households: what is advised without running a fleet."""
+"""Advice for made-up households, without running a fleet."""
 
 from __future__ import annotations
 

@@ -59,6 +59,8 @@ def advise(
     if compress:
         return advise_compress(config, path)
     if wire:
+        if config.routing.schedule:
+            raise UserError(f"{path}: routing.schedule: --wire compares its own routes and codecs; remove it")
         return advise_machines(config, path) if config.network.topology else advise_wire(config, path)
     _require_costs(config, path)
     known = experience()

@@ -291,8 +291,6 @@ def advise_machines(config: RunConfig, path: Path) -> int:
     """
     assert config.network.topology is not None
     require_costs(config.network, path, "forward_s", "backward_s")
-    if config.routing.schedule:
-        raise UserError(f"{path}: routing.schedule: --wire chooses machines and codecs by itself; remove it")
     topology = read(relative_to_recipe(path, config.network.topology), config.network.link_time_scale)
     strategies = weigh_machines(config, topology)
     if config.exchange.replicas > 1:
@@ -343,7 +341,7 @@ def _conclusions(strategies: Sequence[Strategy], steps: int, path: Path) -> Iter
             share, hours = best.step_s / single.step_s, _digits(single.hours(steps))
             yield f"one machine   {single.name}: {hours} hours; the advice takes {share:.3f} of it"
             if share * SLOWER[1] >= 1:
-                yield f"confidence    low: real steps take up to {SLOWER[1]:g} of simulated ones, so it may be slower"
+                yield f"confidence    low: at {SLOWER[1]:g} of the simulated step, one machine is faster"
         if any(strategy.money(steps) for strategy in fitting):
             cheap = min(fitting, key=lambda strategy: strategy.money(steps))
             yield (

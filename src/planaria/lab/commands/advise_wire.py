@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.schema import RunConfig
 from planaria.lab.compare.advice import require_costs
@@ -108,11 +107,9 @@ CLOSE = 1.01
 def advise_wire(config: RunConfig, path: Path) -> int:
     """Print the step of each codec, and conclusions; return the exit code.
 
-    :raises UserError: if [network] lacks costs, or the recipe has a schedule.
+    :raises UserError: if [network] lacks costs.
     """
     require_costs(config.network, path, "forward_s", "backward_s", "bandwidth")
-    if config.routing.schedule:
-        raise UserError(f"{path}: routing.schedule: --wire chooses machines and codecs by itself; remove it")
     advice = weigh_wires(config)
     rows = [_row(choice, advice.reference) for choice in advice.choices]
     network = config.network
