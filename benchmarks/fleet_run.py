@@ -50,7 +50,9 @@ def small_run(name: str, steps: int, stages: int = 1, **sections: Any) -> RunCon
         "checkpoint": {"every": 0},
     }
     changed = {key: plain[key] | given if key in plain else given for key, given in sections.items()}
-    return run_config(name, **{"data": bytes_data(), **plain, **changed})
+    if "data" not in sections:
+        plain["data"] = bytes_data()
+    return run_config(name, **{**plain, **changed})
 
 
 def sleeping(forward_s: float, **more: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from itertools import permutations
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def topology_of(machines: Sequence[tuple[float, float, float, float]]) -> Topolo
     return Topology(nodes, links | {(node.site, node.site): (0.0, 1000 * MBIT) for node in nodes})
 
 
-def base(name: str, steps: int) -> RunConfig:
+def base(name: str, steps: int, **sections: Any) -> RunConfig:
     return small_run(
         name,
         steps,
@@ -55,6 +56,7 @@ def base(name: str, steps: int) -> RunConfig:
         model={"vocab": 260, "dim": 128, "layers": 6, "heads": 4, "hidden": 64, "context": 128},
         pipeline={"microbatches": 8, "microbatch_size": 4},
         network=sleeping(0.06),
+        **sections,
     )
 
 

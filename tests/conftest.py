@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from planaria.config.schema import RunConfig
 
 CHECKOUT = pytest.StashKey[dict[str, tuple[int, int]]]()
+CHANGED = pytest.StashKey[list[str]]()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -53,9 +54,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     after = checkout_files(session.config.rootpath)
     changed = sorted(path for path in before | after if before.get(path) != after.get(path))
     if changed:
-        names = ", ".join(changed[:8]) + (", …" if len(changed) > 8 else "")
-        print(f"\nERROR: {len(changed)} files of the checkout have changed while the tests ran: {names}")
+        session.config.stash[CHANGED] = changed
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name the changed files after the failures, where they are read."""
+    if changed := config.stash.get(CHANGED, []):
+        names = ", ".join(changed[:8]) + (", …" if len(changed) > 8 else "")
+        terminalreporter.write_line(f"ERROR: {len(changed)} files of the checkout changed during the tests: {names}")
 
 
 def pytest_collection_finish() -> None:
