@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from planaria.swarm.assemble import make_task
+from planaria.swarm.board.attendance import RoundMessages
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.claims import Proof
 from planaria.swarm.board.envelope import seal
@@ -194,6 +195,43 @@ def test_an_unawaited_peer_is_received_by_all_or_none(tmp_path: Path) -> None:
     assert scene.received(1, 1) == scene.received(1, 2) == {0, 1}
     scene.publish(2, 0, 1, 2)
     assert scene.received(2, 1) == scene.received(2, 2) == scene.received(2, 0) == {0, 1, 2}
+
+
+def test_a_peer_that_missed_a_newcomer_follows_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newcomer publishes after peer 0 has read the round's messages; peers 1 and 2 close the round first."""
+    scene = Scene(tmp_path, 4)
+    scene.publish(0, 0, 1, 2)
+    assert all(scene.received(0, peer) == {0, 1, 2} for peer in range(3))
+    scene.publish(1, 0, 1, 2)
+    read, others = scene.boards[0].gather, list[set[int]]()
+
+    def read_early(number: int, peers: Iterable[str]) -> RoundMessages:
+        found = read(number, peers)
+        if scene.who[3].peer in peers and not others:
+            scene.publish(1, 3)
+            others.extend(scene.received(1, peer) for peer in (1, 2))
+        return found
+
+    monkeypatch.setattr(scene.boards[0], "gather", read_early)
+    assert scene.received(1, 0) == {0, 1, 2, 3} and others == [{0, 1, 2, 3}] * 2
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_peer_that_joins_while_others_begin_is_received_by_all_or_none(number: int, tmp_path: Path) -> None:
+    """Peer 0 begins the round before the newcomer's hello, peers 1 and 2 after it."""
+    scene = Scene(tmp_path, 3)
+    for before in range(number):
+        scene.publish(before, 0, 1, 2)
+        assert all(scene.received(before, peer) == {0, 1, 2} for peer in range(3))
+    closed = [scene.meetings[0].begin_round(number)]
+    newcomer = PeerIdentity.generate()
+    board = Board(str(tmp_path), newcomer, clock=scene.clock, sleep=scene.clock.sleep)
+    board.join(hello(newcomer, scene.run, joined=number))
+    closed += [scene.meetings[peer].begin_round(number) for peer in (1, 2)]
+    scene.publish(number, 0, 1, 2)
+    board.publish(rollouts(newcomer, scene.run, number))
+    found = [scene.meetings[peer].gather(number, closed[peer]).found.keys() for peer in (1, 2, 0)]
+    assert found[0] == found[1] == found[2] and len(found[0]) == 4
 
 
 def test_two_colluding_peers_cannot_exclude_a_timely_third(tmp_path: Path) -> None:

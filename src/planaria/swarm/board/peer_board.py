@@ -121,7 +121,8 @@ class PeerBoard:
         """Return the completions of a round that all peers learn from, once the round closes.
 
         With a committee, other peers' closings are always read. Without one they are read only when they may differ: an
-        awaited peer is missing, another peer sent a message, or half of the time has passed.
+        awaited peer is missing, a member is not awaited, or half of the time has passed. Members are read again, since
+        an awaited peer may have begun the round with a member that joined after this peer began.
 
         :raises RoundStalled: if the round stays below its quorum.
         """
@@ -137,7 +138,9 @@ class PeerBoard:
             self.receipts.read_closings(round_number - 1, result.found.keys())
         result = self._without_equivocators(result)
         is_late = self._clock() - self._began >= self._rounds.timeout_s / 2
-        if closed or is_late or result.found.keys() != awaited or self.receipts.committee:
+        expected = self._selector.peers_to_read(self.run, round_number, self._read_members(round_number)) | {self.me}
+        is_whole = result.found.keys() == awaited == expected
+        if closed or is_late or not is_whole or self.receipts.committee:
             result = self._agree(round_number, awaited, result, closed)
         else:
             self.receipts.publish_closing(round_number, self._message_list(round_number, result))
