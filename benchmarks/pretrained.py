@@ -13,13 +13,17 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import planaria
+from benchmarks.fleet_run import bytes_data
 from benchmarks.harness import (
     DATA,
     ROOT,
@@ -32,6 +36,7 @@ from benchmarks.harness import (
     benchmark,
     interleaved,
     ratios,
+    run_config,
     start,
 )
 from benchmarks.processes import cli, flags, memory
@@ -41,6 +46,9 @@ from planaria.common.quantisation import encode
 from planaria.config.schema import ModelConfig, OptimConfig, PipelineConfig, RunConfig
 from planaria.control.log.reader import read_run
 from planaria.control.log.state_file import read_state
+from planaria.data.shards import tokenise_corpus
+from planaria.data.stream import Stream
+from planaria.lab.reference.engine import ReferenceEngine
 from planaria.models.families import stage_parameters
 from planaria.models.generate import generate
 from planaria.models.gguf import gguf_tokenizer, open_gguf
@@ -48,6 +56,7 @@ from planaria.models.llama_stages import Llama
 from planaria.models.state import StageState
 from planaria.models.transformers.check import MAX_RELATIVE_DIFFERENCE, require_cuttable
 from planaria.models.transformers.decoder import Decoder
+from planaria.models.transformers.recipe_section import decoder_of, model_section
 from planaria.models.transformers.skeleton import in_one_line
 from planaria.pipeline.routing import ROUTINGS
 from planaria.recovery import RECOVERIES
@@ -589,10 +598,6 @@ def random_model(folder: Path, layers: int) -> None:
     from safetensors.torch import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from planaria.config.schema import ModelConfig
-    from planaria.models.transformers.decoder import Decoder
-    from planaria.models.transformers.recipe_section import model_section
-
     folder.mkdir()
     values = SHAPE | {"num_hidden_layers": layers, "dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(values))
@@ -656,7 +661,7 @@ def run_memory(args: Namespace) -> Measurement:
 
     Weights are random, in bf16 on the disk; frozen ones are bf16 in memory, trained ones fp32 (SGD). Claims: a worker
     takes at most its state and 450 MB; the controller takes at most one stage's weights and 450 MB until training ends.
-    Its export, which holds one file of at most 1 GiB or one layer, is shown.
+    Its export, which holds one layer, is shown.
     """
     out, rows = fresh("memory"), list[Row]()
     (out / "recipe.toml").write_text(RECIPE)
@@ -684,6 +689,92 @@ def run_memory(args: Namespace) -> Measurement:
     return rows
 
 
+WIDE = SHAPE | {
+    "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+"""config.json of Qwen3-0.6B"""
+WARM_UP = 2  # steps of each side that are not counted
+
+
+class WholeModel:
+    """A plain loop over the library's whole model, with the weights and samples of an engine."""
+
+    def __init__(self, engine: ReferenceEngine, stream: Stream) -> None:
+        self.config, self.stream, self.step = engine.config, stream, 0
+        decoder, model = decoder_of(self.config.model), self.config.model
+        named = {
+            decoder.global_name(model, self.config.pipeline.stages, node, name): parameter.detach().clone()
+            for node, runner in engine.runners.items()
+            for name, parameter in runner.parameters.items()
+        }
+        self.model = decoder.assemble(named).to(self.config.train.device).train()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.config.optim.lr)
+
+    def train_step(self) -> float:
+        """Make one update; return the mean loss of its microbatches in nats."""
+        pipeline, train = self.config.pipeline, self.config.train
+        total = torch.zeros((), device=train.device)
+        for microbatch in range(pipeline.microbatches):
+            first = self.step * pipeline.samples + microbatch * pipeline.microbatch_size
+            tokens, targets = (one.to(train.device) for one in self.stream.batch(first, pipeline.microbatch_size))
+            with torch.autocast(train.device, torch.bfloat16, enabled=train.precision == "bf16"):
+                logits = self.model(input_ids=tokens, use_cache=False).logits
+                loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()) / pipeline.microbatches
+            loss.backward()
+            total += loss.detach()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        return float(total)
+
+
+def timed_step(side: ReferenceEngine | WholeModel) -> float:
+    """Return the seconds of a step, which ends with its loss on the host."""
+    began = time.monotonic()
+    side.train_step()
+    return time.monotonic() - began
+
+
+@benchmark(
+    "real_decoders_speed",
+    layers=Flag(28, "decoder layers, all in one block stage"),
+    context=512,
+    samples=Flag(4, "in a step, each a microbatch"),
+    repeats=Flag(10, "steps of each side, warm-up apart"),
+)
+def run_speed(args: Namespace) -> Measurement:
+    """Compare the speed of a decoder of Qwen3-0.6B's shape in stages with that of the library's whole model.
+
+    Both train the same random weights on the same samples by SGD, in one process and in turn: in bf16 on a CUDA device,
+    if there is one, else in fp32. Claim: at least 0.95 of the whole model's tokens per second.
+    """
+    out, gpu = fresh("speed"), torch.cuda.is_available()
+    (out / "config.json").write_text(json.dumps(WIDE | {"num_hidden_layers": args.layers}))
+    settings: dict[str, object] = {
+        "model.family": "transformers", "model.options.config": out / "config.json", "model.context": args.context,
+        "pipeline.stages": 1, "pipeline.microbatches": args.samples, "pipeline.microbatch_size": 1,
+        "optim.kind": "sgd", "optim.clip": 0.0, "train.device": "cuda" if gpu else "cpu",
+        "train.precision": "bf16" if gpu else "fp32", "train.eval_every": 0, "engine": "inline",
+        "recovery.strategy": "checkpoint", "checkpoint.every": 0,
+    }  # fmt: skip
+    config = planaria.configure(run_config("speed", data=bytes_data()), settings=settings)
+    stream = Stream(tokenise_corpus(config.data, config.model.vocab), "train", config.model.context, config.seed)
+    engine = ReferenceEngine(config, stream)
+    whole = WholeModel(engine, stream)
+    apart = abs(engine.train_step().loss - whole.train_step())
+    sides = [partial(timed_step, whole), partial(timed_step, engine)]
+    interleaved(sides, WARM_UP)
+    plain, cut = interleaved(sides, args.repeats)
+    tokens = config.pipeline.samples * config.model.context
+    shown = {"tokens/s": round(tokens / median(cut)), "whole model's": round(tokens / median(plain))}
+    label = f"{args.layers} layers of Qwen3-0.6B's shape"
+    return [
+        Row(f"{label}: first losses apart, nats", [apart], "0", Claim(high=1e-2 if gpu else 1e-5)),
+        Row(f"{label}: tokens/s / whole model's", ratios(plain, cut), "1", Claim(low=0.95), shown),
+    ]
+
+
 if __name__ == "__main__":
     start(
         decoders=run_decoders,
@@ -692,4 +783,5 @@ if __name__ == "__main__":
         unfit=run_unfit,
         gemma=run_gemma,
         memory=run_memory,
+        speed=run_speed,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
@@ -27,10 +28,11 @@ from planaria.models.transformers.check import (
     require_cuttable,
 )
 from planaria.models.transformers.decoder import PLACE, Decoder
-from planaria.models.transformers.files import open_decoder, write_weights
+from planaria.models.transformers.files import open_decoder
 from planaria.models.transformers.loading import load_weights
 from planaria.models.transformers.recipe_section import model_section
 from planaria.models.transformers.skeleton import read_config, skeleton
+from planaria.runtime.checkpoint.foreign.huggingface import write_decoder
 from support.small_decoders import library_config, logits, section, small, stages_of
 
 pytest.importorskip("transformers")
@@ -125,9 +127,10 @@ def all_architectures() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", all_architectures())
-def test_every_listed_decoder_equals_the_whole_one(kind: str) -> None:
+def test_every_listed_decoder_equals_the_whole_one_and_is_exported(kind: str, tmp_path: Path) -> None:
     found = require_cuttable(Decoder.of(library_config(kind)), masked=False)
     assert found.loss == found.gradient == found.future == 0
+    compare_exports(small(kind), torch.bfloat16, 1, tmp_path)
 
 
 def test_routing_noise_is_switched_off() -> None:
@@ -331,39 +334,49 @@ def tensors(folder: Path) -> dict[str, Tensor]:
     return {name: one for file in sorted(folder.glob("*.safetensors")) for name, one in load_file(file).items()}
 
 
+def compare_exports(decoder: Decoder, dtype: torch.dtype, largest: int, folder: Path) -> list[Path]:
+    """Export random weights here and with the library; compare names and tensors, and return the files."""
+    config = section(decoder)
+    named = {name: torch.randn(shape) for name, shape in decoder.shapes(config).items()}
+    (ours := folder / "ours").mkdir()
+    write_decoder(config, named.__getitem__, ours, "fp32" if dtype == torch.float32 else "bf16", largest)
+    decoder.assemble(named).to(dtype).save_pretrained(folder / "theirs")
+    found, expected = tensors(ours), tensors(folder / "theirs")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(one, expected[name]) and one.dtype == expected[name].dtype for name, one in found.items())
+    if largest == 1:
+        assert json.loads((ours / INDEX).read_text())["weight_map"].keys() == found.keys()
+    return [*ours.glob("*.safetensors")]
+
+
 @pytest.mark.parametrize("largest", [1 << 30, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2", "gemma2", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])
 def test_an_export_has_the_names_and_tensors_of_the_library(
     kind: str, dtype: torch.dtype, largest: int, tmp_path: Path
 ) -> None:
-    """One file, or one for each layer and one around them."""
+    """One file, or one for each layer and for each tensor outside."""
     decoder = small(kind)
-    config = section(decoder)
-    named = {name: torch.randn(shape) for name, shape in decoder.shapes(config).items()}
-    (ours := tmp_path / "ours").mkdir()
-    write_weights(config, named.__getitem__, ours, dtype, largest)
-    decoder.assemble(named).to(dtype).save_pretrained(tmp_path / "theirs")
-    found, expected = tensors(ours), tensors(tmp_path / "theirs")
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(one, expected[name]) and one.dtype == expected[name].dtype for name, one in found.items())
-    files = [*ours.glob("*.safetensors")]
-    assert len(files) == (1 if largest > 1 else config.layers + 1)
-    if largest == 1:
-        assert json.loads((ours / INDEX).read_text())["weight_map"].keys() == found.keys()
+    outside = sum(f"{decoder.facts.path}." not in name for name in decoder.shapes(section(decoder)))
+    files = compare_exports(decoder, dtype, largest, tmp_path)
+    assert len(files) == (1 if largest > 1 else section(decoder).layers + outside)
 
 
-def test_an_export_holds_one_file_at_a_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("largest", [1 << 30, 1])
+def test_an_export_holds_one_layer_at_a_time(largest: int, tmp_path: Path) -> None:
     decoder = small("qwen3")
     config = section(decoder)
-    shapes, read = decoder.shapes(config), list[str]()
+    shapes, layers, alive = decoder.shapes(config), list[str](), list[weakref.ref[Tensor]]()
 
     def one(name: str) -> Tensor:
-        layer = name.split(".layers.")[-1].split(".")[0] if ".layers." in name else ""
-        if not read or read[-1] != layer:
-            assert len([*tmp_path.glob("*.safetensors")]) == len(read), "the files before it are written"
-            read.append(layer)
-        return torch.zeros(shapes[name])
+        layer = name.split(".layers.")[-1].split(".")[0] if ".layers." in name else name
+        if not layers or layers[-1] != layer:
+            assert not any(ref() is not None for ref in alive), "the tensors of the layer before it are freed"
+            layers.append(layer)
+        tensor = torch.zeros(shapes[name])
+        alive.append(weakref.ref(tensor))
+        return tensor
 
-    write_weights(config, one, tmp_path, torch.float32, 1)
-    assert len(read) == len(set(read)) == config.layers + 1
+    write_decoder(config, one, tmp_path, "fp32", largest)
+    outside = sum(".layers." not in name for name in shapes)
+    assert len(layers) == len(set(layers)) == config.layers + outside and len(alive) == len(shapes)

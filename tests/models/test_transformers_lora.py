@@ -15,7 +15,7 @@ import torch
 from planaria.common.errors import UserError
 from planaria.config.model_config import AdapterConfig
 from planaria.models.transformers.adapters import PRECISIONS, Lora, base_of, settings_of
-from planaria.models.transformers.files import write_weights
+from planaria.models.transformers.files import export_adapters
 from support.small_decoders import logits, section, small, stages_of
 
 pytest.importorskip("transformers")
@@ -101,7 +101,7 @@ def test_exported_adapters_of_mixtures_load_in_peft(kind: str, tmp_path: Path) -
     assert any("shared_expert" in name for name in named)
     adapted = config.model_copy(update={"lora": AdapterConfig(rank=4, alpha=8.0, **base_of(tmp_path / "base"))})
     (tmp_path / "adapters").mkdir()
-    write_weights(adapted, lambda name: named[name].detach(), tmp_path / "adapters", torch.float32)
+    export_adapters(adapted, lambda name: named[name].detach(), tmp_path / "adapters", torch.float32)
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
     whole = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").eval()
     tokens = torch.randint(2, 100, (2, 9))

@@ -241,7 +241,9 @@ def test_hugging_face_weights_are_written_in_shards(
 ) -> None:
     saved, _ = untied
     atoms, most = atoms_of_model(saved), 2000
-    export_folder(saved.manifest.model, tmp_path / "hf", lambda made: huggingface.write(atoms, made, precision, most))
+    export_folder(
+        saved.manifest.model, tmp_path / "hf", lambda made: huggingface.write_llama(atoms, made, precision, most)
+    )
     index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
     files = sorted(set(index["weight_map"].values()))
     assert len(files) > 3 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
@@ -271,7 +273,7 @@ def test_an_export_holds_at_most_two_tensors(kind: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(ParameterState, "read", read)
     if kind == "hf":
         (tmp_path / "out").mkdir()
-        huggingface.write(atoms_of_model(saved), tmp_path / "out", "fp32", 1 << 30)
+        huggingface.write_llama(atoms_of_model(saved), tmp_path / "out", "fp32", 1 << 30)
     else:
         written(saved, tmp_path / "out", kind)
     assert most <= 2

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
-from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from planaria.common import digests, documents
 from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import WeightsFile, validate_config
-from planaria.models.huggingface import INDEX, METADATA, WEIGHTS, read_tensor, tensor_shapes, tokenizer_of
-from planaria.models.model_metadata import ModelMetadata, metadata_of_folder, write_json
+from planaria.models.huggingface import read_tensor, tensor_shapes, tokenizer_of
+from planaria.models.model_metadata import ModelMetadata, metadata_of_folder
+from planaria.models.packing import Spec
 from planaria.models.transformers.adapters import ADAPTERS, global_name_of, settings_of, write_adapters
 from planaria.models.transformers.loading import load_weights
 from planaria.models.transformers.recipe_section import decoder_of, model_section
 from planaria.models.transformers.skeleton import skeleton
-
-SHARD = 1 << 30
-"""largest file of an export in bytes, unless one layer is larger"""
 
 
 def open_decoder(folder: Path) -> WeightsFile:
@@ -70,39 +66,58 @@ def _open_adapters(folder: Path, config: ModelConfig, usage: ModelMetadata, expo
     return WeightsFile(folder, config, shapes, read, tokenizer_of(folder), usage=usage, expected=expected)
 
 
-def write_weights(
-    config: ModelConfig, read: Callable[[str], Tensor], folder: Path, dtype: torch.dtype, largest: int = SHARD
-) -> None:
-    """Write weights with the names and tensors of the library's ``save_pretrained``, or adapters for ``peft``.
+class ExportedTensors(NamedTuple):
+    """Tensors of an export: types and shapes by name, in groups that the library converts together: layers."""
 
-    Decoder layers are written to files of at most ``largest`` bytes; a larger layer has its own. One file is in memory
-    at a time. ``read`` returns a weight by its global name.
+    groups: list[dict[str, Spec]]
+    read: Callable[[str], Tensor]
+    """returns a tensor by name, and keeps its group in memory until the next group"""
+
+
+def exported_tensors(config: ModelConfig, read: Callable[[str], Tensor], dtype: torch.dtype) -> ExportedTensors:
+    """Return weights with the names and tensors of the library's ``save_pretrained``, grouped by decoder layer.
+
+    ``read`` returns a weight by its global name.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    decoder = decoder_of(config)
+    model: Any = skeleton(decoder.config, decoder.facts.attention, "export")
+    buffers = _saved_buffers(model)
+    shapes = decoder.shapes(config) | {name: tuple(tensor.shape) for name, tensor in buffers.items()}
+    members = _names_by_layer(shapes, decoder.facts.path)
+
+    def convert(group: int, value: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        return dict(revert_weight_conversion(model, {name: _cast(value(name), dtype) for name in members[group]}))
+
+    def on_meta(name: str) -> Tensor:
+        return torch.empty(shapes[name], dtype=buffers[name].dtype if name in buffers else dtype, device="meta")
+
+    groups = list[dict[str, Spec]]()
+    for number in range(len(members)):
+        groups.append({name: (one.dtype, tuple(one.shape)) for name, one in convert(number, on_meta).items()})
+    number_of = {name: number for number, group in enumerate(groups) for name in group}
+    held = dict[int, dict[str, Tensor]]()
+
+    def converted(name: str) -> Tensor:
+        if (number := number_of[name]) not in held:
+            held.clear()
+            held[number] = convert(number, lambda one: buffers[one] if one in buffers else read(one))
+        return held[number][name]
+
+    return ExportedTensors(groups, converted)
+
+
+def export_adapters(config: ModelConfig, read: Callable[[str], Tensor], folder: Path, dtype: torch.dtype) -> None:
+    """Write a model's adapters for ``peft``; ``read`` returns a weight by its global name.
 
     :raises OSError: if the disk is full.
     """
     decoder = decoder_of(config)
-    shapes = decoder.shapes(config)
-    if decoder.lora is not None:
-        with torch.device("meta"):
-            layers = decoder.base.build(config.model_copy(update={"ends_layers": 0, "block_layers": None}), 1, 1).layers
-        write_adapters(decoder.lora, layers, {name: read(name).to(dtype) for name in shapes}, folder)
-        return
-    from transformers.core_model_loading import revert_weight_conversion
-
-    model: Any = skeleton(decoder.config, decoder.facts.attention, str(folder))
-    buffers = _saved_buffers(model)
-    shapes |= {name: tuple(tensor.shape) for name, tensor in buffers.items()}
-    shards = _shards(shapes, decoder.facts.path, dtype.itemsize, min(largest, SHARD))
-    files, size = dict[str, str](), 0
-    for number, names in enumerate(shards, 1):
-        file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {name: _cast(buffers[name] if name in buffers else read(name), dtype) for name in names}
-        tensors = {name: tensor.contiguous() for name, tensor in revert_weight_conversion(model, tensors).items()}
-        save_file(tensors, folder / file, metadata=METADATA)
-        files |= dict.fromkeys(tensors, file)
-        size += sum(tensor.nbytes for tensor in tensors.values())
-    if len(shards) > 1:
-        write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": files})
+    assert decoder.lora is not None, "a model with adapters"
+    with torch.device("meta"):
+        layers = decoder.base.build(config.model_copy(update={"ends_layers": 0, "block_layers": None}), 1, 1).layers
+    write_adapters(decoder.lora, layers, {name: read(name).to(dtype) for name in decoder.shapes(config)}, folder)
 
 
 def _saved_buffers(model: Any) -> dict[str, Tensor]:
@@ -115,21 +130,13 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _shards(shapes: Mapping[str, tuple[int, ...]], path: str, itemsize: int, largest: int) -> list[list[str]]:
-    """Return the names of each file: whole layers, since the library joins or splits tensors of a layer.
+def _names_by_layer(names: Iterable[str], path: str) -> list[list[str]]:
+    """Return the names of each decoder layer, and each name outside alone; ``path``: of the list of layers.
 
-    ``path``: of the list of layers.
+    The library joins and splits tensors of a layer.
     """
     layers: dict[str, list[str]] = {}
-    for name in shapes:
-        number = name.removeprefix(f"{path}.").partition(".")[0] if name.startswith(f"{path}.") else ""
-        layers.setdefault(number, []).append(name)
-    shards, room = list[list[str]](), 0
-    for names in layers.values():
-        size = sum(prod(shapes[name]) for name in names) * itemsize
-        if size > room:
-            shards.append([])
-            room = largest
-        shards[-1] += names
-        room -= size
-    return shards
+    for name in names:
+        inside = name.startswith(f"{path}.")
+        layers.setdefault(name.removeprefix(f"{path}.").partition(".")[0] if inside else name, []).append(name)
+    return [*layers.values()]

@@ -16,7 +16,6 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.families import make_family
 from planaria.models.huggingface import export_folder, export_model
 from planaria.models.llama_stages import Llama
-from planaria.models.transformers.files import write_weights
 from planaria.runtime.checkpoint.foreign import ReadReply, ReadRequest, dcp, huggingface, read_apart, universal
 from planaria.runtime.checkpoint.foreign.folder import DigestedParameter, ExportNote, leave_note
 from planaria.runtime.checkpoint.foreign.huggingface import Precision
@@ -49,17 +48,12 @@ def export_run(
     atoms, dtype = weights_of(saved), str(huggingface.DTYPES[precision]).removeprefix("torch.")
 
     def write(made: Path) -> None:
-        if saved.manifest.model.family == "transformers":
+        model, most = saved.manifest.model, largest or sys.maxsize
+        if model.family == "transformers":
             named = {atom.name: atom for atom in atoms}
-            write_weights(
-                saved.manifest.model,
-                lambda name: named[name].read("weights"),
-                made,
-                huggingface.DTYPES[precision],
-                largest or sys.maxsize,
-            )
+            huggingface.write_decoder(model, lambda name: named[name].read("weights"), made, precision, most)
         else:
-            huggingface.write(atoms, made, precision, largest or sys.maxsize)
+            huggingface.write_llama(atoms, made, precision, most)
 
     with tempfile.TemporaryDirectory() as temporary:
         tokenizer.save(file := Path(temporary) / run_folders.TOKENIZER)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from planaria.config.schema import ModelConfig
 from planaria.models import huggingface
+from planaria.models.model_metadata import write_json
+from planaria.models.packing import Spec
+from planaria.models.transformers.files import export_adapters, exported_tensors
 from planaria.runtime.checkpoint import tensor_file
 from planaria.runtime.checkpoint.foreign.folder import WEIGHTS
 from planaria.runtime.checkpoint.loading import ParameterState
@@ -20,29 +23,44 @@ Precision = Literal["fp32", "bf16"]
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def write(atoms: Sequence[ParameterState], folder: Path, precision: Precision, largest: int) -> None:
-    """Write the weights: one file, or several of at most ``largest`` bytes of tensors with an index.
+def write(groups: Sequence[Mapping[str, Spec]], read: Callable[[str], Tensor], folder: Path, largest: int) -> None:
+    """Write weights: one file, or several of at most ``largest`` bytes of tensors with an index.
 
+    :param groups: types and shapes by name; a group is in one file, and a group over ``largest`` has its own
+    :param read: returns a tensor by name
     :raises OSError: if the disk is full.
     """
-    dtype = DTYPES[precision]
-    shards = pack_groups([math.prod(atom.shape) * dtype.itemsize for atom in atoms], largest)
+    sizes = [sum(math.prod(shape) * dtype.itemsize for dtype, shape in group.values()) for group in groups]
+    shards = pack_groups(sizes, largest)
     count, names = len(shards), dict[str, str]()
     for number, members in enumerate(shards, 1):
-        shard = {atoms[position].name: atoms[position] for position in members}
+        specs = {name: spec for member in members for name, spec in groups[member].items()}
         name = huggingface.WEIGHTS if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-        names |= dict.fromkeys(shard, name)
-        specs = {key: (dtype, atom.shape) for key, atom in shard.items()}
-
-        def read(key: str, shard: Mapping[str, ParameterState] = shard) -> Tensor:
-            return shard[key].read(WEIGHTS).to(dtype)
-
+        names |= dict.fromkeys(specs, name)
         with (folder / name).open("wb") as file:
             tensor_file.write(file, specs, read, huggingface.METADATA)
     if count > 1:
-        total = sum(math.prod(atom.shape) for atom in atoms) * dtype.itemsize
-        index = {"metadata": {"total_size": total}, "weight_map": names}
-        (folder / huggingface.INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / huggingface.INDEX, {"metadata": {"total_size": sum(sizes)}, "weight_map": names})
+
+
+def write_llama(atoms: Sequence[ParameterState], folder: Path, precision: Precision, largest: int) -> None:
+    """Write a checkpoint's weights by their global names, which are Hugging Face's; see :func:`write`."""
+    dtype, named = DTYPES[precision], {atom.name: atom for atom in atoms}
+    groups = [{atom.name: (dtype, atom.shape)} for atom in atoms]
+    write(groups, lambda name: named[name].read(WEIGHTS).to(dtype), folder, largest)
+
+
+def write_decoder(
+    config: ModelConfig, read: Callable[[str], Tensor], folder: Path, precision: Precision, largest: int
+) -> None:
+    """Write weights as the library's ``save_pretrained`` does, or adapters for ``peft``; see :func:`write`.
+
+    ``read`` returns a weight by its global name. A decoder layer is in memory at a time.
+    """
+    if config.lora.rank:
+        export_adapters(config, read, folder, DTYPES[precision])
+    else:
+        write(*exported_tensors(config, read, DTYPES[precision]), folder, largest)
 
 
 def pack_groups(sizes: Sequence[int], largest: int) -> list[list[int]]:
