@@ -87,7 +87,7 @@ def run(side: str, seed: int, args: Namespace, places: Mapping[str, str]) -> Ran
 @benchmark(
     "fine_tuning",
     weights=Flag(Path("SmolLM2-135M-Instruct"), "Hugging Face folder with safetensors"),
-    layers=Flag(4, "first decoder layers that are used"),
+    layers=Flag(30, "first decoder layers that are used"),
     steps=50,
     lr=1e-4,
     context=112,

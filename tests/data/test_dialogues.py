@@ -316,7 +316,7 @@ def test_rows_hold_whole_dialogues_and_count_their_targets(tmp_path: Path, pack:
             numbers = stream.documents(n, tokens)[0]
             text = "".join("$" if i == 256 else chr(i) for i in tokens[0].tolist())
             wanted = [chr(i) if i != 256 else "$" for i in targets[0].tolist() if i >= 0]
-            assert stream.target_count(n, 1) == len(wanted)
+            assert stream.learned(n, 1).sum() == len(wanted)
             found = [part for part in text.split("<|user|>") if part]
             assert pack or len(found) == 1
             assert "".join(c for c in wanted if c == "a").count("a") == sum(part.count("a") for part in found) - sum(
@@ -338,7 +338,7 @@ def test_long_dialogues_are_cut_and_silent_ones_left_out(tmp_path: Path) -> None
     )
     assert dataset.meta.documents == 1
     assert any("1 cut at 64 tokens (model.context + 1), 2 skipped that have none" in line for line in reports)
-    with pytest.raises(UserError, match=r"to learn within model\.context \+ 1 = 64 tokens, beyond which 1 have"):
+    with pytest.raises(UserError, match=r"learn among its first 64, but 1 have one later; use a larger model.context"):
         tokenise_corpus(source(tmp_path, [silent]), 257, context=63)
 
 

@@ -12,15 +12,18 @@ TEMPLATE = (
 )
 
 
-def write_dialogues(folder: Path, count: int = 120) -> dict[str, str]:
-    """Write dialogues and a chat template to ``folder``; return the settings of ``data`` for them."""
+def write_dialogues(folder: Path, count: int = 120, longest: int = 12) -> dict[str, str]:
+    """Write dialogues with answers of 1, 2 and up to ``longest`` letters, and a chat template, to ``folder``.
+
+    Returns the settings of ``data`` for them.
+    """
     rng = random.Random(5)
     records, template = folder / "dialogues.jsonl", folder / "dialogues.jinja"
     if not records.exists():
         dialogues = []
         for _ in range(count):
-            question, answer = ("".join(rng.choices("abcd ", k=rng.randint(1, 12))) for _ in range(2))
-            roles = {"user": question, "assistant": answer[: rng.choice([1, 2, 12])]}
+            question, answer = ("".join(rng.choices("abcd ", k=rng.randint(1, most))) for most in (12, longest))
+            roles = {"user": question, "assistant": answer[: rng.choice([1, 2, longest])]}
             dialogues.append({"messages": [{"role": role, "content": text} for role, text in roles.items()]})
         records.write_text("".join(json.dumps(talk) + "\n" for talk in dialogues))
         template.write_text(TEMPLATE)

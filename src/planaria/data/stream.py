@@ -57,7 +57,7 @@ class Stream:
         tokens, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
         if self.rows:
             targets = targets.clone()  # of one sample, both are views
-            targets[~torch.from_numpy(np.stack([self._targets(n) for n in numbers]))] = IGNORED
+            targets[~torch.from_numpy(self.learned(first, count))] = IGNORED
         return tokens, targets
 
     def documents(self, first: int, tokens: Tensor) -> Tensor:
@@ -71,9 +71,9 @@ class Stream:
             numbers.append(self._in_order[source].starts(turn, ids).cumsum(0))
         return torch.stack(numbers)
 
-    def target_count(self, first: int, count: int) -> int:
-        """Return the number of targets in samples ``first`` .. ``first + count - 1``."""
-        return sum(int(self._targets(n).sum()) for n in range(first, first + count))
+    def learned(self, first: int, count: int) -> npt.NDArray[np.bool_]:
+        """Return whether each target of ``count`` samples from ``first`` is learned: bool [count, context]."""
+        return np.stack([self._targets(n) for n in range(first, first + count)])
 
     def _window(self, n: int) -> npt.NDArray[np.int64]:
         source, turn = self.turns.at(n)

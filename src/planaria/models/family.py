@@ -25,7 +25,9 @@ class EndsStage(Protocol):
     """The interface of stage 0. A family may add ``fold_gradients()``, called before its gradients are read."""
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Map token ids [B, T] to hidden states [B, T, D]; T is ``model.context``, D is ``model.dim``."""
+        """Map token ids [B, T] to hidden states [B, T, D]; D is ``model.dim``.
+
+        T is ``model.context``, or less if the family accepts shorter samples."""
         ...
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
@@ -92,6 +94,13 @@ class Family(Choice, ABC):
         Draw random weights from PyTorch's global generator, which is seeded per stage. On the device "meta" nothing may
         be computed from weights.
         """
+
+    def accepts_shorter_samples(self) -> bool:
+        """Return whether stages accept fewer tokens than ``model.context``, with the same results for these tokens.
+
+        Then the padding of dialogues is not computed.
+        """
+        return False
 
     def parameter_counts(self, config: ModelConfig, stages: int, stage: int) -> tuple[int, int, int] | None:
         """Return the numbers of a stage's trained and frozen parameters and the bytes of the latter, with those of

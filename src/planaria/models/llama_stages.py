@@ -128,6 +128,9 @@ class LlamaFamily(Family):
     supports_subspaces: ClassVar[bool] = True
     resizable_settings: ClassVar[frozenset[str]] = frozenset({"vocab"})
 
+    def accepts_shorter_samples(self) -> bool:
+        return True
+
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> LlamaEnds | BlockStage:
         """:raises ValueError: if there is no such stage, or the layers do not divide into the stages."""
         if not 0 <= stage <= stages or config.why_uncuttable(stages):

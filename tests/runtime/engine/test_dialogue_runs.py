@@ -6,8 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from torch.nn import functional as F
 
 import planaria
@@ -16,33 +21,43 @@ from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.control.log.reader import read_run
 from planaria.models.llama_layers import mask_of
-from planaria.models.llama_stages import Llama
+from planaria.models.llama_stages import BlockStage, Llama, LlamaFamily
 from planaria.runtime.preparation.unused_settings import require_used
 from planaria.runtime.worker.runner import StageRunner
-from planaria.runtime.worker.step_samples import StepInputs, batches, learned_targets, masks
+from planaria.runtime.worker.step_samples import StepInputs, batches, computed_length, learned_targets, masks
 from support import dialogue_corpus
 from support.tiny_engine import config_in, engine_of, losses, train_stream
 
 SMALL = {"model": {"layers": 2, "context": 24}, "optim": {"clip": 0.0}}
 
 
-def recipe(home: Path, microbatches: int = 4, size: int = 2, stages: int = 2, **sections: Any) -> RunConfig:
-    pipeline = {"stages": stages, "microbatches": microbatches, "microbatch_size": size}
+def recipe(
+    home: Path, microbatches: int = 4, size: int = 2, stages: int = 2, longest: int = 12, **sections: Any
+) -> RunConfig:
+    pipeline = {"stages": stages, "microbatches": microbatches, "microbatch_size": size, **sections.pop("pipeline", {})}
     given = {**SMALL, "pipeline": pipeline, **sections}
     return config_in(
-        home, data={**dialogue_corpus.write_dialogues(home), **given.pop("data", {}), "validation": 0.2}, **given
+        home,
+        data={**dialogue_corpus.write_dialogues(home, longest=longest), **given.pop("data", {}), "validation": 0.2},
+        **given,
     )
 
 
-@pytest.mark.parametrize("pack", [True, False])
-def test_a_step_has_the_gradient_of_the_mean_over_its_targets(tmp_path: Path, pack: bool) -> None:
-    config = recipe(tmp_path, data={"pack": pack})
+@pytest.mark.parametrize(("pack", "longest", "size"), [(True, 12, 2), (False, 12, 2), (False, 40, 1)])
+def test_a_step_has_the_gradient_of_the_mean_over_its_targets(
+    tmp_path: Path, pack: bool, longest: int, size: int
+) -> None:
+    """Four microbatches of ``size`` samples, whose answers have from one token to ``longest`` and the end token."""
+    config = recipe(
+        tmp_path, size=size, model={"layers": 2, "context": 2 * longest}, data={"pack": pack}, longest=longest
+    )
     stream, engine = train_stream(config), engine_of(config)
     whole = Llama(config.model, 2, config.seed)
-    tokens, targets = stream.batch(0, 8)
+    tokens, targets = stream.batch(0, 4 * size)
     mask = mask_of(stream.documents(0, tokens)) if pack else None
-    counts = [int((targets[n : n + 2] >= 0).sum()) for n in range(0, 8, 2)]
-    assert len({*counts}) > 1 and stream.target_count(0, 8) == sum(counts)
+    counts = [int((part >= 0).sum()) for part in targets.split(size)]
+    assert max(counts) > min(counts) * (10 if longest == 40 else 1), "answers differ much in length"
+    assert stream.learned(0, 4 * size).sum() == sum(counts)
     x = whole.ends.embed(tokens, mask)
     for stage in whole.stages:
         x = stage(x, mask)
@@ -50,6 +65,8 @@ def test_a_step_has_the_gradient_of_the_mean_over_its_targets(tmp_path: Path, pa
     loss.backward()
     whole.ends.fold_gradients()
     kept: dict[int, dict[str, torch.Tensor]] = {}
+    computed = list[int]()
+    engine.runners[1].module.register_forward_pre_hook(lambda module, inputs: computed.append(inputs[0].shape[1]))
     for node, runner in engine.runners.items():
         commit = runner.commit
 
@@ -63,18 +80,70 @@ def test_a_step_has_the_gradient_of_the_mean_over_its_targets(tmp_path: Path, pa
         for name, parameter in module.named_parameters():
             assert parameter.grad is not None
             torch.testing.assert_close(kept[node][name], parameter.grad, rtol=1e-5, atol=1e-7)
+    assert computed == [computed_length((part >= 0).numpy()) for part in targets.split(size)]
+    assert size > 1 or min(computed) < 2 * longest, "padding is not computed"
+
+
+def computed(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[float]]:
+    """Return the tokens of each pass of block stages, and the losses, of three steps."""
+    engine, passes = engine_of(config), list[int]()
+
+    def forward(self: BlockStage, x: torch.Tensor, *mask: torch.Tensor) -> torch.Tensor:
+        passes.append(x.shape[1])
+        return whole(self, x, *mask)
+
+    whole = BlockStage.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockStage, "forward", forward)
+        return passes, losses(engine, 3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recovery": {"strategy": "redundant, checkpoint"}},
+        {"pipeline": {"wire": "6/4"}, "train": {"recompute": True}},
+        {"data": {"pack": True, "document_mask": True}},
+        {"exchange": {"replicas": 4, "coded": {"scheme": "gc", "stragglers": 1}}, "microbatches": 2},
+    ],
+)
+def test_padding_is_not_computed_and_has_no_effect(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by twins, with codecs and masks, and in coded steps."""
+    sections = {"data": {"pack": False}, "model": {"layers": 2, "context": 77}} | changes
+    config = recipe(tmp_path, size=1, longest=40, **sections)
+    passes, found = computed(config, monkeypatch)
+    assert max(passes) <= 77 and sum(passes) < (0.95 if config.data.pack else 0.8) * 77 * len(passes)
+    monkeypatch.setattr(LlamaFamily, "accepts_shorter_samples", lambda family: False)
+    passes, expected = computed(config, monkeypatch)
+    assert {*passes} == {77} and found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_subspace_computes_all_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its codec would send the zeros of padding as large numbers."""
+    model = {"layers": 2, "context": 24, "tied": False}
+    config = recipe(tmp_path, size=1, model=model, pipeline={"wire": {"kind": "subspace", "rank": 8}})
+    assert {*computed(config, monkeypatch)[0]} == {24}
+
+
+@given(arrays(np.bool_, st.tuples(st.integers(1, 3), st.integers(1, 40))))
+def test_all_targets_are_among_the_computed_tokens(learned: npt.NDArray[np.bool_]) -> None:
+    length = computed_length(learned)
+    assert not learned[:, length:].any() and 1 <= length <= learned.shape[1]
+    assert length in (8, learned.shape[1]) or (length % 8 == 0 and learned[:, length - 8 : length].any())
 
 
 def test_the_cut_into_microbatches_and_replicas_does_not_matter(tmp_path: Path) -> None:
     expected = losses(engine_of(recipe(tmp_path, microbatches=8, size=1)), 4)
-    for given in (
+    for cut in (
         recipe(tmp_path, microbatches=1, size=8),
         recipe(tmp_path, microbatches=2, exchange={"replicas": 2, "kind": "allreduce"}),
         recipe(tmp_path, microbatches=2, exchange={"replicas": 2, "kind": "allreduce"}, routing={"mixed": True}),
         recipe(tmp_path, microbatches=2, size=1, exchange={"replicas": 4, "coded": {"scheme": "gc", "stragglers": 1}}),
         recipe(tmp_path, microbatches=4, stages=1),
     ):
-        assert losses(engine_of(given), 4) == pytest.approx(expected, rel=1e-5)
+        assert losses(engine_of(cut), 4) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_stage_that_routes_skip_takes_the_mean_over_the_targets_it_saw(tmp_path: Path) -> None:
@@ -159,7 +228,7 @@ def test_eval_weighs_microbatches_by_their_targets(tmp_path: Path) -> None:
     train = {"steps": 2, "eval_every": 2, "eval_microbatches": 3}
     config = recipe(tmp_path, train=train).model_copy(update={"engine": "inline", "out": str(tmp_path / "runs")})
     planaria.train(config, progress=False)
-    evaluate(tmp_path / "runs" / "run", "0.5", 4, None)
+    evaluate(tmp_path / "runs" / "run", None, 4, None)  # a quarter of two stages is none
     whole = json.loads((tmp_path / "runs" / "run" / "omission.json").read_text())[0]
     last = list(read_run(tmp_path / "runs" / "run").validated)[-1].val_loss
     assert torch.tensor(whole["perplexity"]).log().item() == pytest.approx(last, rel=1e-6)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from planaria.config.schema import RunConfig
 from planaria.models.state import StageState
-from planaria.runtime.worker.runner import NonFinite, StageRunner, add_new_gradients, detach_gradients
+from planaria.runtime.worker.gradient_sums import add_new_gradients, detach_gradients
+from planaria.runtime.worker.runner import NonFinite, StageRunner
 from planaria.runtime.worker.step_samples import StepInputs
 from support.tiny_engine import Recipe, raw
 

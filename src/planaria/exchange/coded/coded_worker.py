@@ -88,7 +88,8 @@ class CodedSteps:
         """Prepare ``runner`` for a task."""
         batch, masks = _reindex(data.batch, work.microbatches), _reindex(data.masks, work.microbatches)
         counts = None if data.target_counts is None else data.target_counts.renumbered(work.microbatches)
-        runner.begin(StepInputs(batch, True, self.microbatches, masks, work.weights, counts))
+        lengths = _reindex(data.lengths, work.microbatches)
+        runner.begin(StepInputs(batch, True, self.microbatches, masks, work.weights, counts, lengths))
 
     def part(self, sent: SentVector) -> int:
         """Return the number of a vector among all that a node may send in a step."""

@@ -29,10 +29,11 @@ from planaria.recovery.base import Moment
 from planaria.recovery.chain import ChainPlan, staleness_by_stage
 from planaria.runtime.preparation.config_checks import require_device, require_sound
 from planaria.runtime.resolved_run import ResolvedRun
+from planaria.runtime.worker.gradient_sums import sum_shares
 from planaria.runtime.worker.plan_execution import nodes_sharing_parameters
 from planaria.runtime.worker.recovery_copies import StageCopies, rebuild_inputs
-from planaria.runtime.worker.runner import StageRunner, sum_shares
-from planaria.runtime.worker.step_samples import StepData, StepInputs, batches, learned_targets, masks
+from planaria.runtime.worker.runner import StageRunner
+from planaria.runtime.worker.step_samples import StepData, StepInputs, batches, learned_targets, lengths, masks
 
 
 @dataclass(frozen=True)
@@ -286,10 +287,11 @@ class ReferenceEngine:
                 own,
                 samples.masks,
                 target_counts=targets,
+                lengths=samples.lengths,
                 first_sample=first_sample,
             )
             runner.begin(step)
-            self.copies[node].begin(samples.masks)
+            self.copies[node].begin(samples)
 
         def observe(action: Action, out: Tensor) -> None:
             if train:
@@ -300,7 +302,7 @@ class ReferenceEngine:
     def _run_rounds(self, rounds: ReferenceRounds, stream: Stream, first_sample: int) -> None:
         samples = self._data(stream, first_sample, rounds.microbatches)
         for copies in self.copies.values():
-            copies.begin(samples.masks)
+            copies.begin(samples)
         rounds.run(self.step, lambda stage: samples._replace(batch=None) if stage else samples)
 
     def _data(self, stream: Stream, first_sample: int, microbatches: int) -> StepData:
@@ -308,4 +310,5 @@ class ReferenceEngine:
         size = self.config.pipeline.microbatch_size
         batch = batches(stream, first_sample, size)
         document_masks = masks(self.config.data, stream, batch, first_sample, size)
-        return StepData(batch, document_masks, learned_targets(stream, first_sample, size, microbatches), first_sample)
+        counts, ends = learned_targets(stream, first_sample, size, microbatches), lengths(stream, first_sample, size)
+        return StepData(batch, document_masks, counts, ends, first_sample)

@@ -39,6 +39,9 @@ class TransformersFamily(Family):
     accepts_document_mask: ClassVar[bool] = True
     supports_adapters: ClassVar[bool] = True
 
+    def accepts_shorter_samples(self) -> bool:
+        return "longrope" not in self.config  # its frequencies depend on the number of tokens
+
     def decoder(self, config: ModelConfig) -> Decoder:
         """Return the model that ``config`` describes."""
         return Decoder(self.config, self.attention, lora_of(config))

@@ -17,9 +17,10 @@ from planaria.control.facts.events import Span
 from planaria.exchange.base import Update
 from planaria.pipeline.plan.actions import Action, Key, StepPlan
 from planaria.pipeline.routing.arrangement import Arrangement
+from planaria.runtime.worker.gradient_sums import sum_shares
 from planaria.runtime.worker.peer_messages import PeerMessages
 from planaria.runtime.worker.received_frames import FrameId
-from planaria.runtime.worker.runner import StageRunner, sum_shares
+from planaria.runtime.worker.runner import StageRunner
 
 OnOutput = Callable[[Action, Tensor], None]
 """called with each action whose output is sent, and the output"""

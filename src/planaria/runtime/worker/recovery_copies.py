@@ -23,7 +23,7 @@ from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Copy, Holder, Moment, RebuildInputs, RestoredHolder, Sender
 from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.worker.runner import StageRunner
-from planaria.runtime.worker.step_samples import Masks, StepInputs
+from planaria.runtime.worker.step_samples import Lengths, Masks, StepData, StepInputs
 
 log = logging.getLogger(__name__)
 MakeRunner = Callable[[RunConfig, int, bool], StageRunner]
@@ -58,6 +58,8 @@ class _Original:
     make: MakeRunner
     masks: Masks | None
     """document masks of the current step, for passes that a twin also computes"""
+    lengths: Lengths | None
+    """computed tokens of the current step, for the same passes"""
 
     @property
     def shapes(self) -> StageShapes:
@@ -71,7 +73,8 @@ class _Original:
 
     def twin(self) -> StageRunner:
         runner = self.make(self.config, self.stage, False)
-        runner.begin(StepInputs(microbatches=self.config.pipeline.microbatches, masks=self.masks))
+        microbatches = self.config.pipeline.microbatches
+        runner.begin(StepInputs(microbatches=microbatches, masks=self.masks, lengths=self.lengths))
         return runner
 
 
@@ -83,8 +86,9 @@ class StageCopies:
         self.node, self._stage = node, column.stage
         config, self._chain = run.config, run.recovery
         self._placed = [slot.copy for slot in self._chain.slots_on_nodes(column)]
-        self._masks: Masks | None = None
+        self._data = StepData(None, None)
         masks = self._mask if config.data.document_mask else None
+        lengths = self._length if config.data.dialogues else None
         self._all_senders: dict[int, Sender] = {}
         self._all_holders: dict[int, Holder] = {}
         for number, (slot, placed) in enumerate(zip(self._chain.slots, self._placed, strict=True)):
@@ -92,7 +96,7 @@ class StageCopies:
             if node in placed.sources:
                 self._all_senders[number] = strategy.sender(slot.copy, column.stage[node])
             if node == placed.host:
-                originals = {stage: _Original(config, stage, make, masks) for stage in slot.copy.sources}
+                originals = {stage: _Original(config, stage, make, masks, lengths) for stage in slot.copy.sources}
                 self._all_holders[number] = strategy.holder(slot.copy, originals)
         # Active sides. They change with the formation only, since every action reads them.
         self._senders, self._holders = self._all_senders, self._all_holders
@@ -111,13 +115,17 @@ class StageCopies:
                 if keys[number] & restarting:
                     side.restart()
 
-    def begin(self, masks: Masks | None) -> None:
-        """Start a step with these document masks."""
-        self._masks = masks
+    def begin(self, data: StepData) -> None:
+        """Start a step with these samples."""
+        self._data = data
 
     def _mask(self, microbatch: int) -> Tensor:
-        assert self._masks is not None, "a pass outside of any step"
-        return self._masks(microbatch)
+        assert self._data.masks is not None, "a pass outside of any step"
+        return self._data.masks(microbatch)
+
+    def _length(self, microbatch: int) -> int:
+        assert self._data.lengths is not None, "a pass outside of any step"
+        return self._data.lengths(microbatch)
 
     def messages_before_step(self, step: int, runner: StageRunner) -> Iterator[tuple[int, CopyMessageId, Tensor]]:
         """Yield messages to send at the start of ``step``: (host, id, bytes)."""

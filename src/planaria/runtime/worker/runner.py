@@ -6,23 +6,26 @@ Both engines call it with the same actions, so their losses agree.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import pad
 
 from planaria.config.schema import RunConfig
 from planaria.models.bf16_weights import Bf16Weights
 from planaria.models.chunked_loss import compile_pass
-from planaria.models.families import build_stage
+from planaria.models.families import build_stage, make_family
 from planaria.models.optimizers import make_optimizer
 from planaria.models.state import StageState
 from planaria.pipeline.codecs import make_model_codec
 from planaria.pipeline.codecs.base import Leg, Visit
+from planaria.pipeline.codecs.subspace import SubspaceCodec
 from planaria.runtime.worker.clipping import clip_gradients, total_norms
+from planaria.runtime.worker.gradient_sums import add_new_gradients, detach_gradients
 from planaria.runtime.worker.learning_rate import learning_rate
 from planaria.runtime.worker.step_samples import StepInputs, to_device
 
@@ -76,6 +79,9 @@ class StageRunner:
         self.codec = make_model_codec(config.model, config.pipeline)
         self.shape = config.pipeline.microbatch_size, config.model.context, config.model.dim
         """shape of an activation"""
+        # Each length would be compiled. A subspace's codec sends zeros of padding as large numbers.
+        fixed = config.train.compile or isinstance(self.codec, SubspaceCodec)
+        self._shortens = not fixed and make_family(config.model).accepts_shorter_samples()
         self._step = StepInputs()
         self._pending = PendingStep()
 
@@ -95,7 +101,8 @@ class StageRunner:
         if x is not None:
             message = x.to(self.config.train.device)
             ids = self.codec.ids(message, self.shape, "forward")
-            x = self.codec.decode(message, self.shape, "forward").float().detach().requires_grad_(self._step.train)
+            x = self.codec.decode(message, self.shape, "forward")[:, : self._length(microbatch)]
+            x = x.contiguous().float().detach().requires_grad_(self._step.train)
         with torch.set_grad_enabled(self._step.train), self._precision():
             if self.stage:
                 assert x is not None
@@ -103,16 +110,13 @@ class StageRunner:
             elif hop == 0:
                 assert self._step.batch is not None
                 tokens, targets = self._step.batch(microbatch)
-                self._pending.targets[microbatch] = to_device(targets, self.config.train.device)
+                length = self._length(microbatch)
+                self._pending.targets[microbatch] = to_device(targets[:, :length], self.config.train.device)
                 ids = to_device(tokens, self.config.train.device)
-                y = self.module.embed(ids, *self._mask(microbatch))
+                y = self.module.embed(ids[:, :length], *self._mask(microbatch))
             else:
                 assert x is not None
-                y = self.module.loss(x, self._pending.targets.pop(microbatch)) / self._step.microbatches
-                if self._step.weights is not None:
-                    y = y * self._step.weights[microbatch]
-                if self._step.target_counts is not None:
-                    y = y * self._step.target_counts.weight(microbatch)
+                y = self._step.weigh(self.module.loss(x, self._pending.targets.pop(microbatch)), microbatch)
                 self._pending.losses[microbatch] = y.detach()
         if self._step.train:
             self._pending.outputs[microbatch, hop] = y
@@ -123,6 +127,8 @@ class StageRunner:
     def _message(self, x: Tensor, leg: Leg, microbatch: int, hop: int, ids: Tensor | None = None) -> Tensor:
         """Return the message that carries ``x``, an activation of tokens ``ids`` or a gradient."""
         sample = self._step.first_sample + microbatch * self.config.pipeline.microbatch_size
+        if x.shape[1] < self.shape[1]:
+            x = pad(x, (0, 0, 0, self.shape[1] - x.shape[1]))
         message = self.codec.encode(x, leg, Visit(self.config.seed, sample, hop), ids)
         if not message.is_cuda and (damage := self.codec.invalid_reason(message, self.shape, leg)):
             label = "activation" if leg == "forward" else "gradient"
@@ -133,7 +139,15 @@ class StageRunner:
 
     def _mask(self, microbatch: int) -> tuple[Tensor, ...]:
         """Return the stage's additional arguments: the document mask, if any."""
-        return () if self._step.masks is None else (to_device(self._step.masks(microbatch), self.config.train.device),)
+        if self._step.masks is None:
+            return ()
+        length = self._length(microbatch)
+        return (to_device(self._step.masks(microbatch)[..., :length, :length], self.config.train.device),)
+
+    def _length(self, microbatch: int) -> int:
+        """Return the number of tokens that are computed."""
+        lengths = self._step.lengths
+        return self.shape[1] if lengths is None or not self._shortens else lengths(microbatch)
 
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
         """Run one backward pass on the message ``grad``; return the message with the gradient of the input, if any."""
@@ -146,7 +160,7 @@ class StageRunner:
             self._pending.targets_seen += weight * self._step.target_counts.counts[microbatch]
         sums = detach_gradients(self.parameters.values()) if y.is_cuda else []
         if grad is not None:
-            grad = self.codec.decode(grad.to(y.device), self.shape, "backward").to(y.dtype)
+            grad = self.codec.decode(grad.to(y.device), self.shape, "backward")[:, : y.shape[1]].to(y.dtype)
         torch.autograd.backward(y, grad)
         add_new_gradients(sums)
         self._copies.collect_gradients()
@@ -366,32 +380,3 @@ class StageRunner:
         if self.config.train.precision == "bf16":
             return torch.autocast(self.config.train.device, dtype=torch.bfloat16)
         return nullcontext()
-
-
-def sum_shares(shares: Iterable[Tensor]) -> Tensor:
-    """Add a stage's shares (:meth:`StageRunner.gradient_sums`), in order, into the first, and return it."""
-    following = iter(shares)
-    total = next(following)
-    for share in following:
-        total += share
-    return total
-
-
-def detach_gradients(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
-    """Detach and return existing gradients; after a pass, :func:`add_new_gradients` adds the new ones.
-
-    On a GPU this takes two kernels for all parameters, while autograd would launch one for each.
-    """
-    sums = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
-    for parameter, _ in sums:
-        parameter.grad = None
-    return sums
-
-
-def add_new_gradients(sums: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
-    """Add a pass's gradients to the detached ones, and restore these."""
-    new = [(total, parameter.grad) for parameter, total in sums if parameter.grad is not None]
-    if new:
-        torch._foreach_add_(*map(list, zip(*new, strict=True)))
-    for parameter, total in sums:
-        parameter.grad = total

@@ -8,8 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,6 +28,10 @@ from planaria.runtime.worker.setup import Setup
 
 Masks = Callable[[int], Tensor]
 """microbatch → document mask, bool [microbatch_size, 1, context, context]"""
+Lengths = Callable[[int], int]
+"""microbatch → tokens of its samples that stages compute; later ones, such as padding, have no effect on any target"""
+ALIGNED = 8
+"""tokens: lengths are multiples, which matrix products handle faster"""
 
 
 def batches(stream: Stream, first_sample: int, size: int) -> BatchReader:
@@ -88,8 +95,27 @@ def learned_targets(stream: Stream, first_sample: int, size: int, microbatches: 
     """Return the numbers of targets in a step of ``microbatches``, or None if all tokens are targets."""
     if not stream.rows:
         return None
-    counts = [stream.target_count(first_sample + number * size, size) for number in range(microbatches)]
+    counts = [int(stream.learned(first_sample + number * size, size).sum()) for number in range(microbatches)]
     return TargetCounts(counts, sum(counts), microbatches, sum(counts))
+
+
+def lengths(stream: Stream, first_sample: int, size: int) -> Lengths | None:
+    """Return the computed lengths of :func:`batches`, or None if all tokens are targets."""
+
+    @cache
+    def length(microbatch: int) -> int:
+        return computed_length(stream.learned(first_sample + microbatch * size, size))
+
+    return length if stream.rows else None
+
+
+def computed_length(learned: npt.NDArray[np.bool_]) -> int:
+    """Return the number of tokens up to the last learned target of a microbatch, rounded up to :data:`ALIGNED`.
+
+    ``learned``: bool [microbatch_size, context].
+    """
+    last = int(np.flatnonzero(learned.any(axis=0)).max(initial=0))
+    return min(-(-(last + 1) // ALIGNED) * ALIGNED, int(learned.shape[1]))
 
 
 def to_device(tensor: Tensor, device: str) -> Tensor:
@@ -103,6 +129,7 @@ class StepData(NamedTuple):
     batch: BatchReader | None
     masks: Masks | None
     target_counts: TargetCounts | None = None
+    lengths: Lengths | None = None
     first_sample: int = 0
     """number of the step's first sample in its stream; a step that is repeated has the same one"""
 
@@ -120,8 +147,17 @@ class StepInputs:
     """factor of each microbatch in a coded step; default 1"""
     target_counts: TargetCounts | None = None
     """numbers of targets, if they differ between microbatches"""
+    lengths: Lengths | None = None
+    """computed tokens, if later ones have no effect"""
     first_sample: int = 0
     """number of the step's first sample, for random rounding"""
+
+    def weigh(self, loss: Tensor, microbatch: int) -> Tensor:
+        """Return a microbatch's part of the step's loss, given its mean over its targets."""
+        part = loss / self.microbatches
+        if self.weights is not None:
+            part = part * self.weights[microbatch]
+        return part if self.target_counts is None else part * self.target_counts.weight(microbatch)
 
 
 class ReadTimer:
@@ -184,7 +220,8 @@ class RunSamples:
         batch = self._reading.timed(source)
         document_masks = masks(data, stream, batch, first, size)
         count = self._resolved.block // size if train else self._config.train.eval_microbatches
-        return StepData(None if stage else batch, document_masks, learned_targets(stream, first, size, count), first)
+        counts, ends = learned_targets(stream, first, size, count), lengths(stream, first, size)
+        return StepData(None if stage else batch, document_masks, counts, ends, first)
 
     def _stream(self, split: Split) -> Stream:
         if split not in self._streams:

@@ -230,11 +230,11 @@ class Worker:
                 )
             step = StepInputs(
                 data.batch, train, microbatches, data.masks,
-                target_counts=target_counts, first_sample=data.first_sample,
+                target_counts=target_counts, lengths=data.lengths, first_sample=data.first_sample,
             )  # fmt: skip
             self.runner.begin(step)
         if self.copies is not None:
-            self.copies.begin(data.masks)
+            self.copies.begin(data)
         spans: list[e.Span] = []
         try:
             norm = self._train(plan, data, spans) if train else self._validate(plan, spans)
