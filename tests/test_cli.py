@@ -68,7 +68,7 @@ MOST = 26
         (["swarm-audit", "x"], "swarm-audit: unknown command; did you mean 'swarm audit'?"),
         (["run", "cheek", "runs/x"], "run cheek: unknown command; did you mean 'check'?"),
         (["swarm", "realing"], "swarm realing: unknown command; did you mean 'realign'?"),
-        (["run"], "run: use one of its commands: check, chaos; see `planaria run --help`"),
+        (["run"], "run: use one of its commands: chaos, check; see `planaria run --help`"),
         (["run", "chaos", "nowhere", "--kill", "stage=1"], "nowhere"),
         (["generate", "nowhere", "--prompt", "x"], "nowhere"),
         (["run", "chaos", "nowhere"], "run chaos: use one fault, such as --kill stage=1"),

@@ -97,7 +97,7 @@ def test_a_converted_checkpoint_resumes_like_the_original(made: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["checkpoint"], "checkpoint: use one of its commands: show, convert"),
+        (["checkpoint"], "checkpoint: use one of its commands: convert, show"),
         (["checkpoint", "show", "RUN", "--checkpoint", "step-7"], "no such checkpoint"),
         (["checkpoint", "show", "nowhere", "--verify"], "not a run"),
         (["checkpoint", "convert", "RUN", "--to", "RUN/checkpoints"], "would replace a checkpoint"),

@@ -68,8 +68,23 @@ def test_adapters_survive_kills_and_load_in_peft(tmp_path: Path, monkeypatch: py
     before = base(tokens).logits.detach().clone()
     adapted = peft.PeftModel.from_pretrained(base, tmp_path / "runs/killed/model")
     assert not torch.equal(adapted(tokens).logits, before)
+    loaded = {name.replace(".default.", "."): tensor for name, tensor in adapted.state_dict().items()}
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in other.items()), "peft has the exported numbers"
     saved = sum(file.stat().st_size for file in (tmp_path / "runs/killed/checkpoints").rglob("*.safetensors"))
     assert saved < (tmp_path / "given/model.safetensors").stat().st_size
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("strategy", ["echo", "snapshot", "redundant"])
+def test_ends_without_adapters_are_recovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
+    """They have no trained tensor, so their copies are empty."""
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    given(tmp_path, "qwen3")
+    write(Trace(faults=(Fault(step=1, stage=0), Fault(step=2, stage=1))), tmp_path / "kills.jsonl")
+    flags = ["--model.lora.rank", "4", "--model.ends_layers", "0", "--recovery.strategy", f"{strategy}, checkpoint"]
+    assert train(tmp_path, "calm", 1e-2, *flags) == 0
+    assert train(tmp_path, "killed", 1e-2, *flags, "--engine", "fleet", "--chaos.trace", "kills.jsonl") == 0
 
 
 def test_adapters_have_twins_unless_the_recipe_states_a_strategy(
@@ -138,6 +153,9 @@ def test_a_run_from_scratch_takes_sizes_from_a_config_json(tmp_path: Path, monke
     assert cli.run(["train", "scratch.toml", "--quiet", "--data.tokenizer", "bytes"]) == 0
     made = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "runs/scratch/model")
     assert made.config.model_type == "qwen3" and made.config.num_hidden_layers == 4
+    location = tmp_path / "given" / "config.json"
+    found = planaria.configure("scratch.toml", settings={"model.options.config": location, "data.tokenizer": "bytes"})
+    assert found.model.layers == 4, "paths may be objects in Python"
     with pytest.raises(UserError, match=r"given/config.json': its model has layers = 4, the recipe 8"):
         cli.run(["train", "scratch.toml", "--quiet", "--data.tokenizer", "bytes", "--model.layers", "8"])
 

@@ -106,7 +106,7 @@ def _renamed_error(old: str, new: str) -> UserError:
 def _raise_unknown_command(first: str, second: str, group: CommandGroup) -> None:
     """Raise UserError, since the group ``first`` has no command ``second``."""
     if not second:
-        below = ", ".join(group.commands)
+        below = ", ".join(sorted(group.commands))
         raise UserError(f"{first}: use one of its commands: {below}; see `planaria {first} --help`")
     if first in WITH_RECIPE and (second.startswith("-") or second.endswith(".toml") or _is_recipe(second)):
         raise UserError(f"{first} {second} is now `planaria {first} train {second}`")

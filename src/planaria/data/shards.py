@@ -232,11 +232,11 @@ def _write_rows(
         for content in packer.rest():
             write(number, content)
     if not count.taken:
-        raise UserError(
-            f"data.source = {data.source!r}: no dialogue has a token to learn within model.context + 1 = {length:,} "
-            f"tokens, beyond which {count.skipped_for_length:,} have some; use records with an answer, a larger "
-            "model.context, or data.learn = 'all'"
-        )
+        where, fix = "", "records with an answer, or data.learn = 'all'"
+        if count.skipped_for_length:
+            where = f" among its first {length:,}, but {count.skipped_for_length:,} have one later"
+            fix = f"a larger model.context than {length - 1:,}"
+        raise UserError(f"data.source = {data.source!r}: no dialogue has a token to learn{where}; use {fix}")
     skipped = f", {count.skipped:,} skipped that have none" if count.skipped else ""
     cut = f", {count.cut:,} cut at {length:,} tokens (model.context + 1)" if count.cut else ""
     report(f"{count.learned / count.tokens:.0%} of the tokens are learned{cut}{skipped}")

@@ -127,7 +127,8 @@ class EchoSender(Sender):
     def message_before_step(self, step: int, state: StageState) -> Tensor | None:
         if self._copy is None:
             tensors = list(state.weights.values())
-            self._copy = _SlicedCopy(sum(t.numel() for t in tensors), self._every, tensors[0].device)
+            device = tensors[0].device if tensors else torch.device("cpu")  # a stage without adapters has none
+            self._copy = _SlicedCopy(sum(t.numel() for t in tensors), self._every, device)
         index = step % self._every
         exact = _slice(state.weights, *self._copy.bounds(index))
         coded = encode(exact - self._copy.agreed_slice(index), self._bits)

@@ -98,7 +98,8 @@ def _export(
     checkpoint: Checkpoint = None,
     precision: Annotated[Precision | None, Option(help="hf: type of weights (default fp32)")] = None,
     shard: Annotated[
-        int | None, Option(metavar="MB", min=1, max=1 << 20, help="hf: largest file of weights (default 4096)")
+        int | None,
+        Option(metavar="MIB", min=1, max=1 << 20, help="hf: largest file, unless a tensor or layer is larger (4096)"),
     ] = None,
     peer: Annotated[str | None, flag("NAME", "in a swarm's run: the model of this peer")] = None,
     number: Annotated[

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from planaria.runtime.api.stage_omission import Omission
 
 FILE = "omission.json"
+SHARES = (0.25, 0.5)
+"""shares of the block stages that are omitted by default, if that leaves some"""
 WORST = (
     "with --experts: find the best weights for the domain with the largest loss, with a certificate and prices of "
     "domains; changes nothing"
@@ -29,7 +31,9 @@ def _eval(
         str | None,
         flag("SOURCE", "with --experts or an exported model: evaluate on this file or folder"),
     ] = None,
-    omit: Annotated[str | None, flag("SHARES", "shares of the block stages to omit (default 0.25,0.5)")] = None,
+    omit: Annotated[
+        str | None, flag("SHARES", "shares of the block stages to omit; '' for none (default 0.25,0.5)")
+    ] = None,
     subsets: Annotated[int | None, flag("N", "maximum number of subsets per size (default 64)")] = None,
     microbatches: Annotated[int | None, flag("N", "validation microbatches (default: train.eval_microbatches)")] = None,
     worst: Annotated[bool, switch("--worst", WORST)] = False,
@@ -55,10 +59,10 @@ def _eval(
     if is_exported(folder):
         return int(ensembles("evaluate_exported")(folder, text))
     reject_flags({"text": text}, "requires --experts RUN or an exported model")
-    return evaluate(folder, "0.25,0.5" if omit is None else omit, 64 if subsets is None else subsets, microbatches)
+    return evaluate(folder, omit, 64 if subsets is None else subsets, microbatches)
 
 
-def evaluate(folder: Path, omit: str, max_subsets: int, microbatches: int | None) -> int:
+def evaluate(folder: Path, omit: str | None, max_subsets: int, microbatches: int | None) -> int:
     """Evaluate the newest whole checkpoint of a run, print a table, and write it as JSON to the run's folder."""
     from planaria.data.shards import tokenise_corpus
     from planaria.data.stream import Stream
@@ -71,7 +75,7 @@ def evaluate(folder: Path, omit: str, max_subsets: int, microbatches: int | None
     config = run_folders.config_of(folder, *run_folders.RUN_FILES)
     saved = run_folders.newest_whole(folder)
     stages = saved.manifest.pipeline_stages
-    shares = parse_shares(omit, stages)
+    shares = [share for share in SHARES if leaves_some(share, stages)] if omit is None else parse_shares(omit, stages)
     if max_subsets < 1:
         raise UserError(f"--subsets {max_subsets}: use 1 or more")
     model = load_stages(saved)
@@ -94,6 +98,11 @@ def evaluate(folder: Path, omit: str, max_subsets: int, microbatches: int | None
     return 0
 
 
+def leaves_some(share: float, stages: int) -> bool:
+    """Return whether a share of the block stages is at least one stage and not all."""
+    return 0 <= share < 1 and 0 < round(share * stages) < stages
+
+
 def parse_shares(text: str, stages: int) -> list[float]:
     """Parse shares of the block stages, such as '0.25,0.5'; UserError if one omits none or all of them."""
     shares = []
@@ -102,10 +111,11 @@ def parse_shares(text: str, stages: int) -> list[float]:
             share = float(word)
         except ValueError:
             share = -1.0
-        if not 0 <= share < 1 or not 0 < round(share * stages) < stages:
+        if not leaves_some(share, stages):
+            one, most = 1 / stages, (stages - 1) / stages
+            fix = f"use shares from {one:.2g} to {most:.2g}" if stages > 1 else 'use --omit ""'
             raise UserError(
-                f"--omit {text}: {word} of {stages} block stages is not between one stage and all but one; use shares "
-                "such as 0.25,0.5"
+                f"--omit {text}: {word} of {stages} block stages is not between one stage and all but one; {fix}"
             )
         shares.append(share)
     return shares

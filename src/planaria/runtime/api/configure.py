@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from planaria.common.errors import UserError, suggestion
 from planaria.config import recipe as recipes
@@ -20,7 +20,7 @@ from planaria.runtime.preparation.weight_sources import with_inherited_settings
 Recipe = str | Path | RunConfig
 """a name from ``planaria recipes``, a TOML file, or a configuration"""
 Settings = Mapping[str, object]
-"""dotted name of a setting → value; text is parsed as on the command line, and a class can replace its name"""
+"""dotted name of a setting → value: text, parsed as on the command line, or an object, such as a class or a Path"""
 
 
 def configure(recipe: Recipe, *, settings: Settings | None = None, **short: object) -> RunConfig:
@@ -66,8 +66,15 @@ def merge_settings(settings: Settings | None, short: Settings) -> dict[str, obje
             raise UserError(f"{word}: could be {' or '.join(meant)}; write settings={{{meant[0]!r}: {value!r}}}")
         if meant[0] in given:
             raise UserError(f"{meant[0]} is given twice; remove one of them")
-        given[meant[0]] = f"{value.__module__}:{value.__qualname__}" if isinstance(value, type) else value
+        given[meant[0]] = _as_text(value)
     return given
+
+
+def _as_text(value: object) -> object:
+    """Return a class as MODULE:CLASS and a path as text, as recipes have them; other values as they are."""
+    if isinstance(value, type):
+        return f"{value.__module__}:{value.__qualname__}"
+    return str(value) if isinstance(value, PurePath) else value
 
 
 def _refuse_former(word: str) -> None:
