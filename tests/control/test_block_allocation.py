@@ -39,7 +39,7 @@ def test_used_blocks_behave_like_a_set_of_numbers(members: set[int], gone: set[i
         assert BlockSet.of(floor, members) == used({*range(floor), *members})
 
 
-ACTIONS = ["step", "step", "step", "drop", "save", "seal", "give up", "roll back", "leave", "come back"]
+ACTIONS = ["step", "step", "step", "drop", "reserve", "save", "seal", "give up", "roll back", "leave", "come back"]
 
 
 @given(
@@ -63,11 +63,16 @@ def test_every_block_is_used_exactly_once_as_replicas_come_and_go(
         elif action == "step" and (block := next_for(allocation, r, present, 2)) is not None:
             assert all(block not in book for book in books.values()) and block < total
             assert all(other == r or taken != block for other, taken in allocation.in_progress.items())
+            assert all(other == r or taken != block for other, taken in allocation.reserved.items())
             allocation = allocation.take(r, block).commit(r)
             books[r].append(block)
         elif action == "drop" and (block := next_for(allocation, r, present, 2)) is not None:
             allocation = allocation.take(r, block)
             assert next_for(allocation, r, present, 2) == block, "a dropped step keeps its samples"
+        elif action == "reserve" and (block := next_for(allocation, r, present, 2)) is not None:
+            allocation = allocation.reserve(r, block)
+            assert next_for(allocation, r, present, 2) == block
+            assert block not in {next_for(allocation, other, present, 2) for other in present - {r}}
         elif action == "save":
             allocation, saved[r] = allocation.save(r), len(books[r])
         elif action == "seal":

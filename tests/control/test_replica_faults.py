@@ -84,6 +84,7 @@ fresh = st.builds(
     eval_every=st.sampled_from([0, 0, 2]),
     save_every=st.sampled_from([0, 1, 2]),
     save_in_background=st.booleans(),
+    reserve_blocks=st.booleans(),
     recovery=st.builds(lambda strategy: {"strategy": strategy}, st.sampled_from(CHAINS)),
 )
 ragged = st.builds(resumed, fresh, st.lists(st.integers(0, 3), min_size=4, max_size=4), st.booleans())

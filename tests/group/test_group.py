@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
+import planaria
 from planaria.control.facts import decisions as d
+from planaria.control.log.reader import read_run
+from planaria.group.member_runner import OwnerLoopSteps
 from planaria.group.shard import MappedBlocks
 from planaria.report.run.sample_ledger import require_exactly_once
 from planaria.runtime.fleet.joining import read_run_address
@@ -54,6 +57,32 @@ def test_members_die_leave_and_join_and_every_sample_is_used_once(members: Membe
     assert members.facts(0)["steps"] + members.facts(late)["steps"] >= epochs * SAMPLES / 6 - 18
     losses = members.run.losses
     assert sum(losses[-20:]) < sum(losses[:20])
+
+
+def test_a_member_computes_its_next_block_before_that_step_is_ordered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Except after rounds, which change the weights; each commit reserves the block."""
+    ahead = list[int]()
+
+    def compute_ahead(self: OwnerLoopSteps, block: int) -> None:
+        ahead.append(block)
+        compute(self, block)
+
+    compute = OwnerLoopSteps.compute_ahead
+    monkeypatch.setattr(OwnerLoopSteps, "compute_ahead", compute_ahead)
+    model = torch.nn.Linear(3, 1)
+    with planaria.host(key=tmp_path / "key", out=tmp_path, notify=lambda line: None) as group:
+        optimizer = group.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, exchange="noloco", every=4)
+        for batch in group.shard(DataLoader(TensorDataset(torch.randn(48, 3)), 3)):
+            model(batch[0]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert ahead == [block for block in range(16) if block % 4]
+    assert group.folder is not None
+    facts = [fact for _, fact in read_run(group.folder).history]
+    reserved = [fact.next_block for fact in facts if isinstance(fact, d.Commit)]
+    assert reserved == [block if block % 4 else None for block in range(1, 16)] + [None]
 
 
 @pytest.mark.parametrize("dies_after", [0, 7])

@@ -84,6 +84,8 @@ def on_commit(fact: d.Commit, run: RunState) -> RunState:
         "missed_steps": missed_steps,
         "last_edge_failure": "",
     }
+    if fact.next_block is not None:
+        run = run.updated(allocation=run.allocation.reserve(fact.replica, fact.next_block))
     return with_replica(run, replica.updated(**changes))
 
 

@@ -15,6 +15,8 @@ decides a replica's next phase and the end of a run. Other modules decide:
 
 from __future__ import annotations
 
+from planaria.control.apply import apply
+from planaria.control.apply_base import record_report
 from planaria.control.checkpoint_decisions import (
     all_idle,
     all_saved,
@@ -130,8 +132,20 @@ def _decide_running(run: RunState, replica: ReplicaState) -> d.Decision | None:
         if (exclusion := disagreement(run, replica)) is not None:
             return exclusion
         progress = run.started.progress(run.allocation.in_progress[replica.number])
-        return d.Commit(replica=replica.number, generation=replica.generation, step=replica.step, progress=progress)
+        commit = d.Commit(replica=replica.number, generation=replica.generation, step=replica.step, progress=progress)
+        if not run.started.reserve_blocks:
+            return commit
+        return commit.model_copy(update={"next_block": _block_after(run, replica, commit)})
     return None if replica.coded is None else close_round(run, replica)
+
+
+def _block_after(run: RunState, replica: ReplicaState, commit: d.Commit) -> int | None:
+    """Return the block of the replica's step after ``commit``, or None if another decision comes first."""
+    run = apply(commit, run)
+    for worker in run.replicas[replica.number].waiting:
+        run = record_report(run, run.replicas[replica.number], worker)
+    following = _decide_for(run, run.replicas[replica.number])
+    return following.block if isinstance(following, d.RunStep) and following.mode == "train" else None
 
 
 def _decide_idle(run: RunState, replica: ReplicaState) -> d.Decision | None:

@@ -85,8 +85,9 @@ class GroupLead:
         stand_by_again(lost, self._config, self._folder, Callbacks(False, report, None, None), GroupCandidate)
 
     def _begin(self, opened: Opened) -> None:
-        started = run_started(ResolvedRun(self._config), START)
-        started = started.model_copy(update={"saves": False, "start_from_first_worker": True})
+        resolved = ResolvedRun(self._config)
+        own = {"saves": False, "start_from_first_worker": True, "reserve_blocks": resolved.replicas_per_plan == 1}
+        started = run_started(resolved, START).model_copy(update=own)
         with lead_run(self._config, self._folder, run_folders.SHARED_FILES, None) as leadership:
             watch = RunObserver(self._folder, self._config.samples, NoProgress(), shared=leadership)
             self._lead(started, watch, opened)

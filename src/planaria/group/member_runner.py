@@ -99,6 +99,7 @@ class MemberRunner(StageRunner):
     def set_weights(self, weights: Mapping[str, Tensor]) -> None:
         self.require_fit(weights)
         self.owned.set_weights(weights)
+        self.forget()  # a gradient that was computed ahead is of other weights
 
     def whole_state(self) -> StageState:
         return StageState(self.owned.weights(), extra=self.owned.extra_state())
@@ -146,6 +147,9 @@ class OwnerLoopSteps:
         """Return no samples: the owner reads them."""
         self._step = order.block
         return StepData(None, None, first_sample=order.block)
+
+    def compute_ahead(self, block: int) -> None:
+        self._compute([block])
 
     def run(
         self,

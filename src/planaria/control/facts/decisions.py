@@ -210,6 +210,8 @@ class Commit(Fact):
     step: int
     progress: int
     """the run's step to which the block of samples belongs"""
+    next_block: int | None = None
+    """block of the next step, if nothing else comes first (``reserve_blocks``)"""
 
 
 class Disband(Fact):

@@ -145,6 +145,8 @@ class RunStarted(Fact):
     start_from_first_worker: bool = False
     """whether all start from the weights of the first worker of a stage, since theirs are not drawn from the seed; the
     first step waits for them"""
+    reserve_blocks: bool = False
+    """whether a commit names the block of the next step, so that its worker begins before that step is ordered"""
     save_in_background: bool = False
     """whether training waits only for copies of the stages, not for their files"""
     spares: int = 0

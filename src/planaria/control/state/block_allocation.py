@@ -71,6 +71,8 @@ class BlockAllocation(State):
     used: BlockSet = BlockSet()
     in_progress: Mapping[int, int] = field(default_factory=dict)
     """replica → its block in progress"""
+    reserved: Mapping[int, int] = field(default_factory=dict)
+    """replica → the block of its next step, if that was announced with the commit before"""
     since_rollback_point: Mapping[int, tuple[BlockRange, ...]] = field(default_factory=dict)
     """replica → its commits since the state to which a rollback would return"""
     since_unsealed_save: Mapping[int, tuple[BlockRange, ...]] = field(default_factory=dict)
@@ -87,8 +89,8 @@ class BlockAllocation(State):
 
         It helps another lane only if that has more than ``max_lag`` free blocks.
         """
-        if replica in self.in_progress:
-            return self.in_progress[replica]
+        if (own_block := self.in_progress.get(replica, self.reserved.get(replica))) is not None:
+            return own_block
         open_lanes = [lane for lane in {replica, *lost} if lane < self.lanes]
         own = [block for lane in open_lanes if (block := next(self._free(lane), None)) is not None]
         if own:
@@ -99,7 +101,7 @@ class BlockAllocation(State):
         return min(slow, default=None)
 
     def _free(self, lane: int) -> Iterator[int]:
-        taken = self.in_progress.values()
+        taken = {*self.in_progress.values(), *self.reserved.values()}
         first = self.used.floor + (lane - self.used.floor) % self.lanes
         return (b for b in range(first, self.total, self.lanes) if b not in self.used and b not in taken)
 
@@ -122,7 +124,14 @@ class BlockAllocation(State):
         """Start a step of ``replica`` with ``block``."""
         return self.updated(
             in_progress={**self.in_progress, replica: block},
+            reserved=_without(self.reserved, replica) if self.reserved else self.reserved,
             max_taken_block=max(self.max_taken_block, block + 1),
+        )
+
+    def reserve(self, replica: int, block: int) -> BlockAllocation:
+        """Keep ``block`` for the next step of ``replica``."""
+        return self.updated(
+            reserved={**self.reserved, replica: block}, max_taken_block=max(self.max_taken_block, block + 1)
         )
 
     def commit(self, replica: int, remembered: int | None = None) -> BlockAllocation:
@@ -153,10 +162,11 @@ class BlockAllocation(State):
         return replace(self, since_rollback_point={0: ((self.used.floor - steps, steps),)})
 
     def remove_replica(self, replica: int) -> BlockAllocation:
-        """Remove ``replica`` and its saves; its block in progress becomes free, its commits remain."""
+        """Remove ``replica`` and its saves; its blocks in progress and reserved become free, its commits remain."""
         return replace(
             self,
             in_progress=_without(self.in_progress, replica),
+            reserved=_without(self.reserved, replica),
             since_unsealed_save=_without(self.since_unsealed_save, replica),
         )
 
@@ -201,6 +211,7 @@ class BlockAllocation(State):
             self,
             used=self.used.without(self._blocks(undone)),
             in_progress=_without(self.in_progress, replica),
+            reserved=_without(self.reserved, replica),
             since_rollback_point={**self.since_rollback_point, replica: kept},
             since_unsealed_save=_without(self.since_unsealed_save, replica),
             since_memory_snapshot=_without(self.since_memory_snapshot, replica),

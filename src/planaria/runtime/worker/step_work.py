@@ -46,3 +46,6 @@ class OwnLoop(StepWork, Protocol):
 
     def make_runner(self, config: RunConfig, stage: int, initialise: bool) -> StageRunner:
         """Return the runner of the owner's model."""
+
+    def compute_ahead(self, block: int) -> None:
+        """Let the owner compute the gradient of a block whose step is not ordered yet."""

@@ -86,6 +86,7 @@ class Worker:
         self.snapshots = snapshot_writer(setup, resolved)
         self.gauge = WorkerGauge()
         self._saver = Saver(control_link, StageFiles(setup, worker))
+        self._loop, self._ahead_s = loop, 0.0
         self.step_work: StepWork | None = loop or coded_steps(resolved)
         self._lockstep = LockstepRounds(resolved) if resolved.lockstep else None
         self._scheduled_routes: list[list[int]] = []
@@ -210,7 +211,7 @@ class Worker:
     def _run_step(self, order: d.RunStep) -> None:
         """Carry out this node's actions of the step's plan, then report that the gradient is ready."""
         self.control_link.set_activity("step", order.step)
-        began = time.monotonic()
+        began, self._ahead_s = time.monotonic() - self._ahead_s, 0.0
         self.messages.edges.end_transfers()
         self.messages.advance(order.step)
         plan, train = self._plan_of(order), order.mode == "train"
@@ -315,6 +316,10 @@ class Worker:
         if self.snapshots is not None:
             self.snapshots.write_new(self.copies, order.generation)
         self._report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
+        if self._loop is not None and order.next_block is not None:
+            began = time.monotonic()
+            self._loop.compute_ahead(order.next_block)
+            self._ahead_s = time.monotonic() - began
 
     def _settle(self, order: d.Settle) -> None:
         """Apply the result of an exchange round."""

@@ -55,12 +55,14 @@ def write_decoder(
 ) -> None:
     """Write weights as the library's ``save_pretrained`` does, or adapters for ``peft``; see :func:`write`.
 
-    ``read`` returns a weight by its global name. A decoder layer is in memory at a time.
+    ``read`` returns a weight by its global name. One decoder layer and its converted copy, or one other tensor, is in
+    memory at a time.
     """
     if config.lora.rank:
         export_adapters(config, read, folder, DTYPES[precision])
     else:
-        write(*exported_tensors(config, read, DTYPES[precision]), folder, largest)
+        exported = exported_tensors(config, read, DTYPES[precision])
+        write(exported.groups, exported.read, folder, largest)
 
 
 def pack_groups(sizes: Sequence[int], largest: int) -> list[list[int]]:
