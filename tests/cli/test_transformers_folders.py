@@ -68,6 +68,8 @@ def test_adapters_survive_kills_and_load_in_peft(tmp_path: Path, monkeypatch: py
     before = base(tokens).logits.detach().clone()
     adapted = peft.PeftModel.from_pretrained(base, tmp_path / "runs/killed/model")
     assert not torch.equal(adapted(tokens).logits, before)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "runs/killed/model")
+    assert torch.equal(whole(tokens).logits, adapted(tokens).logits), "transformers finds the base model"
     loaded = {name.replace(".default.", "."): tensor for name, tensor in adapted.state_dict().items()}
     assert all(torch.equal(loaded[name], tensor) for name, tensor in other.items()), "peft has the exported numbers"
     saved = sum(file.stat().st_size for file in (tmp_path / "runs/killed/checkpoints").rglob("*.safetensors"))

@@ -21,7 +21,16 @@ from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import WeightsFile
 from planaria.models.hf_config import Unsupported, from_config, to_config
 from planaria.models.llama_stages import Llama
-from planaria.models.model_metadata import CLASS, GENERATION, SETTINGS, ModelMetadata, metadata_of_folder, write_json
+from planaria.models.model_metadata import (
+    BASE_CONFIG,
+    CLASS,
+    CONFIG,
+    GENERATION,
+    SETTINGS,
+    ModelMetadata,
+    metadata_of_folder,
+    write_json,
+)
 from planaria.models.moe_layer import ExpertRouting, from_file, from_keys, to_file
 from planaria.models.transformers.adapters import ADAPTERS
 
@@ -67,8 +76,8 @@ def export_folder(
     routing: ExpertRouting | None = None,
     used: ModelMetadata | None = None,
 ) -> None:
-    """Write config.json, generation_config.json, weights and, given a tokenizer.json, the tokenizer's files,
-    atomically.
+    """Write config.json (of adapters: base_config.json), generation_config.json, weights and, given a tokenizer.json,
+    the tokenizer's files, atomically.
 
     ``write`` writes the weights, of type ``dtype``, into ``folder``. ``end`` is the id of the token that ends
     generation. ``used`` is the usage of the model from which training started: its context, special tokens, generation
@@ -84,7 +93,8 @@ def export_folder(
     try:
         with new_folder(folder) as unfinished:
             kept = {} if used is None else used.config(config.context)
-            write_json(unfinished / "config.json", to_config(config, routing) | {"torch_dtype": dtype} | ids | kept)
+            name = BASE_CONFIG if config.lora.rank else CONFIG
+            write_json(unfinished / name, to_config(config, routing) | {"torch_dtype": dtype} | ids | kept)
             write_json(unfinished / GENERATION, ids)
             write(unfinished)
             if tokenizer_file is not None:
@@ -184,7 +194,7 @@ def is_exported(folder: Path) -> bool:
 
 def is_huggingface(folder: Path) -> bool:
     """Whether a folder is Hugging Face's, with weights of any kind or none; a run's config.json names no model type."""
-    weights = any((folder / name).exists() for name in (WEIGHTS, INDEX, *PICKLED))
+    weights = any((folder / name).exists() for name in (WEIGHTS, INDEX, ADAPTERS, *PICKLED))
     path = folder / "config.json"
     return weights or (path.is_file() and "model_type" in documents.read_json_object(path))
 

@@ -15,6 +15,9 @@ from pydantic import Field
 from planaria.common import documents
 from planaria.common.documents import Record
 
+CONFIG, BASE_CONFIG = "config.json", "base_config.json"
+"""a model's configuration; in a folder of adapters, where transformers would look for weights beside config.json, that
+of their base model"""
 GENERATION, SETTINGS, TEMPLATE = "generation_config.json", "tokenizer_config.json", "chat_template.jinja"
 CLASS = "PreTrainedTokenizerFast"
 """class of a tokenizer that consists of its tokenizer.json"""
@@ -56,6 +59,12 @@ class ModelMetadata(Record):
             write_json(folder / SETTINGS, self.tokenizer)
         if self.template:
             (folder / TEMPLATE).write_text(self.template, encoding="utf-8")
+
+
+def config_file(folder: Path) -> Path:
+    """Return the configuration of the model in a Hugging Face folder, or of its adapters' base model."""
+    base = folder / BASE_CONFIG
+    return base if base.is_file() else folder / CONFIG
 
 
 def metadata_of_folder(folder: Path, config: Mapping[str, Any], context: int) -> ModelMetadata:

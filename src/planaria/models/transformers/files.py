@@ -15,7 +15,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import WeightsFile, validate_config
 from planaria.models.huggingface import read_tensor, tensor_shapes, tokenizer_of
-from planaria.models.model_metadata import ModelMetadata, metadata_of_folder
+from planaria.models.model_metadata import ModelMetadata, config_file, metadata_of_folder
 from planaria.models.packing import Spec
 from planaria.models.transformers.adapters import ADAPTERS, global_name_of, settings_of, write_adapters
 from planaria.models.transformers.loading import load_weights
@@ -32,7 +32,7 @@ def open_decoder(folder: Path) -> WeightsFile:
     """
     if sums := digests.read(folder):  # it was exported here
         digests.require(folder, sums, sums)
-    path = folder / "config.json"
+    path = config_file(folder)
     config_json = documents.read_json_object(path)
     config = validate_config(path, model_section(config_json, str(path)))
     usage = metadata_of_folder(folder, config_json, config.context)

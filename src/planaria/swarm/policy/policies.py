@@ -20,7 +20,14 @@ from planaria.models.decode import decode
 from planaria.models.gguf_file import is_gguf, read_metadata
 from planaria.models.huggingface import WEIGHTS, export_model, import_model, is_exported, is_ours
 from planaria.models.llama_stages import Llama
-from planaria.models.model_metadata import ModelMetadata, json_table, metadata_of_folder, metadata_of_gguf
+from planaria.models.model_metadata import (
+    GENERATION,
+    ModelMetadata,
+    config_file,
+    json_table,
+    metadata_of_folder,
+    metadata_of_gguf,
+)
 from planaria.models.transformers.adapters import (
     ADAPTER,
     ADAPTERS,
@@ -177,7 +184,7 @@ def usage_of(path: Path, context: int) -> ModelMetadata | None:
     if path.is_dir():
         folder = is_exported(path)
         if folder:
-            return metadata_of_folder(path, json_table(path / "config.json"), context)
+            return metadata_of_folder(path, json_table(config_file(path)), context)
         return run_folders.model_metadata_of(path)
     return metadata_of_gguf(read_metadata(path).values, context) if is_gguf(path) else None
 
@@ -213,8 +220,8 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise UserError(f"{folder}: no tokenizer.json; save its tokenizer there (the fast kind)")
-    for name in ("generation_config.json", "config.json"):
-        result = json_table(folder / name).get("eos_token_id")
+    for source in (folder / GENERATION, config_file(folder)):
+        result = json_table(source).get("eos_token_id")
         end = result[0] if isinstance(result, list) and result else result
         if type(end) is int:
             return Tokenizer.open(file, end)
