@@ -207,3 +207,14 @@ def test_within_a_block_the_optimizer_waits_for_its_last_batch() -> None:
     assert not state.has_gradient(), "a gradient scaler skips this step"
     optimizer.zero_grad()
     assert not state.has_gradient()
+
+
+def test_a_gradient_of_other_weights_is_computed_again() -> None:
+    """Weights that a round settles replace those of which a block was computed ahead."""
+    runner = MemberRunner(RunConfig.model_construct(), made(2), sums_gradients=False)
+    runner.take_gradient(7, updates=True)
+    assert runner.computed == {7}
+    runner.drop()
+    assert runner.computed == {7}, "a repeated step has the same weights"
+    runner.set_weights({name: parameter + 1 for name, parameter in runner.parameters.items()})
+    assert not runner.computed

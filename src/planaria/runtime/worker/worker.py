@@ -317,6 +317,7 @@ class Worker:
             self.snapshots.write_new(self.copies, order.generation)
         self._report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
         if self._loop is not None and order.next_block is not None:
+            self.control_link.set_activity("step", order.step + 1)
             began = time.monotonic()
             self._loop.compute_ahead(order.next_block)
             self._ahead_s = time.monotonic() - began
