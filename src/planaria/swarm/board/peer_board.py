@@ -138,9 +138,8 @@ class PeerBoard:
             self.receipts.read_closings(round_number - 1, result.found.keys())
         result = self._without_equivocators(result)
         is_late = self._clock() - self._began >= self._rounds.timeout_s / 2
-        expected = self._selector.peers_to_read(self.run, round_number, self._read_members(round_number)) | {self.me}
-        is_whole = result.found.keys() == awaited == expected
-        if closed or is_late or not is_whole or self.receipts.committee:
+        may_differ = closed or is_late or result.found.keys() != awaited or self.receipts.committee
+        if may_differ or self._has_other_members(round_number, awaited):
             result = self._agree(round_number, awaited, result, closed)
         else:
             self.receipts.publish_closing(round_number, self._message_list(round_number, result))
@@ -257,6 +256,11 @@ class PeerBoard:
         """Drop the messages of proven equivocators."""
         equivocators = self.receipts.equivocators()
         return messages.restrict_to(messages.found.keys() - equivocators.keys(), equivocators)
+
+    def _has_other_members(self, round_number: int, awaited: Set[str]) -> bool:
+        """Return whether a round has members now that are not awaited, and whose messages another peer may read."""
+        members = self._read_members(round_number)
+        return not self._selector.peers_to_read(self.run, round_number, members) <= awaited
 
     def _read_members(self, round_number: int) -> frozenset[str]:
         self._last_members = (round_number, self._board.peers().members(round_number))
