@@ -74,8 +74,6 @@ def decode(coded: Tensor, count: int, bits: int) -> Tensor:
     if coded.dtype != torch.uint8 or coded.shape != (coded_bytes(count, bits),):
         expected = coded_bytes(count, bits)
         raise ValueError(f"{count} numbers of {bits} bits are {expected} bytes, not {coded.dtype} {list(coded.shape)}")
-    if not count:
-        return coded.float()
     groups = -(-count // GROUP)
     scales = coded[: SCALE_BYTES * groups].clone().view(torch.float16).float()
     half = 1 << (bits - 1)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planaria.common.quantisation import decode, has_finite_scales
 from planaria.runtime.transport import wire
 from planaria.runtime.transport.wire import (
     HEADER_BYTES,
@@ -168,3 +169,9 @@ def test_a_tensor_that_does_not_fit_a_frame_is_not_sent(
 ) -> None:
     with pytest.raises(WireError, match=complaint):
         pack(TensorHeader(label, dtype, shape))
+
+
+def test_an_empty_message_can_be_viewed_as_any_type() -> None:
+    """A stage without trained tensors sends empty copies."""
+    empty = wire.buffer(torch.uint8, (0,), 0)
+    assert decode(empty, 0, 8).shape == (0,) and has_finite_scales(empty, 8)

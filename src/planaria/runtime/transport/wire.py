@@ -251,7 +251,7 @@ def buffer(dtype: torch.dtype, shape: Sequence[int], size: int) -> Tensor:
     """Return an uninitialised tensor of ``size`` bytes, to be filled immediately."""
     if size >= _LARGE:
         return _take(size).view(dtype).view(tuple(shape))
-    if dtype in _NUMPY:  # much faster than torch.empty
+    if size and dtype in _NUMPY:  # much faster than torch.empty; an empty array's stride is 0, which no view accepts
         return torch.from_numpy(np.empty(shape, _NUMPY[dtype]))
     return torch.empty(tuple(shape), dtype=dtype)
 
