@@ -18,6 +18,7 @@ from planaria.control.log.reader import read_run
 from planaria.group.member_runner import OwnerLoopSteps
 from planaria.group.shard import MappedBlocks
 from planaria.report.run.sample_ledger import require_exactly_once
+from planaria.report.run.summary import key_metrics, summary
 from planaria.runtime.fleet.joining import read_run_address
 from support.group_members import SAMPLES, Members, Numbered, Spec, residual
 
@@ -83,6 +84,10 @@ def test_a_member_computes_its_next_block_before_that_step_is_ordered(
     facts = [fact for _, fact in read_run(group.folder).history]
     reserved = [fact.next_block for fact in facts if isinstance(fact, d.Commit)]
     assert reserved == [block if block % 4 else None for block in range(1, 16)] + [None]
+    record = read_run(group.folder)
+    assert key_metrics(record).loss is None and not any("nan" in line for line in summary(record)), (
+        "no loss was reported"
+    )
 
 
 @pytest.mark.parametrize("dies_after", [0, 7])

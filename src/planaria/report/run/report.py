@@ -159,7 +159,7 @@ def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[s
     last = key_metrics(record)
     steps = sum(line.samples for line in ledger) // record.config.samples or last.steps
     yield "steps", f"{steps}", f"of {record.config.train.steps}"
-    yield "training loss", "–" if last.loss is None else f"{last.loss:.4f}", "last step"
+    yield "training loss", *(("–", "none reported") if last.loss is None else (f"{last.loss:.4f}", "last step"))
     validation = last.validation
     yield (
         "validation loss",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from statistics import median
 
 from planaria.control.facts.decisions import Finish
@@ -70,7 +71,7 @@ def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
         wall_s=wall_s,
         problems=prove_exactly_once(record) if ledger else (),
         counted=bool(ledger),
-        first_loss=first.loss if first else None,
+        first_loss=first.loss if first and not isnan(first.loss) else None,
         last=last,
         faults=faults_summary(record),
         exchange=totals(settled_rounds(record)),

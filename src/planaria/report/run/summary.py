@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isnan
 from statistics import median
 
 from planaria.control.facts.events import LeaderStarted
@@ -21,7 +22,7 @@ class RunMetrics:
     """Key metrics of a whole run."""
 
     loss: float | None = None
-    """training loss of the last step"""
+    """training loss of the last step; None if members of a group did not report it"""
     validation: ValidationMetric | None = None
     """last validation"""
     tokens_per_s: float | None = None
@@ -38,7 +39,7 @@ def key_metrics(record: RunRecord) -> RunMetrics:
     steps: set[int] = set()
     for metric in record.metrics:
         if isinstance(metric, StepMetric):
-            loss = metric.loss
+            loss = None if isnan(metric.loss) else metric.loss
             steps.add(metric.step)
             if metric.tokens_per_s:
                 speeds.append(metric.tokens_per_s)
