@@ -133,6 +133,13 @@ def test_every_listed_decoder_equals_the_whole_one_and_is_exported(kind: str, tm
     compare_exports(small(kind), torch.bfloat16, 1, tmp_path)
 
 
+def test_frequencies_that_depend_on_the_length_need_all_tokens() -> None:
+    scaled = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    for changes, accepts in (({}, True), ({"rope_scaling": scaled}, False)):
+        config = section(small("qwen3")).model_copy(update={"options": {"config": json.dumps(changes)}})
+        assert make_family(config).accepts_shorter_samples() is accepts
+
+
 def test_routing_noise_is_switched_off() -> None:
     noisy = library_config("phimoe") | {"router_jitter_noise": 0.1}
     assert "router_jitter_noise = 0.1" in next(Decoder.of(noisy).differences)
