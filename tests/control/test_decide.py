@@ -222,6 +222,44 @@ def test_after_too_many_generations_the_underlying_error_is_named() -> None:
     assert error == "the last error: w1 (stage 1): Network is unreachable"
 
 
+def reject(simulation: SimulatedFleet, receiver: int, sender: int, times: int) -> None:
+    """Let ``receiver`` reject a message of ``sender``, and that connection end, in this and the next generations."""
+    for _ in range(times):
+        work_until(simulation, "run", 1)
+        generation = simulation.state.generation
+        cause = {"cause": "a scale is not finite", "detail": "a scale is not finite"}
+        simulation.break_edge((receiver, sender), generation=generation, invalid=True, **cause)
+        simulation.break_edge((sender, receiver), generation=generation, cause="closed", detail="closed")
+        simulation.expire_grace()
+
+
+def exclusions(simulation: SimulatedFleet) -> list[list[str]]:
+    return [fact.workers for fact in simulation.history if isinstance(fact, d.ExcludeMember)]
+
+
+def test_a_sender_of_invalid_messages_is_replaced_and_then_the_worker_that_rejects_others() -> None:
+    simulation = fleet()
+    reject(simulation, 2, 3, 1)
+    assert not exclusions(simulation) and simulation.state.last_edge_failure == "a scale is not finite"
+    reject(simulation, 2, 3, 1)
+    assert exclusions(simulation) == [["w3"]]
+    reject(simulation, 2, 1, 2)
+    assert exclusions(simulation) == [["w3"], ["w2"]], "no worker is believed twice"
+    simulation.behave()
+    assert simulation.ending == d.Finish(outcome="finished")
+
+
+def test_rejections_in_different_steps_and_of_workers_without_a_replacement_exclude_no_worker() -> None:
+    simulation = fleet()
+    for step in (1, 2, 3):
+        work_until(simulation, "run", step)
+        simulation.break_edge((1, 2), generation=simulation.state.generation, invalid=True)
+        simulation.expire_grace()
+    alone = fleet(spares=0, replace=False)
+    reject(alone, 1, 2, 3)
+    assert not exclusions(simulation) and not exclusions(alone)
+
+
 def test_the_underlying_error_comes_from_workers_or_a_probe() -> None:
     simulation = fleet()
     work_until(simulation, "run", 1)

@@ -184,9 +184,9 @@ class ControlMachine(FaultRules):
         self.sim.measure(slow)
 
     @precondition(lambda self: self.sim.alive)
-    @rule(pair=st.sampled_from(PAIRS))
-    def an_edge_breaks(self, pair: tuple[int, int]) -> None:
-        self.sim.break_edge(pair)
+    @rule(pair=st.sampled_from(PAIRS), invalid=st.booleans())
+    def an_edge_breaks(self, pair: tuple[int, int], invalid: bool) -> None:
+        self.sim.break_edge(pair, invalid=invalid)
 
     @precondition(lambda self: self.sim.alive and self.sim.state.broken_edges)
     @rule()

@@ -83,6 +83,7 @@ def on_commit(fact: d.Commit, run: RunState) -> RunState:
         "staleness": dict(staleness),
         "missed_steps": missed_steps,
         "last_edge_failure": "",
+        "rejections": frozenset(),
     }
     if fact.next_block is not None:
         run = run.updated(allocation=run.allocation.reserve(fact.replica, fact.next_block))
@@ -252,7 +253,10 @@ def on_exclude_member(fact: d.ExcludeMember, run: RunState) -> RunState:
     for host in sorted({workers[worker].host for worker in fact.workers} - {""}):
         run = set_machine(run, host, replace(run.machines[host], failure=fact.reason))
     run = set_workers(run, {worker: replace(workers[worker], status="released") for worker in fact.workers})
-    return replace(run, suspicion=run.suspicion.without_reports_about(fact.member))
+    if not fact.accuser:
+        return replace(run, suspicion=run.suspicion.without_reports_about(fact.member))
+    replica = replace(run.replicas[fact.member], rejections=frozenset())
+    return replace(with_replica(run, replica), accusers=run.accusers ^ {run.machine_or_worker(fact.accuser)})
 
 
 @handles

@@ -30,7 +30,7 @@ from planaria.control.checkpoint_decisions import (
     saving_affects_all,
     seal,
 )
-from planaria.control.exclusion import exclude_member
+from planaria.control.exclusion import exclude_invalid_sender, exclude_member
 from planaria.control.facts import decisions as d
 from planaria.control.formation import (
     end_if_unstaffed,
@@ -107,7 +107,7 @@ def _decide_for(run: RunState, replica: ReplicaState) -> d.Decision | None:
     unfilled = replica.skipped & set(replica.vacant) and count_suitable_spares(run)
     if (replica.broken or unfilled) and not stops:
         link = None if run.unreachable_relays else stuck_link(run, replica)
-        return link or form_generation(run, replica)
+        return link or exclude_invalid_sender(run, replica) or form_generation(run, replica)
     if replica.broken or unfilled:
         return _decide_idle(run, replica)
     return (

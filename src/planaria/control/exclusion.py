@@ -1,7 +1,8 @@
-"""Exclusion of replicas whose updates are invalid. Pure."""
+"""Exclusion of replicas whose updates are invalid, and of workers whose messages are. Pure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 
 from planaria.control.facts import decisions as d
@@ -25,6 +26,35 @@ def exclude_member(run: RunState, replica: ReplicaState) -> d.ExcludeMember | No
             when = "rounds" if run.exchange.has_rounds else "steps"
             reason = f"the updates of replica {member} were invalid in {strikes} {when}"
             return d.ExcludeMember(member=member, workers=sorted(workers), strikes=strikes, reason=reason)
+    return None
+
+
+INVALID_GENERATIONS = 2
+"""generations in which a step fails because of a node's invalid messages, before a worker is excluded"""
+
+
+def exclude_invalid_sender(run: RunState, replica: ReplicaState) -> d.ExcludeMember | None:
+    """Dismiss the worker whose messages its neighbour rejects in every repetition of a step.
+
+    The rejection proves that one of the two is faulty, not which one. Each machine is believed once; when its workers
+    reject another sender's messages, the one that does is dismissed itself.
+    """
+    if not replica.rejections or run.stopping or run.allocation.done:
+        return None
+    counts = Counter((receiver, sender) for _, receiver, sender in sorted(replica.rejections))
+    for (receiver, sender), generations in counts.items():
+        if generations < INVALID_GENERATIONS or not {receiver, sender} <= replica.holders.keys():
+            continue
+        accuser, accused = replica.holders[receiver], replica.holders[sender]
+        worker = accuser if run.machine_or_worker(accuser) in run.accusers else accused
+        if worker in workers_sending_state(run) or not _replaceable(run, {worker}):
+            continue
+        reason = f"worker {accuser} rejected messages of worker {accused} in {generations} generations of a step"
+        if worker == accuser:
+            reason += "; an earlier one was excluded on the word of its machine"
+        return d.ExcludeMember(
+            member=replica.number, workers=[worker], strikes=generations, reason=reason, accuser=accuser
+        )
     return None
 
 

@@ -66,7 +66,7 @@ def test_the_verdict_on_a_run_counts_deaths_and_exclusions(deaths: int, excluded
 
 def test_an_exclusion_is_in_the_caption_the_workers_and_the_recovery() -> None:
     state = shown(*BEGIN[:-2]).state
-    caption = "The updates of replica 1 were invalid in 2 rounds: its workers are excluded."
+    caption = "The updates of replica 1 were invalid in 2 rounds: replica 1 is excluded."
     assert state["caption"] == {"tone": "loss", "text": caption}
     assert [worker for worker, info in state["workers"].items() if info.get("excluded")] == ["c", "d"]
     assert shown(*BEGIN, *REBUILT).state["recoveries"]["1"]["causes"] == ["excluded", "excluded"]

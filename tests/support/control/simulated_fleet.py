@@ -6,7 +6,7 @@ copies of which other stages. Every decision is checked against that instead of 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -237,6 +237,10 @@ class SimulatedFleet(Simulation):
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
                 for worker in self.run.replicas[decision.replica].waiting:
                     self.alive[worker].orders.append(decision)
+            case d.ExcludeMember():
+                for worker in decision.workers:
+                    self.alive[worker].orders = deque([ExitWorker()])
+                    self.alive[worker].writing = None
             case d.Replan():
                 self.replans.append(decision)
             case d.Seal() if self.is_full():

@@ -95,13 +95,15 @@ class SimulatedReplicas(Simulation):
                 self.happened(lost)
 
     def break_edge(self, worker: str, pick: int) -> None:
-        """Break an edge of ``worker``: to a neighbour, or one over which it expects a state."""
+        """Break an edge of ``worker``: to a neighbour, or one over which it expects a state. An odd ``pick`` is blamed
+        on an invalid message.
+        """
         me = self.alive[worker]
         edges = {**me.links, **(me.wants if me.forming else {})}
         if edges:
             peer = sorted(edges)[pick % len(edges)]
             self.dead_links.add(edges[peer])
-            self._report_broken(me, peer)
+            self._report_broken(me, peer, invalid=bool(pick % 2))
 
     def deliver(self, pick: int, fate: str = "arrives") -> None:
         """Deliver an update ("arrives"), lose it ("lost"), or deliver an invalid ("wrong") or another one ("other")."""
@@ -374,5 +376,5 @@ class SimulatedReplicas(Simulation):
         me.drop_round()
         self.report(me, e.RoundApplied, round=order.round, blocking_bytes=0, prefetched_bytes=0, spread=0.0)
 
-    def _report_broken(self, me: ReplicaWorker, peer: int) -> None:
-        self.report(me, e.EdgeBroken, peer=peer, detail="reset")
+    def _report_broken(self, me: ReplicaWorker, peer: int, invalid: bool = False) -> None:
+        self.report(me, e.EdgeBroken, peer=peer, detail="reset", invalid=invalid)

@@ -225,15 +225,22 @@ class Disband(Fact):
 
 
 class ExcludeMember(Fact):
-    """A replica's updates were invalid too often: its workers leave and are replaced."""
+    """A replica's updates, or one worker's messages, were invalid too often: the workers leave and are replaced."""
 
     kind: Literal["exclude_member"] = "exclude_member"
     member: int
-    """its number among the members of the exchange"""
+    """its number among the members of the exchange, or that of the worker's replica"""
     workers: list[str]
     strikes: int
-    """steps or rounds with proof"""
+    """steps, rounds or generations with proof"""
     reason: str
+    accuser: str = ""
+    """worker that rejected another's messages; empty: updates were invalid"""
+
+    @property
+    def subject(self) -> str:
+        """Name of what is excluded."""
+        return f"worker {self.workers[0]}" if self.accuser else f"replica {self.member}"
 
 
 class ReplicaRestarted(Fact):

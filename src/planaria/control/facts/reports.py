@@ -134,6 +134,8 @@ class EdgeBroken(Fact):
     """such as the operating system's error; empty in logs of older versions"""
     relay: str = ""
     """name of the relay that did not answer, if that is the cause"""
+    invalid: bool = False
+    """whether the peer sent an invalid message"""
 
 
 class StageReport(Fact):

@@ -171,6 +171,8 @@ class ReplicaState(State):
     """generations formed since the last committed step, except planned handovers"""
     last_edge_failure: str = ""
     """the latest broken edge since then, with its cause"""
+    rejections: frozenset[tuple[int, int, int]] = frozenset()
+    """(generation, receiver, sender) of invalid messages between nodes since then"""
     evaluated: int = -1
     saved: int = -1
     """step of the last checkpoint that contains this replica; −1: none"""

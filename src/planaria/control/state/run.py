@@ -144,6 +144,8 @@ class RunState(State):
     """round → ids of the links over which prefetched parts may be sent"""
     suspicion: Suspicion = field(default_factory=Suspicion)
     """evidence against replicas from earlier steps and rounds"""
+    accusers: frozenset[str] = frozenset()
+    """machines, and workers of the first machine, on whose word a worker was excluded"""
     expired_round_waits: frozenset[tuple[int, int, bool]] = frozenset()
     """(replica, round, whether its round has begun) of expired waits"""
     unreachable_relays: Mapping[str, str] = field(default_factory=dict)
@@ -257,6 +259,10 @@ class RunState(State):
     def spares(self) -> tuple[str, ...]:
         """Idle workers that stay, in order of identity."""
         return self.roster.spares
+
+    def machine_or_worker(self, worker: str) -> str:
+        """Return the machine of a worker that joined with one, or else the worker."""
+        return self.workers[worker].host or worker
 
     def with_status(self, status: Status) -> tuple[str, ...]:
         """Return the workers in this status, in order of identity."""

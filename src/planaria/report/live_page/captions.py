@@ -173,7 +173,7 @@ class Captions:
                 lost = f"{stages(fact.lost)} cannot be rebuilt" if fact.lost else "the run cannot continue"
                 return Caption("loss", f"{_capitalise(lost)}: {fact.reason}.")
             case d.ExcludeMember():
-                return Caption("loss", f"{_capitalise(fact.reason)}: its workers are excluded.")
+                return Caption("loss", f"{_capitalise(fact.reason)}: {fact.subject} is excluded.")
             case d.Disband():
                 spares = " Its workers are spares now." if fact.workers else ""
                 return Caption("loss", f"Replica {fact.replica} is disbanded: {fact.reason}.{spares}")

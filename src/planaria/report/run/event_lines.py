@@ -292,7 +292,7 @@ def _stateless_line(fact: e.Event | d.Decision) -> tuple[Tone, str, int | None] 
     replica = None
     match fact:
         case d.ExcludeMember():
-            text = f"replica {fact.member} excluded: {fact.reason}; workers that leave: {', '.join(fact.workers)}"
+            text = f"{fact.subject} excluded: {fact.reason}; workers that leave: {', '.join(fact.workers)}"
             tone: Tone = "loss"
         case d.Adopt():
             tone, text = "rollback", f"replica {fact.replica} catches up with another: {fact.reason}"

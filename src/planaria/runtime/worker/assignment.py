@@ -77,16 +77,23 @@ class Assignment:
         self._send(kind.model_validate(common | fields))
 
     def report_broken(
-        self, peer: int, detail: str, waited_s: float = 0.0, since_s: float = 0.0, relay: str = ""
+        self,
+        peer: int,
+        detail: str,
+        waited_s: float = 0.0,
+        since_s: float = 0.0,
+        relay: str = "",
+        invalid: bool = False,
     ) -> None:
         """Report a broken edge to the node ``peer``.
 
         :param waited_s: seconds waited for a message, from ``since_s`` after the step's start
         :param relay: name of the relay that did not answer
+        :param invalid: the peer sent an invalid message
         """
         when = f"at step {self.step}, generation {self.generation}"
         ends = f"worker {self.worker} ({self.name_of(self.node)}) and {self.name_of(peer)}"
-        fields = {"cause": detail, "waited_s": waited_s, "wait_began_s": since_s, "relay": relay}
+        fields = {"cause": detail, "waited_s": waited_s, "wait_began_s": since_s, "relay": relay, "invalid": invalid}
         log.info("edge to %s broken%s: %s", self.name_of(peer), f" (relay {relay})" if relay else "", detail)
         self.report(e.EdgeBroken, peer=peer, detail=f"{ends}: {detail} {when}", **fields)
 

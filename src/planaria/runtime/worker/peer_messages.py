@@ -12,6 +12,7 @@ from torch import Tensor
 
 from planaria.control.facts import events as e
 from planaria.control.facts.decisions import BeginRound, Commit, Form, OpenPrefetchLinks, Settle
+from planaria.control.facts.members import Keep
 from planaria.control.facts.orders import Donate
 from planaria.pipeline.codecs import make_model_codec
 from planaria.pipeline.plan.actions import Action, Key, PassKind
@@ -114,6 +115,8 @@ class PeerMessages:
         self.edges.close_round_edges()
         self.round_member.drop()
         self.advance(form.step)
+        if not all(isinstance(member.source, Keep) for member in form.members):
+            self.frames_in.forget_magnitudes()  # a rebuilt stage may send other magnitudes
         self.edges.form(form, node)
         # An edge may have broken while the controller formed this generation, which has not seen that report.
         self._broken = {edge: broken for edge, broken in self._broken.items() if self.edges.is_current(edge)}
@@ -171,7 +174,7 @@ class PeerMessages:
         try:
             self.frames_in.put(edge.spec.peer, frame.header, frame.payload)
         except WireError as error:
-            self.assignment.report_broken(edge.spec.peer, str(error))
+            self.assignment.report_broken(edge.spec.peer, str(error), invalid=True)
 
     def _on_edge_failed(self, failure: EdgeFailed) -> None:
         """Report a broken edge; on an edge of a round, the wait for the peer's update ends by time-out instead."""
@@ -184,7 +187,7 @@ class PeerMessages:
     def _report_broken(self, broken: EdgeFailed) -> None:
         spec = broken.edge.spec
         relay = self.edges.relay_at(spec.relay_address) if broken.silent_relay else ""
-        self.assignment.report_broken(spec.peer, broken.detail, relay=relay)
+        self.assignment.report_broken(spec.peer, broken.detail, relay=relay, invalid=broken.received_invalid_frame)
 
     def handle_pending(self) -> None:
         """Process all items in the inbox."""

@@ -58,15 +58,17 @@ class ReceivedFrames:
         self._frames: dict[FrameId, tuple[tuple[int, int], Tensor]] = {}
         """received frames, each with its generation and step"""
         self._magnitudes = defaultdict[tuple[int, Leg], deque[float]](partial(deque, maxlen=MAGNITUDES))
-        """magnitudes of the last messages by sender and leg, in this generation"""
+        """magnitudes of the last messages by sender and leg"""
         self._now = 0, 0
 
     def advance(self, generation: int, step: int) -> None:
         """Advance to ``step`` of ``generation``, and drop stale frames."""
-        if generation != self._now[0]:  # a rebuilt stage may send other magnitudes
-            self._magnitudes.clear()
         self._now = generation, step
         self._frames = {frame: entry for frame, entry in self._frames.items() if entry[0] >= self._now}
+
+    def forget_magnitudes(self) -> None:
+        """Accept messages of any magnitude until :data:`MAGNITUDES` have arrived."""
+        self._magnitudes.clear()
 
     def put(self, sender: int, header: TensorHeader, payload: Tensor) -> None:
         """Keep a frame unless it is stale.
