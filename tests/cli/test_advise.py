@@ -55,7 +55,10 @@ def advised(capsys: pytest.CaptureFixture[str], *words: str, bandwidth: str = "1
 
 def test_on_slow_links_fewer_bits_and_on_fast_ones_none_are_advised(capsys: pytest.CaptureFixture[str]) -> None:
     slow, fast = advised(capsys), advised(capsys, bandwidth="1.25e9")
-    assert "fastest       4/4 with microbatches of" in slow and "of one machine's step" in slow
+    assert (
+        "fastest       4/4: " in slow
+        and "of one machine's step; --pipeline.wire 4/4 --pipeline.microbatch_size" in slow
+    )
     assert "advice        bf16: fewer bits make a step less than 1% shorter" in fast
     for wire in WIRES:
         assert f"  {wire} " in slow
@@ -69,8 +72,8 @@ def test_small_messages_prefer_larger_microbatches() -> None:
         {"network": network, "pipeline": pipeline, "model": {"context": 1024, "dim": 1024}}
     )
     found = {choice.wire: choice for choice in weigh_wires(config).choices}
-    assert found["fp32"].microbatch_size <= found["6/4"].microbatch_size
-    assert found["6/4"].step_s <= found["6/4"].same_size_s
+    assert found["fp32"].pipeline.microbatch_size <= found["6/4"].pipeline.microbatch_size
+    assert found["6/4"].step_s <= found["6/4"].own_s
     steps = [found[wire].step_s for wire in WIRES]
     assert steps == sorted(steps, reverse=True)
 

@@ -4,16 +4,20 @@ A host's only route is a TUN device. The carrier, this file run as a program, re
 or drops them, and writes them to the device of the receiving host. It is a separate process because tests are too busy.
 No kernel module for bad links (tc's netem is often missing) and no address of the machine is used.
 
+With a rate, packets queue for the sender's uplink, then for the receiver's downlink. What would wait longer than
+``_QUEUE_S`` in one of them is lost, as at a full home router.
+
 ``python netns.py CAPTURE ADDRESS=DEVICE[=PRIVATE]…`` takes the file descriptors of the devices and writes every packet
 to CAPTURE. A host with a PRIVATE address is behind a router that translates it to ADDRESS and passes only answers. A
-line ``ADDRESS LATENCY_S JITTER_S LOSS LOSSY`` on stdin changes a host's link; the reply is the number of packets that
-the link has lost so far. The carrier exits with its stdin.
+line ``ADDRESS LATENCY_S JITTER_S LOSS RATE LOSSY`` on stdin changes a host's link; the reply is the number of packets
+that the link has lost so far. The carrier exits with its stdin.
 """
 
 from __future__ import annotations
 
 import fcntl
 import heapq
+import math
 import os
 import random
 import select
@@ -35,6 +39,7 @@ _PRIVATE = "192.168.7.2"
 """address of every host behind a router"""
 _DEVICE = Path("/dev/net/tun")
 _MAX_PACKET, _TCP = 1 << 16, 6
+_QUEUE_S = 0.5
 _numbers = count(1)
 
 
@@ -51,6 +56,8 @@ class Weather:
     """maximum of the random delay added; packets keep their order"""
     loss: float = 0.0
     """share of packets that are lost; 1: the host is cut off"""
+    rate: float = math.inf
+    """bytes per second, each way"""
     lossy: Literal["both", "in", "out"] = "both"
     """direction in which packets are lost"""
 
@@ -74,7 +81,8 @@ class Host:
     def link(self, weather: Weather) -> int:
         """Change the host's link; return the packets that it has lost so far."""
         words, answers = _pipes(self.carrier)
-        print(self.address, weather.latency_s, weather.jitter_s, weather.loss, weather.lossy, file=words, flush=True)
+        numbers = weather.latency_s, weather.jitter_s, weather.loss, weather.rate
+        print(self.address, *numbers, weather.lossy, file=words, flush=True)
         return int(answers.readline())
 
 
@@ -197,8 +205,19 @@ class _Link:
     """the host's own address if its router translates it"""
     weather: Weather = FINE
     lost: int = 0
+    free: dict[str, float] = field(default_factory=lambda: {"out": 0.0, "in": 0.0})
+    """when each direction has carried all its packets"""
     answers: set[bytes] = field(default_factory=set)
     """addresses and ports whose packets answer the host's own"""
+
+    def queue(self, way: Literal["out", "in"], ready: float, size: int) -> float | None:
+        """Return when a packet that is ready then has passed in one direction, or None if that queue is full."""
+        begin = max(ready, self.free[way])
+        if begin - ready > _QUEUE_S:
+            self.lost += 1
+            return None
+        self.free[way] = begin + size / self.weather.rate
+        return self.free[way]
 
     def out(self, packet: bytes) -> bytes:
         """Return a packet of the host as its router forwards it; the router records the receiver."""
@@ -239,9 +258,9 @@ def _carry(links: list[_Link], capture: BinaryIO) -> None:
             target = by_address.get(".".join(map(str, packet[16:20])) if packet[0] >> 4 == 4 else "")
             if target is None or (inside := target.in_(packet)) is None:
                 continue
-            if (delay := _delay(source, target, rng)) is not None:
+            if (arrival := _arrival(source, target, len(packet), rng)) is not None:
                 way = source.address, target.address
-                latest[way] = max(latest.get(way, 0.0), time.monotonic() + delay)
+                latest[way] = max(latest.get(way, 0.0), arrival)
                 heapq.heappush(under_way, (latest[way], next(order), target.device, inside))
         while under_way and under_way[0][0] <= time.monotonic():
             _, _, device, packet = heapq.heappop(under_way)
@@ -249,13 +268,15 @@ def _carry(links: list[_Link], capture: BinaryIO) -> None:
                 os.write(device, packet)
 
 
-def _delay(source: _Link, target: _Link, rng: random.Random) -> float | None:
-    """Return the seconds that a packet takes, or None if it is lost."""
+def _arrival(source: _Link, target: _Link, size: int, rng: random.Random) -> float | None:
+    """Return when a packet sent now arrives, or None if it is lost."""
     for link, way in ((source, "out"), (target, "in")):
         if link.weather.lossy in ("both", way) and rng.random() < link.weather.loss:
             link.lost += 1
             return None
-    return sum(link.weather.latency_s + rng.random() * link.weather.jitter_s for link in (source, target))
+    delay = sum(link.weather.latency_s + rng.random() * link.weather.jitter_s for link in (source, target))
+    sent = source.queue("out", time.monotonic(), size)
+    return None if sent is None else target.queue("in", sent + delay, size)
 
 
 def _ports(packet: bytes) -> bytes:

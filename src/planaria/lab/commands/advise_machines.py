@@ -12,7 +12,7 @@ from planaria.common.errors import UserError
 from planaria.config import recipe
 from planaria.config.schema import RunConfig
 from planaria.exchange.registry import make_exchange
-from planaria.lab.commands.advise_wire import microbatch_sizes, with_wire
+from planaria.lab.commands.advise_wire import candidates, microbatch_flags
 from planaria.lab.compare.advice import require_costs
 from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import Costs, message_bytes
@@ -214,22 +214,22 @@ def _bound(config: RunConfig, costs: PlacedCosts, size: MessageBytes) -> float:
 
 
 def _pipeline(config: RunConfig, topology: Topology, machines: tuple[Node, ...]) -> Strategy:
-    def step_s(size: int) -> float:
-        sized = with_wire(config, config.pipeline.wire, size)
-        costs = PlacedCosts(sized.network, topology=topology, machines=machines)
-        return simulate(ResolvedRun(sized).training(0), costs, message_bytes(sized.model, sized.pipeline)).step_s
+    def weigh(candidate: RunConfig) -> tuple[bool, float, float | None, str, RunConfig]:
+        costs = PlacedCosts(candidate.network, topology=topology, machines=machines)
+        size = message_bytes(candidate.model, candidate.pipeline)
+        peak, obstacle = _placed(candidate, machines)
+        return (
+            bool(obstacle),
+            simulate(ResolvedRun(candidate).training(0), costs, size).step_s,
+            peak,
+            obstacle,
+            candidate,
+        )
 
-    options: list[tuple[bool, float, int, float | None, str]] = []
-    for size in microbatch_sizes(config):
-        peak, obstacle = _placed(with_wire(config, config.pipeline.wire, size), machines)
-        options.append((bool(obstacle), step_s(size), size, peak, obstacle))
-    _, seconds, size, peak, obstacle = min(options, key=lambda option: option[:3])
-    pipeline = config.pipeline
-    flags = (
-        f"--pipeline.wire '{pipeline.wire}' --pipeline.stages {pipeline.stages} --pipeline.microbatch_size {size} "
-        f"--pipeline.microbatches {pipeline.samples // size}"
-    )
-    chosen = with_wire(config, pipeline.wire, size)
+    weighed = [weigh(candidate) for candidate in candidates(config, config.pipeline.wire)]
+    _, seconds, peak, obstacle, chosen = min(weighed, key=lambda one: one[:2])
+    pipeline = chosen.pipeline
+    flags = f"--pipeline.wire '{pipeline.wire}' --pipeline.stages {pipeline.stages} {microbatch_flags(pipeline)}"
     return Strategy(f"pipeline, {pipeline.wire}", machines, seconds, peak, obstacle, flags, chosen, True)
 
 

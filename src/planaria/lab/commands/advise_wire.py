@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from planaria.config.options import Options
-from planaria.config.schema import RunConfig
+from planaria.config.schema import PipelineConfig, RunConfig
 from planaria.lab.compare.advice import require_costs
 from planaria.models.families import stage_parameters
 from planaria.pipeline.network.costs import Costs, message_bytes
+from planaria.pipeline.plan.build import max_in_flight
 from planaria.report.tables import Table, show
 from planaria.runtime.prediction.copy_costs import state_bytes
 from planaria.runtime.prediction.simulate import simulate
@@ -26,15 +28,15 @@ MAX_SIZE_FACTOR = 8
 
 @dataclass(frozen=True)
 class WireChoice:
-    """A codec with its best microbatch size that divides a step's samples."""
+    """A codec with the microbatches that make its step shortest."""
 
     wire: str
     sent_bytes: int
     """bytes that all workers send in a step"""
     step_s: float
-    microbatch_size: int
-    same_size_s: float
-    """seconds of a step at the recipe's own microbatch size"""
+    pipeline: PipelineConfig
+    own_s: float
+    """seconds of a step with the recipe's own microbatches"""
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,35 @@ def weigh_wires(config: RunConfig) -> WireAdvice:
 
 
 def _best_choice(config: RunConfig, wire: str | Options) -> WireChoice:
-    steps_by_size = {size: _simulate_step(with_wire(config, wire, size)) for size in microbatch_sizes(config)}
-    best = min(steps_by_size, key=lambda size: (steps_by_size[size][0], size))
-    step_s, sent = steps_by_size[best]
-    return WireChoice(str(wire), sent, step_s, best, steps_by_size[config.pipeline.microbatch_size][0])
+    own_s, _ = _simulate_step(with_wire(config, wire, config.pipeline.microbatch_size))
+    weighed = [(*_simulate_step(candidate), candidate.pipeline) for candidate in candidates(config, wire)]
+    step_s, sent, pipeline = min(weighed, key=lambda one: one[0])
+    return WireChoice(str(wire), sent, step_s, pipeline, own_s)
 
 
-def microbatch_sizes(config: RunConfig) -> list[int]:
+def candidates(config: RunConfig, wire: str | Options) -> Iterator[RunConfig]:
+    """Yield the recipe with this codec and the microbatches to weigh, those that need less memory first: sizes that
+    divide the samples of a step; in flight the recipe's own number, or else the default and its doubles up to all.
+    """
+    for size in _microbatch_sizes(config):
+        sized = with_wire(config, wire, size)
+        yield sized
+        microbatches = sized.pipeline.microbatches
+        count = max_in_flight(sized.pipeline, microbatches)
+        while not config.pipeline.in_flight and (count := 2 * count) < 2 * microbatches:
+            more = sized.pipeline.model_copy(update={"in_flight": min(count, microbatches)})
+            yield sized.model_copy(update={"pipeline": more})
+
+
+def microbatch_flags(pipeline: PipelineConfig) -> str:
+    """Return the flags of ``planaria train`` for these microbatches."""
+    limit = f" --pipeline.in_flight {pipeline.in_flight}" if pipeline.in_flight else ""
+    return (
+        f"--pipeline.microbatch_size {pipeline.microbatch_size} --pipeline.microbatches {pipeline.microbatches}{limit}"
+    )
+
+
+def _microbatch_sizes(config: RunConfig) -> list[int]:
     """Return the microbatch sizes that divide the samples of a step."""
     own, samples = config.pipeline.microbatch_size, config.pipeline.samples
     return [
@@ -98,7 +122,7 @@ def _simulate_step(config: RunConfig) -> tuple[float, int]:
     return simulated.step_s, sum(simulated.sent_bytes.values())
 
 
-HEAD = ["pipeline.wire", "MB a step", "s a step", f"of {REFERENCE}", "microbatch size", "s at the recipe's size"]
+HEAD = ["pipeline.wire", "MB a step", "s a step", f"of {REFERENCE}", "microbatch", "in flight", "s with the recipe's"]
 GRADIENT_BYTES = 4
 CLOSE = 1.01
 """ratio of steps that are practically equal"""
@@ -122,14 +146,15 @@ def advise_wire(config: RunConfig, path: Path) -> int:
 
 def _row(choice: WireChoice, reference: WireChoice) -> list[str]:
     share = f"{choice.step_s / reference.step_s:.3f}"
-    same = f"{choice.same_size_s:.4g}"
+    pipeline = choice.pipeline
     return [
         choice.wire,
         f"{choice.sent_bytes / 1e6:.3g}",
         f"{choice.step_s:.4g}",
         share,
-        str(choice.microbatch_size),
-        same,
+        str(pipeline.microbatch_size),
+        str(max_in_flight(pipeline, pipeline.microbatches)),
+        f"{choice.own_s:.4g}",
     ]
 
 
@@ -151,8 +176,8 @@ def _conclusions(config: RunConfig, advice: WireAdvice) -> Iterator[str]:
         yield f"advice        {REFERENCE}: fewer bits make a step less than {CLOSE - 1:.0%} shorter"
     else:
         yield (
-            f"fastest       {best.wire} with microbatches of {best.microbatch_size}: {best.step_s:.4g} s, "
-            f"{best.step_s / advice.alone_s:.3f} of one machine's step"
+            f"fastest       {best.wire}: {best.step_s:.4g} s, {best.step_s / advice.alone_s:.3f} of one machine's "
+            f"step; --pipeline.wire {shlex.quote(best.wire)} {microbatch_flags(best.pipeline)}"
         )
     yield (
         "loss          not predicted; a small model ended 0.001 nats above bf16 with 8/8, 0.020 with 6/4 and 0.29 with "
