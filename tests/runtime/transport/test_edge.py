@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +13,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from planaria.pipeline.codecs import make_codec
+from planaria.pipeline.codecs.base import Leg, Visit
 from planaria.runtime.transport import channel
 from planaria.runtime.transport.edge import EdgeFailed, EdgeOpened, EdgeSpec, FrameArrived
 from planaria.runtime.transport.emulated_link import EmulatedLink
@@ -90,6 +95,32 @@ def test_frames_arrive_intact_and_in_order_both_ways(ends: tuple[End, End]) -> N
             assert arrived.payload.dtype == frame.dtype
             assert torch.equal(arrived.payload, frame)
         assert end.edge.sent_bytes == sum(frame.nbytes for frame in frames)
+
+
+def sent_by_kernel(end: End) -> int:
+    """Return the bytes that this end's TCP connection sent, without TCP and IP headers (Linux 4.19 and newer)."""
+    with socket.socket(fileno=os.dup(end.edge.fileno())) as tcp:
+        info = tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    return int(struct.unpack_from("Q", info, 200)[0])  # tcpi_bytes_sent
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="counted by Linux")
+@pytest.mark.parametrize("spec", ["tls"], indirect=True)
+@pytest.mark.parametrize("wire", ["bf16", "6/4"])
+def test_a_message_between_machines_costs_its_bytes_a_header_and_little_for_tls(
+    ends: tuple[End, End], wire: str
+) -> None:
+    low, high = ends
+    shape, codec = (2, 128, 512), make_codec(wire)
+    size, before = codec.bytes(shape), sent_by_kernel(low)
+    for number in range(8):
+        leg: Leg = "forward" if number % 2 else "backward"
+        message = codec.encode(torch.randn(shape), leg, Visit(1, number, 2))
+        assert message.nbytes == size.of(leg)
+        low.send(message, number)
+        high.next(FrameArrived)
+    stated = 4 * (size.forward + size.backward + 2 * HEADER_BYTES)
+    assert stated < sent_by_kernel(low) - before <= 1.002 * stated
 
 
 def test_a_frame_larger_than_the_edge_allows_breaks_it_at_the_receiver(ends: tuple[End, End]) -> None:
