@@ -260,6 +260,18 @@ def test_rejections_in_different_steps_and_of_workers_without_a_replacement_excl
     assert not exclusions(simulation) and not exclusions(alone)
 
 
+def test_the_last_error_is_a_workers_own_and_not_a_connection_closed_by_its_exit() -> None:
+    simulation = fleet()
+    work_until(simulation, "run", 1)
+    generation = simulation.state.generation
+    simulation.happened(e.WorkerFailed(worker="w2", stage=2, generation=generation, detail="KeyError(3)", leaves=True))
+    simulation.break_edge((1, 2), generation=generation, cause="closed", detail="closed")
+    simulation.lose("w2")
+    assert simulation.state.last_edge_failure == "worker w2 (stage 2): KeyError(3)"
+    simulation.behave()
+    assert simulation.ending == d.Finish(outcome="finished")
+
+
 def test_the_underlying_error_comes_from_workers_or_a_probe() -> None:
     simulation = fleet()
     work_until(simulation, "run", 1)

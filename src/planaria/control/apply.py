@@ -271,9 +271,12 @@ def on_round_wait_expired(fact: e.RoundWaitExpired, run: RunState) -> RunState:
 
 @handles
 def on_worker_failed(fact: e.WorkerFailed, run: RunState) -> RunState:
-    if fact.leaves:
-        return run
     failure, worker = f"worker {fact.worker} (stage {fact.stage}): {fact.detail}", run.workers.get(fact.worker)
+    if fact.leaves:
+        replica = run.replica_of(fact.worker)
+        if replica is None or fact.generation != replica.generation:
+            return run
+        return with_replica(run, replace(replica, last_edge_failure=failure, explained=fact.generation))
     if worker is not None and worker.host:  # a joined machine's error does not end the run; its state is unknown
         return _fail_joined_machine(run, fact.worker, fact.detail, failure)
     return run.changed(failed=run.failed or failure)

@@ -112,11 +112,11 @@ def on_edge_broken(fact: e.EdgeBroken, run: RunState) -> RunState:
         run = _without_relay(run, fact.relay, fact.cause)
         replica = run.replicas[replica.number]
     stalled = (*replica.stalled, fact) if fact.waited_s else replica.stalled
-    rejected = any(generation == fact.generation for generation, *_ in replica.rejections)
-    if fact.invalid or (fact.cause and not rejected):  # its sender only reports that the connection was closed
-        replica = replace(replica, last_edge_failure=fact.detail)
     if fact.invalid:
-        replica = replace(replica, rejections=replica.rejections | {(fact.generation, fact.node, fact.peer)})
+        rejections = replica.rejections | {(fact.generation, fact.node, fact.peer)}
+        replica = replace(replica, rejections=rejections, last_edge_failure=fact.detail, explained=fact.generation)
+    elif fact.cause and fact.generation != replica.explained:
+        replica = replace(replica, last_edge_failure=fact.detail)
     return with_replica(run, replace(replica, broken_edges=replica.broken_edges | {pair}, stalled=stalled))
 
 

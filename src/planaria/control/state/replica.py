@@ -170,7 +170,9 @@ class ReplicaState(State):
     attempts: int = 0
     """generations formed since the last committed step, except planned handovers"""
     last_edge_failure: str = ""
-    """the latest broken edge since then, with its cause"""
+    """the latest broken edge or failed worker since then, with its cause"""
+    explained: int = -1
+    """generation whose first cause is known; edges that break later in it only follow from it"""
     rejections: frozenset[tuple[int, int, int]] = frozenset()
     """(generation, receiver, sender) of invalid messages between nodes since then"""
     evaluated: int = -1

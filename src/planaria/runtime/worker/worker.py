@@ -66,8 +66,7 @@ class Worker:
     ) -> None:
         """``runner``: used until the worker is assigned a stage. ``last_runners``: node → runner of its last worker,
         for controls such as the oracle. ``loop``: of a process whose owner computes the steps."""
-        self.setup = setup
-        self.config = setup.config
+        self.setup, self.config = setup, setup.config
         self.resolved = resolved
         self.control_link = control_link
         self.transport = transport
@@ -120,9 +119,10 @@ class Worker:
             except (NonFinite, UserError, OSError, MemoryError, torch.OutOfMemoryError) as error:
                 self._fail(str(error).splitlines()[0] if str(error) else type(error).__name__)
             except (Exception, SystemExit) as error:
-                if not (detail := blame(error, custom_classes(self.config))):
+                detail = blame(error, custom_classes(self.config))
+                self._fail(detail or repr(error), leaves=not detail)
+                if not detail:
                     raise
-                self._fail(detail)
 
     def _fail(self, detail: str, leaves: bool = False) -> None:
         """Report that this worker cannot follow an order; ``leaves``: it exits."""
