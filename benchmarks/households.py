@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.fleet_run import finished, sleeping, small_run, step_seconds
 from benchmarks.harness import RUNS, Claim, Flag, Measurement, Row, benchmark, start
+from planaria.config.recipe import with_flags
 from planaria.config.schema import RunConfig
 from planaria.lab.commands.advise_machines import Strategy, weigh_machines
 from planaria.pipeline.network.costs import MBIT
@@ -66,9 +67,10 @@ def base(name: str, steps: int, width: int = 128, wire: str = "fp32", **sections
 
 def measured_s(strategy: Strategy, topology: Topology, name: str, steps: int) -> float:
     """Return the median step of a fleet that trains a pipeline on its machines."""
-    config, stages = strategy.config, len(strategy.machines)
+    config, machines = _equal_stages(strategy.config, strategy.machines)
+    stages = len(machines)
     in_flight = max_in_flight(config.pipeline, config.pipeline.microbatches)
-    own = Topology(tuple(replace(machine, memory=in_flight) for machine in strategy.machines), topology.links)
+    own = Topology(tuple(replace(machine, memory=in_flight) for machine in machines), topology.links)
     routes = np.tile(np.arange(1, stages), (config.pipeline.microbatches, 1))
     plan = Solution(np.arange(stages), np.zeros(len(routes), np.int64), routes)
     record, bound = SearchRecord(seed=0, moves=0, seconds=0), ProvedBound(step_s=0, binds="none")
@@ -79,6 +81,20 @@ def measured_s(strategy: Strategy, topology: Topology, name: str, steps: int) ->
     pipeline = config.pipeline.model_copy(update={"in_flight": None})  # a schedule's nodes admit microbatches
     placed = config.model_copy(update={"routing": routing, "train": train, "pipeline": pipeline})
     return median(step_seconds(finished(placed), SKIP))
+
+
+def _equal_stages(config: RunConfig, machines: Sequence[Node]) -> tuple[RunConfig, Sequence[Node]]:
+    """Return stages of one size, as schedules need, on machines whose speeds make up for it: stages only sleep."""
+    sizes = config.pipeline.layers
+    if sizes is None or isinstance(sizes, str):
+        return config, machines
+    mean, network = sum(sizes) / len(sizes), {}
+    for name in ("forward_s", "backward_s"):
+        ends, *blocks = getattr(config.network, name)
+        network[f"network.{name}"] = [ends, *[sum(blocks) / len(blocks)] * len(blocks)]
+    speeds = [1.0, *(mean / size for size in sizes)]
+    machines = [replace(one, speed=one.speed * factor) for one, factor in zip(machines, speeds, strict=True)]
+    return with_flags(config, {"pipeline.layers": None, "model.layers": len(sizes), **network}), machines
 
 
 class Judged(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from itertools import combinations
 from pathlib import Path
 
@@ -180,3 +181,19 @@ def test_faster_machines_take_the_larger_share_and_more_than_seven_are_refused(t
     assert pipeline.machines[1].speed == 1.0 and pipeline.machines[0].name == "Rome 1", "stage 0 is free here"
     with pytest.raises(UserError, match="8 nodes; advice weighs every order of at most 7"):
         weigh_machines(config, Topology(topology.nodes[:1] * 8, topology.links))
+
+
+def test_slower_machines_hold_fewer_layers_and_the_advised_command_is_accepted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["recipes", "demo", "--to", str(recipe := tmp_path / "mine.toml")]) == 0
+    nodes = NODES.replace("speed = 0.5", "speed = 0.3").replace('site = "Oslo"', 'site = "Oslo"\nspeed = 0.5')
+    costs = ["--network.forward_s", "[0.02]", "--network.backward_s", "[0.04]", "--model.layers", "8"]
+    homes = household(tmp_path, mbit=10_000, nodes=nodes)
+    capsys.readouterr()
+    assert cli.run(["advise", str(recipe), "--wire", "--network.topology", str(homes), *costs]) == 0
+    out = capsys.readouterr().out
+    (command,) = re.findall(r"^command +planaria (.*)$", out, re.MULTILINE)
+    assert "--pipeline.layers '[6, 2]'" in command and "recovery      CheckFree needs stages of one size" in out
+    assert "stages        0 to 2: Oslo 1, Bern 1, Rome 1" in out
+    assert cli.run([*shlex.split(command), "--model.layers", "8", "--chaos.trace", "none", "--dry-run"]) == 0

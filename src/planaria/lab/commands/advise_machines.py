@@ -20,6 +20,7 @@ from planaria.pipeline.network.topology import Node, Topology, read
 from planaria.report.phrases import format_count
 from planaria.report.tables import Table, show
 from planaria.runtime.fleet.devices import UNKNOWN
+from planaria.runtime.prediction.layer_division import LayerCost, WorkerCapacity, divide
 from planaria.runtime.prediction.memory import USABLE, StageMemory, stage_memory
 from planaria.runtime.prediction.simulate import simulate
 from planaria.runtime.prediction.traffic import exchange_costs, one_replica
@@ -106,10 +107,10 @@ def weigh_machines(config: RunConfig, topology: Topology) -> list[Strategy]:
     return sorted(found, key=lambda strategy: (bool(strategy.obstacle), strategy.step_s))
 
 
-def _pass_seconds(config: RunConfig) -> float:
-    """Return the seconds of one microbatch's forward and backward pass through all stages at speed 1."""
-    costs, stages = Costs(config.network), range(config.pipeline.stages + 1)
-    return sum(costs.compute(kind, stage, 1) for kind in ("forward", "backward") for stage in stages)
+def _pass_seconds(config: RunConfig, stages: Sequence[int] = ()) -> float:
+    """Return the seconds of one microbatch's forward and backward pass through ``stages`` (all) at speed 1."""
+    costs, chosen = Costs(config.network), stages or range(config.pipeline.stages + 1)
+    return sum(costs.compute(kind, stage, 1) for kind in ("forward", "backward") for stage in chosen)
 
 
 def _alone(config: RunConfig, machine: Node) -> Strategy:
@@ -147,9 +148,9 @@ def _lack(machine: Node, peak: float) -> str:
 
 
 def _pipelines(config: RunConfig, topology: Topology) -> Iterator[Strategy]:
-    """Yield the best pipeline with each codec, over all numbers of stages, orders of machines and microbatch sizes."""
+    """Yield the best pipeline with each codec, over all divisions into stages, orders of machines and microbatches."""
     own = [] if config.pipeline.wire in WIRES else [config.pipeline.wire]
-    layouts = [_with_stages(config, count) for count in _stage_counts(config, len(topology.nodes))]
+    layouts = _layouts(config, topology)
     for wire in (*WIRES, *own):
         options = [
             _pipeline(layout, topology, machines)
@@ -160,26 +161,40 @@ def _pipelines(config: RunConfig, topology: Topology) -> Iterator[Strategy]:
             yield min(options, key=lambda strategy: (bool(strategy.obstacle), strategy.step_s))
 
 
-def _stage_counts(config: RunConfig, machines: int) -> list[int]:
-    """Return the numbers of block stages that divide the layers equally; the recipe's only, if its stages differ."""
-    own, network = config.pipeline.stages, config.network
+def _layouts(config: RunConfig, topology: Topology) -> list[RunConfig]:
+    """Return the recipe with each number of block stages: equal ones, and ones that make the slowest machine's passes
+    as short as possible. If its stages differ, return only the recipe itself.
+    """
+    own, network, machines = config.pipeline.stages, config.network, len(topology.nodes)
     equal = all(len(set(seconds[1:])) <= 1 for seconds in (network.forward_s, network.backward_s))
     if config.pipeline.has_uneven_stages or not equal or config.routing.kind != "full":
-        return [own] if own < machines else []
+        return [config] if own < machines else []
     layers = config.model.layers - config.model.ends_layers
-    return [count for count in range(1, machines) if layers % count == 0]
+    ends, block = (_pass_seconds(config, [stage]) for stage in (0, 1))
+    head = ends / block * layers / own if block else 0.0  # in layers
+    capacities = [WorkerCapacity(1 / machine.speed, layers) for machine in topology.nodes]
+    found = []
+    for count in range(1, min(machines - 1, layers) + 1):
+        fitted = divide([LayerCost()] * layers, count, head, capacities)
+        even = [layers // count] * count
+        found += [_with_stages(config, sizes) for sizes in (even, fitted) if sum(sizes) == layers]
+        if fitted == even:
+            found.pop()
+    return found
 
 
-def _with_stages(config: RunConfig, count: int) -> RunConfig:
-    """Return the recipe with another number of block stages, which take the same time in all."""
-    own = config.pipeline.stages
-    if count == own:
+def _with_stages(config: RunConfig, sizes: Sequence[int]) -> RunConfig:
+    """Return the recipe with block stages of these numbers of layers, which take the same time in all."""
+    own, seconds = config.pipeline.stages, {}
+    uneven = len(set(sizes)) > 1
+    if len(sizes) == own and not uneven:
         return config
-    seconds = {}
     for name in ("forward_s", "backward_s"):
         ends, *blocks = getattr(config.network, name)
-        seconds[f"network.{name}"] = [ends, *[(blocks[0] if blocks else ends) * own / count] * count]
-    return recipe.with_flags(config, {"pipeline.stages": count, **seconds})
+        layer = (blocks[0] if blocks else ends) * own / sum(sizes)
+        seconds[f"network.{name}"] = [ends, *(layer * size for size in sizes)]
+    layers = {"pipeline.layers": list(sizes)} if uneven else {}
+    return recipe.with_flags(config, {"pipeline.stages": len(sizes), **layers, **seconds})
 
 
 def _best_order(config: RunConfig, topology: Topology) -> tuple[Node, ...] | None:
@@ -228,9 +243,24 @@ def _pipeline(config: RunConfig, topology: Topology, machines: tuple[Node, ...])
 
     weighed = [weigh(candidate) for candidate in candidates(config, config.pipeline.wire)]
     _, seconds, peak, obstacle, chosen = min(weighed, key=lambda one: one[:2])
-    pipeline = chosen.pipeline
+    return Strategy(
+        f"pipeline, {chosen.pipeline.wire}", machines, seconds, peak, obstacle, _pipeline_flags(chosen), chosen, True
+    )
+
+
+def _pipeline_flags(config: RunConfig) -> str:
+    """Return the flags of this pipeline. Costs of other stages than the recipe's come with them; CheckFree needs stages
+    of one size.
+    """
+    pipeline, network = config.pipeline, config.network
     flags = f"--pipeline.wire '{pipeline.wire}' --pipeline.stages {pipeline.stages} {microbatch_flags(pipeline)}"
-    return Strategy(f"pipeline, {pipeline.wire}", machines, seconds, peak, obstacle, flags, chosen, True)
+    if pipeline.has_uneven_stages:
+        flags += f" --pipeline.layers '{pipeline.cut}'"
+        flags += " --recovery.strategy checkpoint" * ("checkfree" in config.recovery.strategy)
+    for name in ("forward_s", "backward_s"):
+        if len(costs := getattr(network, name)) > 1:
+            flags += f" --network.{name} '[{', '.join(f'{seconds:.3g}' for seconds in costs)}]'"
+    return flags
 
 
 def _placed(config: RunConfig, machines: Sequence[Node]) -> tuple[float | None, str]:
@@ -336,6 +366,8 @@ def _conclusions(strategies: Sequence[Strategy], steps: int, path: Path) -> Iter
         yield f"command       planaria train {path} {best.flags}"
         if best.flags.startswith("--pipeline"):
             yield f"stages        0 to {len(best.machines) - 1}: {', '.join(machine.name for machine in best.machines)}"
+        if "--pipeline.layers" in best.flags and "--recovery" in best.flags:
+            yield "recovery      CheckFree needs stages of one size; this command restores lost ones from checkpoints"
         single = next((strategy for strategy in fitting if len(strategy.machines) == 1), None)
         if single is not None and single is not best:
             share, hours = best.step_s / single.step_s, _digits(single.hours(steps))
