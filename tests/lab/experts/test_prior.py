@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.lab.experts.posterior import cached_prior, centre_prior
+from planaria.lab.experts.posterior import cached_prior, centre_scores
 
 APART = torch.full((3, 20, 3), -400.0)
 APART[range(3), :, range(3)] = -100.0
@@ -54,7 +54,7 @@ def test_the_cached_prior_is_a_distribution_without_zeros(texts: list[list[float
 
 def test_the_nearest_expert_has_the_largest_prior_and_temperature_sharpens_it() -> None:
     centres, texts = torch.eye(2), torch.tensor([[1.0, 0.0], [0.7071, 0.7071]])
-    found = centre_prior(texts, centres, temperature=0.1).exp()
+    found = (centre_scores(texts, centres) / 0.1).softmax(1)
     assert found[0, 0] == pytest.approx(1 / (1 + math.exp(-2 / 0.1)))
-    assert found[:, 1].tolist() == pytest.approx([0.5, 0.5])
-    assert centre_prior(texts, centres, temperature=10.0).exp()[0, 0] < 0.6
+    assert found[1].tolist() == pytest.approx([0.5, 0.5])
+    assert (centre_scores(texts, centres) / 10.0).softmax(1)[0, 0] < 0.6

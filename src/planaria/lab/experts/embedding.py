@@ -17,16 +17,12 @@ from torch import Tensor
 
 from planaria.common import atomic
 from planaria.common.errors import UserError, missing_package
-from planaria.lab.experts.posterior import centre_prior, uniform_prior
+from planaria.lab.experts.posterior import TextPrior, centre_scores
 
 FILE = "embedding.safetensors"
 FEATURES = 2**14
 DIMENSIONS = 64
-PRIOR_STRIDE = 16
-"""tokens after which the prior of a text is updated"""
 _CENTRE = "centre."
-Decode = Callable[[Sequence[int]], str]
-"""tokens to text"""
 
 
 @dataclass(frozen=True)
@@ -63,24 +59,6 @@ class Embedding:
         projected = torch.from_numpy(weighted @ self.components.double().numpy().T)
         return torch.nn.functional.normalize(projected, dim=1).float()
 
-    def prior(self, texts: Sequence[str], domains: Sequence[str], temperature: float) -> Tensor:
-        """Return ln π [E, N] of the domains' experts for texts; uniform for one without known words."""
-        positions = self.embed(texts)
-        log_prior = centre_prior(positions, torch.stack([self.centres[domain] for domain in domains]), temperature)
-        return torch.where(positions.any(1), log_prior, uniform_prior(len(domains))[:, None])
-
-    def priors(self, samples: Tensor, decode: Decode, domains: Sequence[str], temperature: float) -> Tensor:
-        """Return ln π [E, N, T] over samples [N, T + 1], by the text before each token, updated every
-        ``PRIOR_STRIDE`` tokens.
-
-        A prior of the whole sample would leak later tokens.
-        """
-        steps = range(0, samples.shape[1] - 1, PRIOR_STRIDE)
-        log_priors = [
-            self.prior([decode(sample[: at + 1]) for sample in samples.tolist()], domains, temperature) for at in steps
-        ]
-        return torch.stack(log_priors, -1).repeat_interleave(PRIOR_STRIDE, -1)[..., : samples.shape[1] - 1]
-
     def save(self, folder: Path) -> None:
         """Write the embedding atomically."""
         tensors = {"idf": self.idf, "components": self.components}
@@ -101,6 +79,21 @@ class Embedding:
             return cls(tensors["idf"], tensors["components"], centres)
         except (OSError, SafetensorError, KeyError) as error:
             raise UserError(f"{folder / FILE}: missing or damaged ({error}); restore it") from None
+
+
+class ClusterPrior(TextPrior):
+    """Prior by the distance of an embedded text to each domain's centre; uniform for one without known words."""
+
+    def __init__(self, embedding: Embedding, decode: Callable[[Sequence[int]], str]) -> None:
+        """``decode``: tokens → text."""
+        self._embedding, self._decode, self.domains = embedding, decode, list(embedding.centres)
+        self._centres = torch.stack(list(embedding.centres.values()))
+
+    def scores_at(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+        texts = [self._decode(text[:length]) for text in tokens.tolist() for length in lengths]
+        positions = self._embedding.embed(texts)
+        scores = torch.where(positions.any(1, keepdim=True), centre_scores(positions, self._centres), 0.0)
+        return scores.view(len(tokens), len(lengths), -1)
 
 
 def k_means_groups(texts: Sequence[str], count: int) -> list[int]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +12,12 @@ from torch import Tensor
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.lab.experts import manifest, posterior
-from planaria.lab.experts.embedding import PRIOR_STRIDE, Embedding
+from planaria.lab.experts.embedding import ClusterPrior, Embedding
 from planaria.lab.experts.experts_results import TextWeights
 from planaria.lab.experts.experts_spec import MixtureSpec
 from planaria.lab.experts.log_probabilities import DomainTexts, token_logps
 from planaria.lab.experts.manifest import TOKENIZER, EnsembleManifest, digest, expert_folder
+from planaria.lab.experts.posterior import PRIOR_STRIDE, TextPrior
 from planaria.lab.experts.text_prior import RidgePrior
 from planaria.lab.experts.votes import VotesPrior
 from planaria.models.decode import DecodingBatch
@@ -45,6 +44,8 @@ class Ensemble:
         self._max_models = max_models or self.manifest.mixture.top_k or len(self.manifest.members)
         self._models: OrderedDict[str, Llama] = OrderedDict()
         self._text_prior = text_prior(folder, self.manifest, self.tokenizer)
+        self._prior_of = [member.domain for member in self.manifest.members], self.manifest.mixture.temperature
+        """arguments of the text prior: domains and temperature"""
 
     def model(self, number: int) -> Llama:
         """Return expert ``number``, loading it if necessary.
@@ -67,11 +68,11 @@ class Ensemble:
 
     def log_prior(self, samples: Tensor) -> Tensor:
         """Return ln π of the experts over samples [N, T + 1]: [E, N, T] if it depends on the text, else [E]."""
-        return self._belief() if self._text_prior is None else self._text_prior.over(samples)
+        return self._belief() if self._text_prior is None else self._text_prior.priors(samples, *self._prior_of)
 
     def log_prior_after(self, prompt: Sequence[int]) -> Tensor:
         """Return the prior ln π [E] of the experts after a prompt."""
-        return self._belief() if self._text_prior is None else self._text_prior.after(prompt)
+        return self._belief() if self._text_prior is None else self._text_prior.prior(prompt, *self._prior_of)
 
     def _belief(self) -> Tensor:
         beliefs = [member.belief for member in self.manifest.members]
@@ -211,20 +212,11 @@ class _Continuation:
 
 def prior_of_parent(
     parent: Path, run: Path, texts: Mapping[str, Sequence[str]], mixture: MixtureSpec, cache: str | None = None
-) -> RidgePrior | VotesPrior:
+) -> TextPrior:
     """Return the prior ``ridge`` or ``votes``; arguments and errors as :meth:`RidgePrior.load_or_fit`."""
     if mixture.prior == "votes":
         return VotesPrior.load_or_fit(parent, run, texts, mixture.votes, cache)
     return RidgePrior.load_or_fit(parent, run, texts, cache)
-
-
-class TextPrior(NamedTuple):
-    """Prior ln π of E experts that depends on the text."""
-
-    over: Callable[[Tensor], Tensor]
-    """samples [N, T + 1] → [E, N, T], each by the text before a token"""
-    after: Callable[[Sequence[int]], Tensor]
-    """text → [E]"""
 
 
 def text_prior(folder: Path, ensemble: EnsembleManifest, tokenizer: Tokenizer) -> TextPrior | None:
@@ -232,17 +224,9 @@ def text_prior(folder: Path, ensemble: EnsembleManifest, tokenizer: Tokenizer) -
 
     :raises UserError: when a file that it needs is missing or damaged.
     """
-    domains, mixture = [member.domain for member in ensemble.members], ensemble.mixture
-    given: dict[str, Any] = {"domains": domains, "temperature": mixture.temperature}
-    if mixture.prior == "clusters":
-        embedding = Embedding.open(folder)
-
-        def after(tokens: Sequence[int]) -> Tensor:
-            return embedding.prior([tokenizer.decode(tokens)], **given)[:, 0]
-
-        return TextPrior(partial(embedding.priors, decode=tokenizer.decode, **given), after)
-    if mixture.is_fitted_on_parent:
-        texts = {domain: ensemble.parts(domain) for domain in domains}
-        prior = prior_of_parent(folder / ensemble.prior_model(folder), folder, texts, mixture)
-        return TextPrior(partial(prior.priors, **given), partial(prior.prior, **given))
-    return None
+    if ensemble.mixture.prior == "clusters":
+        return ClusterPrior(Embedding.open(folder), tokenizer.decode)
+    if not ensemble.mixture.is_fitted_on_parent:
+        return None
+    texts = {member.domain: ensemble.parts(member.domain) for member in ensemble.members}
+    return prior_of_parent(folder / ensemble.prior_model(folder), folder, texts, ensemble.mixture)

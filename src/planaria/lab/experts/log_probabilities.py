@@ -21,7 +21,7 @@ from planaria.data.stream import Stream
 from planaria.data.tokenizer import Tokenizer
 from planaria.lab.experts import embedding
 from planaria.lab.experts.domains import HELD_OUT, TEST, TRAINED, read_pieces
-from planaria.lab.experts.embedding import Embedding
+from planaria.lab.experts.embedding import ClusterPrior, Embedding
 from planaria.lab.experts.experts_spec import ExpertsSpec
 from planaria.lab.experts.manifest import TOKENIZER
 from planaria.models.huggingface import import_model
@@ -103,11 +103,9 @@ class DomainTexts:
                 for name in spec.domains
             }
             Embedding.fit(trained).save(self._folder)
-        known, tokenizer = Embedding.open(self._folder), Tokenizer.open(self._folder / "tokenizer.json")
+        prior = ClusterPrior(Embedding.open(self._folder), Tokenizer.open(self._folder / TOKENIZER).decode)
         domains, temperature = spec.speaking, spec.mixture.temperature
-        return {
-            key: known.priors(samples, tokenizer.decode, domains, temperature) for key, samples in self.samples.items()
-        }
+        return {key: prior.priors(samples, domains, temperature) for key, samples in self.samples.items()}
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:

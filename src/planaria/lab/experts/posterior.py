@@ -8,13 +8,45 @@ each token. Nothing overflows. Only a token that *every* active expert considers
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE, MinimaxWeights, make_problem, worst_domain
+
+PRIOR_STRIDE = 16
+"""tokens after which the prior of a text is updated"""
+
+
+class TextPrior(ABC):
+    """Prior of experts that depends on the text so far: π_j ∝ exp(s_j / T) with the score s_j of their domain."""
+
+    domains: Sequence[str]
+    """domains with a score"""
+
+    @abstractmethod
+    def scores_at(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return the domains' scores [N, L, D] after the first tokens of texts [N, T], for each of L ``lengths``."""
+
+    def priors(self, samples: Tensor, domains: Sequence[str], temperature: float) -> Tensor:
+        """Return ln π [E, N, T] of the domains' experts over samples [N, T + 1], by the text before each token.
+
+        It is updated every ``PRIOR_STRIDE`` tokens.
+        """
+        length = samples.shape[1] - 1
+        log_priors = self._log_priors(samples[:, :-1], range(1, length + 1, PRIOR_STRIDE), domains, temperature)
+        return log_priors.repeat_interleave(PRIOR_STRIDE, -1)[..., :length]
+
+    def prior(self, tokens: Sequence[int], domains: Sequence[str], temperature: float) -> Tensor:
+        """Return ln π [E] of the domains' experts after these tokens."""
+        return self._log_priors(torch.tensor(tokens)[None], [len(tokens)], domains, temperature)[:, 0, 0]
+
+    def _log_priors(self, tokens: Tensor, lengths: Sequence[int], domains: Sequence[str], temperature: float) -> Tensor:
+        own = self.scores_at(tokens, lengths)[..., [self.domains.index(domain) for domain in domains]]
+        return (own / temperature).log_softmax(-1).permute(2, 0, 1)
 
 
 def uniform_prior(experts: int) -> Tensor:
@@ -49,12 +81,12 @@ def fit_worst_domain_weights(
     return worst_domain(make_problem(sums, floor), tolerance)
 
 
-def centre_prior(texts: Tensor, centres: Tensor, temperature: float) -> Tensor:
-    """Return ln π [E, N] of embedded texts [N, D]: π_j ∝ exp(-‖e(x) - c_j‖² / T) (c-BTM, arXiv 2303.14177, eq. 2).
+def centre_scores(texts: Tensor, centres: Tensor) -> Tensor:
+    """Return the scores [N, E] of embedded texts [N, D]: -‖e(x) - c_j‖² (c-BTM, arXiv 2303.14177, eq. 2).
 
-    ``centres`` [E, D] are those of the experts' domains; T = 0.1 in the paper.
+    ``centres`` [E, D] are those of the experts' domains; the paper's prior has T = 0.1.
     """
-    return (-(torch.cdist(centres.double(), texts.double()) ** 2) / temperature).log_softmax(0)
+    return -(torch.cdist(texts.double(), centres.double()) ** 2)
 
 
 def log_weights(logps: Tensor, log_prior: Tensor) -> Tensor:

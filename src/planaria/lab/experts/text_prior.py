@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from planaria.common.errors import UserError
 from planaria.lab.experts import ridge
 from planaria.lab.experts.domains import TRAINED
-from planaria.lab.experts.embedding import PRIOR_STRIDE
 from planaria.lab.experts.log_probabilities import BATCH, domain_samples, read_sums, write_tensors
 from planaria.lab.experts.manifest import WEIGHTS, digest
+from planaria.lab.experts.posterior import TextPrior
 from planaria.models.huggingface import import_model
 from planaria.models.llama_stages import Llama
 
@@ -36,15 +36,18 @@ def text_sums(model: Llama, samples: Tensor) -> Tensor:
     return ridge.sums(mean_states(model, samples[:, :-1]).flatten(0, 1))
 
 
-class RidgePrior:
-    """A model that estimates the domain of a text."""
+class RidgePrior(TextPrior):
+    """A model that estimates the domain of a text: the least-squares estimate of each domain's probability.
+
+    Scores are [x̄ 1] W with the mean hidden state x̄ of the text.
+    """
 
     def __init__(self, model: Llama, sums: Mapping[str, Tensor], lam: float = ridge.RIDGE) -> None:
         """Fit the regression. ``sums``: domain → :func:`text_sums` of its text.
 
         :raises UserError: as :func:`ridge.router`.
         """
-        self._model, self._domains = model, list(sums)
+        self._model, self.domains = model, list(sums)
         self._router = ridge.router(list(sums.values()), lam, unit=False)
 
     @classmethod
@@ -59,49 +62,42 @@ class RidgePrior:
         :raises UserError: when the sums are damaged or another model's, or a domain has no text.
         """
         model = import_model(parent).eval()
-        vocab, context, size = model.config.vocab, model.config.context, model.config.dim + 1
-
-        def read(sources: Sequence[str]) -> Tensor:
-            return text_sums(model, domain_samples(run, sources, TRAINED, vocab, context, SAMPLES, cache))
-
-        return cls(model, load_or_compute(parent, FILE, (size, size), texts, read))
-
-    def priors(self, samples: Tensor, domains: Sequence[str], temperature: float) -> Tensor:
-        """Return ln π [E, N, T] of the domains' experts over samples [N, T + 1], updated every
-        ``PRIOR_STRIDE`` tokens.
-
-        π_j ∝ exp(s_j / T) with s = [x̄ 1] W, the least-squares estimate of each domain's probability from the mean
-        hidden state x̄ of the text before.
-        """
-        log_priors = self._scores(mean_states(self._model, samples[:, :-1])[:, ::PRIOR_STRIDE], domains, temperature)
-        return log_priors.repeat_interleave(PRIOR_STRIDE, -1)[..., : samples.shape[1] - 1]
+        size = model.config.dim + 1
+        data = run, model, texts, cache
+        return cls(model, load_or_compute(parent, FILE, (size, size), data, lambda samples: text_sums(model, samples)))
 
     def prior(self, tokens: Sequence[int], domains: Sequence[str], temperature: float) -> Tensor:
         """Return ln π [E] after these tokens, limited to the model's context."""
-        window = torch.tensor(tokens[-self._model.config.context :])[None]
-        return self._scores(mean_states(self._model, window)[:, -1:], domains, temperature)[:, 0, 0]
+        return super().prior(tokens[-self._model.config.context :], domains, temperature)
 
-    def _scores(self, rows: Tensor, domains: Sequence[str], temperature: float) -> Tensor:
-        """Return ln π [E, N, T] for rows [N, T, D]."""
-        scores = F.pad(rows, (0, 1), value=1.0) @ self._router
-        own = scores[..., [self._domains.index(domain) for domain in domains]]
-        return (own / temperature).log_softmax(-1).permute(2, 0, 1)
+    def scores_at(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+        rows = mean_states(self._model, tokens)[:, [length - 1 for length in lengths]]
+        return F.pad(rows, (0, 1), value=1.0) @ self._router
 
 
 def load_or_compute(
     parent: Path,
     name: str,
     shape: tuple[int, ...],
-    texts: Mapping[str, Sequence[str]],
-    compute: Callable[[Sequence[str]], Tensor],
+    data: tuple[Path, Llama, Mapping[str, Sequence[str]], str | None],
+    compute: Callable[[Tensor], Tensor],
 ) -> dict[str, Tensor]:
     """Return domain → its sums [*shape] from the file ``name`` next to ``parent``; compute and add missing ones.
 
-    :raises UserError: when the file is damaged or belongs to another model.
+    ``data``: the run's folder, the parent, domain → the domains whose training text it is, and the token cache;
+    ``compute``: samples of that text [n, T + 1] → sums.
+
+    :raises UserError: when the file is damaged or belongs to another model, or a domain has no text.
     """
+    run, model, texts, cache = data
+    vocab, context = model.config.vocab, model.config.context
     file, model_digest = parent.with_name(name), digest(parent / WEIGHTS)
     known = _read_sums(file, model_digest, shape) if file.is_file() else {}
-    missing = {domain: compute(sources) for domain, sources in texts.items() if domain not in known}
+    missing = {
+        domain: compute(domain_samples(run, sources, TRAINED, vocab, context, SAMPLES, cache))
+        for domain, sources in texts.items()
+        if domain not in known
+    }
     if missing:
         known |= missing
         write_tensors(file, known, {"model": model_digest})

@@ -16,12 +16,10 @@ from torch.nn import functional as F
 from planaria.common.errors import UserError
 from planaria.data.tokenizer import Tokenizer
 from planaria.lab.experts import ridge
-from planaria.lab.experts.domains import TRAINED
-from planaria.lab.experts.embedding import PRIOR_STRIDE
 from planaria.lab.experts.experts_spec import VotesSpec
-from planaria.lab.experts.log_probabilities import domain_samples
 from planaria.lab.experts.manifest import TOKENIZER
-from planaria.lab.experts.text_prior import SAMPLES, load_or_compute
+from planaria.lab.experts.posterior import TextPrior
+from planaria.lab.experts.text_prior import load_or_compute
 from planaria.models.huggingface import import_model
 
 FILE = "votes.safetensors"
@@ -51,7 +49,7 @@ def bayes_table(counts: Sequence[Tensor]) -> Tensor:
     return (smoothed / smoothed.sum(0)).log()
 
 
-class VotesPrior:
+class VotesPrior(TextPrior):
     """A table that estimates the domain of a text."""
 
     def __init__(self, embeddings: Tensor, counts: Mapping[str, Tensor], spec: VotesSpec, end: int) -> None:
@@ -64,7 +62,7 @@ class VotesPrior:
                 f"experts.mixture.prior = 'votes': a router needs two domains, and {', '.join(counts)!r} is the only "
                 "one; use another prior"
             )
-        self._domains, self._spec, self._end = list(counts), spec, end
+        self.domains, self._spec, self._end = list(counts), spec, end
         votes = torch.ones(len(embeddings), dtype=torch.bool)
         votes[end] = spec.padding
         used = [own * votes for own in counts.values()]
@@ -76,12 +74,9 @@ class VotesPrior:
     ) -> VotesPrior:
         """Return the prior by the model ``parent``; arguments and errors as ``RidgePrior.load_or_fit``."""
         model = import_model(parent).eval()
-        vocab, context = model.config.vocab, model.config.context
-
-        def read(sources: Sequence[str]) -> Tensor:
-            return token_counts(domain_samples(run, sources, TRAINED, vocab, context, SAMPLES, cache)[:, :-1], vocab)
-
-        counts = load_or_compute(parent, FILE, (vocab,), texts, read)
+        vocab = model.config.vocab
+        data = run, model, texts, cache
+        counts = load_or_compute(parent, FILE, (vocab,), data, lambda samples: token_counts(samples[:, :-1], vocab))
         with torch.inference_mode():
             embeddings = model.ends.embed_tokens(torch.arange(vocab))
         return cls(embeddings, counts, spec, Tokenizer.open(run / TOKENIZER).end)
@@ -95,22 +90,8 @@ class VotesPrior:
             order = entropy.argsort(stable=True, dim=-1)[:, : self._spec.keep]
             votes = votes & torch.zeros_like(votes).scatter(1, order, True)
         if self._spec.by == "votes":  # the first of equal scores
-            scores = F.one_hot(scores.argmax(-1), len(self._domains)).double()
+            scores = F.one_hot(scores.argmax(-1), len(self.domains)).double()
         return (scores * votes[..., None]).sum(1) / votes.sum(1, keepdim=True).clamp(min=1)
 
-    def priors(self, samples: Tensor, domains: Sequence[str], temperature: float) -> Tensor:
-        """Return ln π [E, N, T] over samples [N, T + 1], by the text before each token, updated every
-        ``PRIOR_STRIDE`` tokens.
-
-        π_j ∝ exp(s_j / T) with the :meth:`scores` s.
-        """
-        length = samples.shape[1] - 1
-        own = [self._domains.index(domain) for domain in domains]
-        scores = torch.stack([self.scores(samples[:, : at + 1])[:, own] for at in range(0, length, PRIOR_STRIDE)], -1)
-        log_priors = (scores / temperature).log_softmax(1).transpose(0, 1)
-        return log_priors.repeat_interleave(PRIOR_STRIDE, -1)[..., :length]
-
-    def prior(self, tokens: Sequence[int], domains: Sequence[str], temperature: float) -> Tensor:
-        """Return ln π [E] after these tokens."""
-        scores = self.scores(torch.tensor(tokens)[None])[0, [self._domains.index(domain) for domain in domains]]
-        return (scores / temperature).log_softmax(0)
+    def scores_at(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+        return torch.stack([self.scores(tokens[:, :length]) for length in lengths], 1)
