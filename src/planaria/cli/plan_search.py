@@ -26,8 +26,7 @@ from planaria.planner.schedule import ProvedBound, Schedule, SearchRecord, Sever
 from planaria.planner.schedule import read as read_schedule
 from planaria.planner.search import PlanSearch, SearchBudget, search, step_ns
 from planaria.report.observe.bars import SearchProgress
-from planaria.report.run.path_table import summary, table
-from planaria.report.run.schedule_page import write_page
+from planaria.report.run.schedule_page import path_summary, path_table, write_page
 from planaria.report.tables import Table, show
 from planaria.runtime.preparation.prepare import relative_to_recipe
 
@@ -143,8 +142,8 @@ def _show(problem: PlanningProblem, schedule: Schedule) -> None:
         print(f"costs         passes cost nothing, so only messages count: {COSTS}")
     record = schedule.search
     if schedule.paths is not None:
-        show([table(schedule, schedule.paths)])
-        print(f"paths         {summary(schedule.paths)}")
+        show([path_table(schedule, schedule.paths)])
+        print(f"paths         {path_summary(schedule.paths)}")
     if schedule.bound.binds != ALL:
         print(f"relaxed       the bound ignores {RELAXED}")
     print(f"search        seed {record.seed}, {record.moves} moves in {record.seconds:.1f} s")
@@ -179,9 +178,9 @@ def move_paths(config: RunConfig, recipe: Path | None, moves: int, to: Path | No
     step_s = step_ns(priced, solution) / 1e9
     moved = make_schedule(priced, solution, step_s, bound, hashed, schedule.search, paths)
     old_paths = {(edge.source, edge.target): edge.path for edge in before.edges}
-    show([table(moved, paths, old_paths)])
+    show([path_table(moved, paths, old_paths)])
     changed = sum(edge.path != old_paths[edge.source, edge.target] for edge in paths.edges)
-    print(f"paths         {summary(paths)}")
+    print(f"paths         {path_summary(paths)}")
     steps = f"step {schedule.step_s:.4g} s before, {moved.step_s:.4g} s now"
     print(f"moved         {changed} of {len(paths.edges)} edges; {steps}")
     if to is not None:

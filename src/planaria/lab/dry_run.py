@@ -20,7 +20,7 @@ from planaria.lab.compare.race_spec import TUNED, Arm
 from planaria.lab.compare.run_comparison import ComparisonRequest, PreparedComparison, prepare_races
 from planaria.lab.reference.engine import ReferenceEngine
 from planaria.lab.trials.spread import format_seeds
-from planaria.report.phrases import format_count
+from planaria.report.phrases import format_count, format_wall_time
 from planaria.report.tables import Table, show
 from planaria.runtime.custom_classes import custom_classes
 
@@ -51,9 +51,8 @@ def dry_run(requested: ComparisonRequest, notify: Callable[[str], None] | None) 
         console.print(f"search        the best point without failures becomes the arm {TUNED!r}", highlight=False)
     left = remaining_s(prepared.races, cached, paces, workers)
     console.print(f"races         {format_count(len(cached), 'race')}, {sum(cached)} of them kept from before")
-    console.print(
-        f"takes         about {_duration(left)} with {format_count(workers, 'process', 'processes')} at a time, if"
-    )
+    at_once = format_count(workers, "process", "processes")
+    console.print(f"takes         about {format_wall_time(left)} with {at_once} at a time, if")
     console.print("              nothing else uses the machine: by the processor time of a few steps of each arm")
     console.print(f"would be in   {prepared.folder}", highlight=False)
 
@@ -65,13 +64,6 @@ def _row(arm: Arm, prepared: PreparedComparison, pace: Pace, done: int) -> list[
     fault_counts = f"{min(faults)} to {max(faults)}" if min(faults) < max(faults) else f"{faults[0]}"
     cells = [f"{done} of {len(faults)}", f"{1e3 * pace.step_s:.0f}", f"{pace.of(arm.config) / 60:.1f}"]
     return [arm.name, differs, fault_counts, *cells]
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return (
-        f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{max(minutes, 1)} min" if seconds else "no time"
-    )
 
 
 WARMUP_STEPS = 1

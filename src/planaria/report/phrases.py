@@ -27,6 +27,14 @@ def format_value(value: object) -> str:
     return "–" if value is None or value == "" or value == [] else str(value)
 
 
+def format_wall_time(seconds: float) -> str:
+    """Return a long duration: ``8.3 s``, ``5 min 2 s``, ``3 h 20 min``."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{seconds:.1f} s"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def format_seconds(seconds: float) -> str:
     """Return a duration in ms, or in s from 1 s on: ``8.3 ms``, ``1.20 s``."""
     return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from planaria.config.schema import RunConfig
 from planaria.lab.compare.advice import candidates
 from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
-from planaria.lab.report.winner_figure import fault_free_ratio, hours_at, winning_arms
+from planaria.lab.report.winner_figure import fault_free_ratio, hours_at, hours_of_arms, winning_arms
 from planaria.runtime.prediction.copy_costs import costs_of_copies
 from planaria.runtime.resolved_run import ResolvedRun
 
@@ -87,24 +87,26 @@ def test_an_arm_that_missed_the_target_never_wins() -> None:
     lost, slow = arm("lost", ratio=None), arm("slow", ratio=1.9)
     found = compared(lost, slow)
     assert hours_at(found, lost, 0.1) is None
-    assert winning_arms(found, [0.01, 0.5], [1.0, 2.0], None) == [["slow", "slow"], ["slow", "slow"]]
-    assert winning_arms(compared(lost), [0.1], [1.0], None) == [[""]]
+    assert winning_arms(hours_of_arms(found, [0.01, 0.5], [1.0, 2.0], None)) == [["slow", "slow"], ["slow", "slow"]]
+    assert winning_arms(hours_of_arms(compared(lost), [0.1], [1.0], None)) == []
 
 
 def test_arms_without_failures_never_win() -> None:
     found = compared(arm("spared", faults=False), arm("a", ratio=1.5))
-    assert winning_arms(found, [0.1], [1.0], None) == [["a"]]
+    assert winning_arms(hours_of_arms(found, [0.1], [1.0], None)) == [["a"]]
 
 
 def test_redundancy_wins_if_it_is_cheap_and_failures_are_frequent() -> None:
     found = compared(arm("rebuilt", ratio=1.4), arm("twin", step_s=1.6 * STEP_S))
     # rebuilt: 1.08, 1.40 and 1.85 hours; twin: cost hours.
-    assert winning_arms(found, [0.02, 0.1, 0.2], [1.1, 1.3, 1.7], "twin") == [
+    assert winning_arms(hours_of_arms(found, [0.02, 0.1, 0.2], [1.1, 1.3, 1.7], "twin")) == [
         ["rebuilt", "twin", "twin"],
         ["rebuilt", "twin", "twin"],
         ["rebuilt", "rebuilt", "twin"],
     ]
-    assert winning_arms(found, [0.02, 0.1, 0.2], [1.1], None) == [["rebuilt", "rebuilt", "twin"]], "its own step time"
+    assert winning_arms(hours_of_arms(found, [0.02, 0.1, 0.2], [1.1], None)) == [["rebuilt", "rebuilt", "twin"]], (
+        "its own step time"
+    )
 
 
 @given(st.floats(1.0, 2.0), st.floats(0.0, 2.0), st.floats(0.01, 0.5), st.floats(0.01, 0.5))
@@ -117,7 +119,7 @@ def test_more_failures_never_help(ratio: float, down: float, one: float, other: 
 @given(st.floats(1.0, 2.0), st.floats(1.0, 2.0), st.floats(0.01, 0.5), st.lists(st.floats(1.0, 2.0), min_size=2))
 def test_redundancy_does_not_win_again_at_a_higher_cost(a: float, b: float, rate: float, costs: list[float]) -> None:
     found = compared(arm("a", a), arm("twin", b))
-    column = [row[0] for row in winning_arms(found, [rate], sorted(costs), "twin")]
+    column = [row[0] for row in winning_arms(hours_of_arms(found, [rate], sorted(costs), "twin"))]
     assert "twin" not in column[column.index("a") :] if "a" in column else True
 
 

@@ -15,7 +15,7 @@ from planaria.lab.report.comparison import verdict, write_comparison
 from planaria.lab.report.comparison_figures import price_figure
 from planaria.lab.report.comparison_table import columns, rows, show_table
 from planaria.lab.report.for_paper import write_for_paper
-from planaria.lab.report.winner_figure import winning_arms
+from planaria.lab.report.winner_figure import hours_of_arms, winning_arms
 from planaria.lab.trials.spread import bootstrap
 from support.report.synthetic_comparison import HELD, MANNERS, SEEDS, Manner, compared
 
@@ -84,7 +84,7 @@ def test_no_control_is_named_as_the_fastest_or_drawn_as_a_choice(held: Compariso
     assert "echo reached the target first" in found.summary
     assert "Losing moments alone takes × 0.9" in found.summary and "over that, steps of echo × 1.0" in found.summary
     assert "The floor is" in found.summary
-    assert {name for row in winning_arms(held, [0.05, 0.2], [1.0, 1.5], None) for name in row} <= {
+    assert {name for row in winning_arms(hours_of_arms(held, [0.05, 0.2], [1.0, 1.5], None)) for name in row} <= {
         "echo",
         "checkfree-plus",
     }

@@ -12,7 +12,7 @@ from planaria.control.apply import apply
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.state.run import RunState
-from planaria.report.live_page.frames import Frames, Json, apply_patch
+from planaria.report.live_page.frames import Frames, Json, StateChange, apply_patch
 from planaria.report.live_page.limits import MAX_LOST
 from planaria.report.live_page.log_fold import LogFold
 from support.control.random_histories import troubled
@@ -64,8 +64,8 @@ def test_the_page_shows_the_controllers_state(seed: int) -> None:
     history = troubled(seed).history
     assert isinstance(history[0], e.RunStarted)
     run, story, frames = RunState.start(history[0]), LogFold(config()), Frames()
-    frames.add(story.initial_frame())
-    drawn = story.initial_frame().change
+    frames.add(StateChange(0, 0.0, story.state, routine=False))
+    drawn = story.state
     for t, fact in zip(count(100.0, 0.5), history, strict=False):
         run, frame = apply(fact, run), story.apply(t, fact)
         if frame is not None:

@@ -66,7 +66,7 @@ def test_the_verdict_on_a_run_counts_deaths_and_exclusions(deaths: int, excluded
 
 def test_an_exclusion_is_in_the_caption_the_workers_and_the_recovery() -> None:
     state = shown(*BEGIN[:-2]).state
-    caption = "The updates of replica 1 were invalid in 2 rounds: replica 1 is excluded."
+    caption = "Replica 1 excluded: the updates of replica 1 were invalid in 2 rounds; workers that leave: c, d."
     assert state["caption"] == {"tone": "loss", "text": caption}
     assert [worker for worker, info in state["workers"].items() if info.get("excluded")] == ["c", "d"]
     assert shown(*BEGIN, *REBUILT).state["recoveries"]["1"]["causes"] == ["excluded", "excluded"]
@@ -76,10 +76,10 @@ def test_an_exclusion_is_in_the_caption_the_workers_and_the_recovery() -> None:
 
 def test_a_disbanded_replica_leaves_its_workers_as_spares() -> None:
     state = shown(*BEGIN, LEFT).state
-    assert state["caption"]["text"] == "Replica 1 is disbanded: no worker is left."
+    assert state["caption"]["text"] == "Replica 1 disbanded: no worker is left; spares now: none."
     assert list(state["replicas"]) == ["0"] and state["recoveries"]["1"]["outcome"] == "disbanded"
     some = shown(*BEGIN, LEFT.model_copy(update={"workers": ["c"]})).state
-    assert some["caption"]["text"].endswith("Its workers are spares now.")
+    assert some["caption"]["text"].endswith("; spares now: c.")
 
 
 def test_verdicts_have_captions() -> None:

@@ -7,7 +7,8 @@ import pytest
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.report.run.replica_report import by_round, distance_by_round, replica_section, rounds_together, waited
-from planaria.report.run.report import _facts
+from planaria.report.run.report import _cards
+from planaria.report.run.run_verdict import facts_of
 from planaria.report.run.round_history import settled_rounds, totals
 from planaria.report.run.summary import summary
 from support.report import synthetic_replicas as r
@@ -151,7 +152,8 @@ def test_summary_and_cards_have_the_totals_of_the_exchange() -> None:
     lines = list(summary(r.record(WHOLE)))
     assert lines[0] == "exchange      1 round; alone 1 of 3 times, 1 by the draw"
     assert lines[2].strip().startswith("2.55 s waited, sum over replicas: 1.55 s for others to join")
-    cards = {name: small for name, _, small in _facts(r.record(WHOLE), [])}
+    record = r.record(WHOLE)
+    cards = {name: small for name, _, small in _cards(record, facts_of(record, 1.0))}
     assert cards["rounds of exchange"] == "0.0 MB sent; 1 of 3 times alone; 2.5 s waited"
 
 

@@ -102,7 +102,7 @@ def slow_worker(**changes: Any) -> d.SlowPartFound:
 def folded(facts: list[Event | Decision]) -> LogFold:
     """Return the live page's fold of these facts, a second apart; check that its frames lead to its state."""
     fold = LogFold(RunConfig())
-    seen = fold.initial_frame().change
+    seen = fold.state
     for t, fact in timed(facts):
         if (frame := fold.apply(t, fact)) is not None:
             seen = apply_patch(seen, frame.change)

@@ -12,21 +12,9 @@ import plotly.graph_objects as go
 from planaria.lab.compare.race_results import ArmScore, ComparisonResults, SeedTrace, smoothed_losses
 from planaria.lab.report.spread_figures import add_band, error_bars
 from planaria.lab.trials.spread import Spread
+from planaria.report import theme
 from planaria.report.phrases import format_count, format_number
-from planaria.report.theme import (
-    INK,
-    MUTED,
-    RED,
-    RULE,
-    SERIES,
-    VEIL,
-    escape_label,
-    figure,
-    integer_x_axis,
-    lane_axis,
-    stroke,
-    text_colour_on,
-)
+from planaria.report.theme import escape_label, figure, integer_x_axis, lane_axis, stroke, text_colour_on
 
 Over = Literal["hours", "steps"]
 """unit of a loss curve's axis"""
@@ -41,7 +29,10 @@ ROW = 30
 def colours(results: ComparisonResults) -> Mapping[str, str]:
     """Return each arm's colour, the same in all figures."""
     names = [arm.name for arm in results.arms[1:]]
-    return {results.arms[0].name: INK, **{name: SERIES[index % len(SERIES)] for index, name in enumerate(names)}}
+    return {
+        results.arms[0].name: theme.INK,
+        **{name: theme.SERIES[index % len(theme.SERIES)] for index, name in enumerate(names)},
+    }
 
 
 def _line_styles(results: ComparisonResults) -> Mapping[str, Mapping[str, Any]]:
@@ -67,8 +58,8 @@ def loss_figure(results: ComparisonResults, over: Over = "hours") -> go.Figure:
     target = sum(targets) / len(targets)
     fig.add_hline(
         y=target,
-        line={"color": MUTED, "width": 1.5, "dash": "dash"},
-        annotation={"text": f"target {target:.3f}", "font": {"color": MUTED, "size": 12}},
+        line={"color": theme.MUTED, "width": 1.5, "dash": "dash"},
+        annotation={"text": f"target {target:.3f}", "font": {"color": theme.MUTED, "size": 12}},
         annotation_position="bottom left",
     )
     free = bands(results.arms[0], over)
@@ -107,7 +98,7 @@ def hours_figure(results: ComparisonResults, measure: str = "hours", unit: str =
         x=means,
         orientation="h",
         marker={"color": [shade[arm.name] for arm in arms if escape_label(arm.name) in spreads]},
-        error_x=error_bars(list(spreads.values()), color=INK, width=5),
+        error_x=error_bars(list(spreads.values()), color=theme.INK, width=5),
         text=[
             f"{format_number(mean)} {'h' if measure == 'hours' else unit}"
             + (f" · × {mean / means[0]:.3f}" if means[0] else "")
@@ -122,9 +113,9 @@ def hours_figure(results: ComparisonResults, measure: str = "hours", unit: str =
         if arm.missed:
             text = f"not reached in {arm.missed} of {format_count(len(arm.runs), 'seed')}"
             positions = {"x": 0, "y": escape_label(arm.name), "xanchor": "left", "xshift": 4, "showarrow": False}
-            fig.add_annotation(text=text, font={"color": RED}, **positions)
+            fig.add_annotation(text=text, font={"color": theme.RED}, **positions)
     if means:
-        fig.add_vline(x=means[0], line={"color": INK, "width": 1.2, "dash": "dot"})
+        fig.add_vline(x=means[0], line={"color": theme.INK, "width": 1.2, "dash": "dot"})
     fig.update_xaxes(rangemode="tozero")
     fig.update_layout(yaxis=lane_axis(rows))
     return fig
@@ -161,11 +152,11 @@ def price_figure(results: ComparisonResults) -> go.Figure:
     )
     fig.add_scatter(
         x=[marks[i][0] for i in best], y=[marks[i][1] for i in best], mode="lines", showlegend=False, hoverinfo="skip",
-        line={"shape": "hv", "color": MUTED, "width": 1.5, "dash": "dash"},
+        line={"shape": "hv", "color": theme.MUTED, "width": 1.5, "dash": "dash"},
     )  # fmt: skip
     low, high = min(least for _, least, _ in spreads), max(most for _, _, most in spreads)
     pad = 0.08 * max(high - low, 1.0)
-    fig.add_hline(y=0, line={"color": MUTED, "width": 1, "dash": "dot"}, layer="below")
+    fig.add_hline(y=0, line={"color": theme.MUTED, "width": 1, "dash": "dot"}, layer="below")
     fig.update_yaxes(range=[low - pad, high + pad])
     right = max(positions) + 0.45 * max(max(positions) - min(positions), 1.0)
     fig.update_xaxes(tickvals=list(ticks), ticktext=list(ticks.values()), range=[min(positions) - 0.3, right])
@@ -209,8 +200,8 @@ def _add_names(
         memory = f" · {100 * arms[index].memory:.0f} % memory" if arms[index].memory else ""
         fig.add_annotation(
             x=x[index], y=y[index], ax=30, ay=-(height - y[index]) / spans[1] * 400, xanchor="left", standoff=4,
-            text=escape_label(arms[index].name) + f'<span style="color:{MUTED}">{memory}</span>',
-            arrowcolor=RULE, arrowhead=0, arrowwidth=1, font={"size": 12.5}, bgcolor=VEIL, borderpad=1,
+            text=escape_label(arms[index].name) + f'<span style="color:{theme.MUTED}">{memory}</span>',
+            arrowcolor=theme.RULE, arrowhead=0, arrowwidth=1, font={"size": 12.5}, bgcolor=theme.VEIL, borderpad=1,
         )  # fmt: skip
 
 
@@ -223,7 +214,7 @@ def failures_figure(results: ComparisonResults, failures: SeedTrace) -> go.Figur
         x=[step for step, _ in failures.faults],
         y=[f"stage {stage}" if stage else "ends" for _, stage in failures.faults],
         mode="markers",
-        marker={"symbol": "line-ns", "size": 11, "line": {"color": RED, "width": 2}},
+        marker={"symbol": "line-ns", "size": 11, "line": {"color": theme.RED, "width": 2}},
         hovertemplate="%{y}, step %{x}<extra></extra>",
     )
     integer_x_axis(fig, (0, results.steps))

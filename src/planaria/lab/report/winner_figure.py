@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from planaria.lab.compare.race_results import ArmScore, ComparisonResults
 from planaria.lab.report.comparison_figures import colours
@@ -47,25 +48,34 @@ def hours_at(results: ComparisonResults, arm: ArmScore, hourly: float, step_s: f
     )
 
 
-def winning_arms(
+Hours = Mapping[str, NDArray[np.float64]]
+"""arm → its hours for every cost of redundancy (rows) and failure rate"""
+
+
+def hours_of_arms(
     results: ComparisonResults, rates: Sequence[float], costs: Sequence[float], redundant: str | None
-) -> list[list[str]]:
-    """Return the arm with the fewest hours for every cost of redundancy (rows) and failure rate.
+) -> Hours:
+    """Return the hours of all contestants that reached the target.
 
     A cost is the step time of the arm ``redundant`` over that of the fault-free arm.
     """
-    contestants = [arm for arm in results.contestants if arm.spread("hours") is not None]
     plain = results.arms[0].step_s
-    table = []
-    for cost in costs:
-        row = []
-        for rate in rates:
-            hours = {
-                a.name: hours_at(results, a, rate, plain * cost if a.name == redundant else None) for a in contestants
-            }
-            row.append(min(hours, key=lambda name: hours[name] or float("inf")) if hours else "")
-        table.append(row)
-    return table
+
+    def row(arm: ArmScore, step_s: float | None) -> list[float]:
+        return [hours_at(results, arm, rate, step_s) or math.inf for rate in rates]
+
+    reached = [arm for arm in results.contestants if arm.spread("hours") is not None]
+    return {
+        arm.name: np.array(
+            [row(arm, plain * c) for c in costs] if arm.name == redundant else [row(arm, None)] * len(costs)
+        )
+        for arm in reached
+    }
+
+
+def winning_arms(hours: Hours) -> list[list[str]]:
+    """Return the arm with the fewest hours for every cost of redundancy (rows) and failure rate."""
+    return np.array(list(hours))[np.argmin(list(hours.values()), axis=0)].tolist() if hours else []
 
 
 HOURLY = [float(rate) for rate in np.geomspace(0.01, 0.5, 71)]
@@ -82,21 +92,21 @@ def redundant_arm(results: ComparisonResults) -> str | None:
 def winners_figure(results: ComparisonResults) -> go.Figure:
     """Plot the regions in their winners' colours, and a star at the raced conditions."""
     redundant, shade = redundant_arm(results), colours(results)
-    table = winning_arms(results, HOURLY, COSTS, redundant)
-    names = sorted({name for row in table for name in row if name})
+    hours = hours_of_arms(results, HOURLY, COSTS, redundant)
+    table = winning_arms(hours)
+    names = sorted({name for row in table for name in row})
     fig = figure(430, x="probability that a stage fails within an hour", y="redundant step over plain step")
     percent, last = [100 * rate for rate in HOURLY], max(len(names) - 1, 1)
-    hours = {name: _hours(results, name, name == redundant) for name in names}
     fig.add_heatmap(
         x=percent,
         y=COSTS,
-        z=[[names.index(name) for name in row] for row in table] if names else [],
+        z=[[names.index(name) for name in row] for row in table],
         zmin=0,
         zmax=last,
         colorscale=[(index / last, shade[name]) for index, name in enumerate(names + names[-1:] * (len(names) == 1))],
         showscale=False,
         opacity=0.85,
-        text=[[f"{escape_label(name)}: {hours[name][row][column]:.1f} hours" for column, name in enumerate(line)]
+        text=[[f"{escape_label(name)}: {hours[name][row, column]:.1f} hours" for column, name in enumerate(line)]
               for row, line in enumerate(table)],
         hovertemplate="%{x:.1f} % an hour, redundant step × %{y:.2f}<br>%{text}<extra></extra>",
     )  # fmt: skip
@@ -110,26 +120,13 @@ def winners_figure(results: ComparisonResults) -> go.Figure:
     return fig
 
 
-def _hours(results: ComparisonResults, name: str, redundant: bool) -> list[list[float]]:
-    """Return an arm's hours for every cost of redundancy (rows) and rate."""
-    (arm,) = (arm for arm in results.arms if arm.name == name)
-    plain = results.arms[0].step_s
-
-    def row(cost: float | None) -> list[float]:
-        hours = (hours_at(results, arm, rate, None if cost is None else cost * plain) for rate in HOURLY)
-        return [math.inf if number is None else number for number in hours]
-
-    return [row(cost) for cost in COSTS] if redundant else [row(None)] * len(COSTS)
-
-
-def _add_region(
-    fig: go.Figure, table: Sequence[Sequence[str]], hours: Mapping[str, list[list[float]]], name: str, colour: str
-) -> None:
+def _add_region(fig: go.Figure, table: Sequence[Sequence[str]], hours: Hours, name: str, colour: str) -> None:
     """Draw the border of an arm's winning region, and its name at the centre."""
-    others = [np.array(rows) for rival, rows in hours.items() if rival != name]
+    won = {one for row in table for one in row}
+    others = [rows for rival, rows in hours.items() if rival != name and rival in won]
     if others:
         # The lead is 0 on the border, so contour lines locate it between grid points.
-        lead = np.log(np.min(others, axis=0) / np.array(hours[name]))
+        lead = np.log(np.min(others, axis=0) / hours[name])
         fig.add_contour(
             x=[100 * rate for rate in HOURLY],
             y=COSTS,

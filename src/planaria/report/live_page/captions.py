@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from planaria.config.names import replicas, stages
+from planaria.config.names import replicas
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.recovery import RECOVERIES
 from planaria.recovery.base import Recovery
-from planaria.report.run.event_lines import SLOWNESS
+from planaria.report.run.event_lines import CAUSES, SLOWNESS, EventLine
 from planaria.report.run.naming import Naming
 from planaria.report.run.slowness_lines import slowness_line
 from planaria.report.worker_assignments import WorkerAssignments
@@ -41,17 +41,13 @@ FAULT_CAPTIONS = {
     "flip": "has a flipped bit in its newest checkpoint",
     "corrupt_update": "starts to send corrupted updates",
 }
-CAUSES = {
-    "connection": "its connections closed",
-    "exit": "its process ended",
-    "heartbeat": "it sent no heartbeat",
-    "stuck": "it made no progress",
-    "controller": "it was lost with the run's controller",
-}
 
 
 class Captions:
-    """Finds captions for facts; ``members`` must process each fact first."""
+    """Finds captions for facts; ``members`` must process each fact first.
+
+    A fact without a caption of its own has its line of the log as caption, if any.
+    """
 
     def __init__(self, members: WorkerAssignments, microbatches: int) -> None:
         self._members, self._microbatches = members, microbatches
@@ -60,8 +56,14 @@ class Captions:
         self._restarted: set[int] = set()
         """replicas that were formed again and have not started a step since"""
 
-    def caption(self, fact: e.Event | d.Decision, left: Iterable[int] = ()) -> Caption | None:
-        """Return a fact's caption, if it has one; ``left``: nodes that lost their holder."""
+    def caption(
+        self, fact: e.Event | d.Decision, left: Iterable[int] = (), line: EventLine | None = None
+    ) -> Caption | None:
+        """Return a fact's caption, if it has one; ``left``: nodes that lost their holder; ``line``: its line."""
+        own = self._own_caption(fact, left)
+        return own if own or line is None else Caption(line.tone, f"{_capitalise(line.text)}.")
+
+    def _own_caption(self, fact: e.Event | d.Decision, left: Iterable[int]) -> Caption | None:
         match fact:
             case e.RunStarted():
                 self._sources = {}
@@ -169,22 +171,6 @@ class Captions:
                 )
             case d.Save() if not fact.background:
                 return Caption("calm", f"Every stage writes its weights to disk: checkpoint {fact.step}.")
-            case d.Unrecoverable():
-                lost = f"{stages(fact.lost)} cannot be rebuilt" if fact.lost else "the run cannot continue"
-                return Caption("loss", f"{_capitalise(lost)}: {fact.reason}.")
-            case d.ExcludeMember():
-                return Caption("loss", f"{_capitalise(fact.reason)}: {fact.subject} is excluded.")
-            case d.Disband():
-                spares = " Its workers are spares now." if fact.workers else ""
-                return Caption("loss", f"Replica {fact.replica} is disbanded: {fact.reason}.{spares}")
-            case d.ReplicaRestarted():
-                return Caption("recovery", f"Replica {fact.replica} starts as a copy of another.")
-            case e.HostJoined():
-                return Caption("note", f"A machine joins ({fact.host}), with room for {fact.workers} workers.")
-            case e.HostLeft():
-                return Caption("note", f"The machine {fact.host} takes no more workers.")
-            case e.ZombieIgnored():
-                return Caption("note", f"Worker {fact.worker}, which counts as dead, woke up and is ignored.")
             case d.Finish():
                 how = {"finished": "All steps are done.", "stopped": f"The run was stopped: {fact.reason}."}
                 return Caption("note", how.get(fact.outcome, f"The run has ended: {fact.reason}."))

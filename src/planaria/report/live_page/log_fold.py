@@ -79,10 +79,6 @@ class LogFold:
         self.latest = 0.0
         """clock time of the newest fact"""
 
-    def initial_frame(self) -> StateChange:
-        """Return the initial frame."""
-        return StateChange(0, 0.0, self.state, routine=False)
-
     def apply(self, t: float, entry: LogItem) -> StateChange | None:
         """Return the frame of a fact at clock time ``t``, or None if it changes nothing visible."""
         if isinstance(entry, e.RunStarted):
@@ -108,7 +104,7 @@ class LogFold:
         vacated = [node for node, worker in holders.items() if self.members.holders.get(node) != worker]
         self.tally.apply(t, fact)
         self._page_state.apply(fact)
-        caption = self._captions.caption(fact, vacated)
+        caption = self._captions.caption(fact, vacated, line)
         patch: Json = {"caption": caption._asdict()} if caption else {}
         patch |= {"step": self.members.progress}
         if isinstance(fact, d.RunStep | d.Commit | e.StageReady):

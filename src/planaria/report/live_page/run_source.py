@@ -9,10 +9,9 @@ from planaria.config.folders import folder_kinds
 from planaria.control.facts.events import RunStarted
 from planaria.control.log.reader import EVENTS, IN_MEMORY, LogFollower, LogItem
 from planaria.control.log.run_record import REPORTS
-from planaria.report.live_page.frames import Json, StateChange
+from planaria.report.live_page.frames import StateChange
 from planaria.report.live_page.log_fold import LogFold
-from planaria.report.live_page.page_source import PageSource, age_s
-from planaria.report.observe.tally import RunTally
+from planaria.report.live_page.page_source import PageSource
 
 
 def source_of(folder: Path) -> PageSource:
@@ -28,28 +27,19 @@ def source_of(folder: Path) -> PageSource:
     return RunSource(folder)
 
 
-class RunSource:
+class RunSource(PageSource):
     """Reads a run's log and folds it into the state of the live page."""
 
     def __init__(self, folder: Path) -> None:
         """:raises UserError: if ``folder`` is not a run's."""
         self._folder, self._log = folder, LogFollower(folder)
         self._fold = LogFold(self._log.config)
-        self.tally: RunTally | None = self._fold.tally
-        self.began = False
+        self.tally, self.state = self._fold.tally, self._fold.state
         self._reading: Iterator[tuple[float, LogItem]] | None = None
         """new facts of the log that have not been folded"""
 
-    @property
-    def state(self) -> Json:
-        return self._fold.state
-
-    @property
-    def age_s(self) -> float:
-        return age_s([self._folder / EVENTS])
-
-    def initial_frame(self) -> StateChange:
-        return self._fold.initial_frame()
+    def _files(self) -> list[Path]:
+        return [self._folder / EVENTS]
 
     def read(self, limit: int) -> Iterator[StateChange | None]:
         """Yield frames; per-stage reports are skipped while the log is far ahead, so that long ones open in seconds."""
@@ -60,4 +50,6 @@ class RunSource:
                 self._reading = None
                 return
             self.began = self.began or isinstance(entry[1], RunStarted)
-            yield self._fold.apply(*entry)
+            frame = self._fold.apply(*entry)
+            self.state = self._fold.state
+            yield frame

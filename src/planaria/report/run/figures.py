@@ -14,20 +14,7 @@ from planaria.report.run.event_lines import SIGNS, EventLine
 from planaria.report.run.naming import naming_of
 from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.stage_holders import StageStay
-from planaria.report.theme import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PAPER,
-    RED,
-    TEAL,
-    VIOLET,
-    escape_label,
-    figure,
-    lane_axis,
-)
+from planaria.report.theme import escape_label, figure, lane_axis
 
 ROW = 30
 """height of a bar's row, pixels"""
@@ -36,7 +23,14 @@ MAX_FAULT_LINES = 200
 MAX_RECOVERIES = 60
 """maximum recoveries drawn"""
 
-PARTS = {"notice": RED, "decide": ORANGE, "relink": VIOLET, "transfer": BLUE, "rebuild": GREEN, "redo": TEAL}
+PARTS = {
+    "notice": theme.RED,
+    "decide": theme.ORANGE,
+    "relink": theme.VIOLET,
+    "transfer": theme.BLUE,
+    "rebuild": theme.GREEN,
+    "redo": theme.TEAL,
+}
 
 Curve = list[tuple[int, float]]
 """(step, value) in order"""
@@ -48,10 +42,10 @@ def loss_figure(metrics: Iterable[Metric], lines: Sequence[tuple[float, EventLin
     """Draw training and validation loss over steps, undone steps in grey, and a line per fault."""
     fig = figure(400, x="step", y="loss, nats per token", hovermode="closest")
     kept, undone, validations = _curves(metrics)
-    dots = {"mode": "markers", "marker": {"color": GREY, "size": 4}}
+    dots = {"mode": "markers", "marker": {"color": theme.GREY, "size": 4}}
     if undone:
         theme.add_curve(fig, undone, "step %{x}: %{y:.4f} (undone)", name="undone", **dots)
-    line = {"color": BLUE, "width": 2}
+    line = {"color": theme.BLUE, "width": 2}
     theme.add_curve(fig, kept, "step %{x}: %{y:.4f}", name="training", mode="lines", line=line)
     if validations:
         theme.add_curve(
@@ -60,8 +54,8 @@ def loss_figure(metrics: Iterable[Metric], lines: Sequence[tuple[float, EventLin
             "validation after step %{x}: %{y:.4f}",
             name="validation",
             mode="lines+markers",
-            line={"color": ORANGE, "width": 1.5, "dash": "dot"},
-            marker={"size": 7, "line": {"color": PAPER, "width": 1.5}},
+            line={"color": theme.ORANGE, "width": 1.5, "dash": "dot"},
+            marker={"size": 7, "line": {"color": theme.PAPER, "width": 1.5}},
         )
     _mark_faults(fig, kept, lines)
     return theme.integer_x_axis(fig, [step for curve in (kept, undone, validations) for step, _ in curve])
@@ -71,7 +65,7 @@ def speed_figure(metrics: Iterable[Metric]) -> go.Figure:
     """Draw tokens per second over steps."""
     fig = figure(260, x="step", y="tokens per second", hovermode="closest")
     speeds: Curve = sorted({m.step: m.tokens_per_s for m in metrics if isinstance(m, StepMetric)}.items())
-    line = {"color": GREEN, "width": 2}
+    line = {"color": theme.GREEN, "width": 2}
     theme.add_curve(fig, speeds, "step %{x}: %{y:,.0f} tokens/s", mode="lines", line=line)
     fig.update_yaxes(rangemode="tozero")
     return theme.integer_x_axis(fig, [step for step, _ in speeds])
@@ -100,7 +94,7 @@ def _mark_faults(fig: go.Figure, kept: Curve, lines: Sequence[tuple[float, Event
     if not faults or not kept:
         return
     if len(faults) <= MAX_FAULT_LINES:
-        style = {"color": RED, "width": 1, "dash": "dot"}
+        style = {"color": theme.RED, "width": 1, "dash": "dot"}
         ends = {"type": "line", "yref": "y domain", "y0": 0, "y1": 1, "opacity": 0.55, "layer": "below", "line": style}
         fig.update_layout(shapes=[{**ends, "x0": step, "x1": step} for step in faults])
     fig.add_scatter(
@@ -108,7 +102,7 @@ def _mark_faults(fig: go.Figure, kept: Curve, lines: Sequence[tuple[float, Event
         y=[_value_near(kept, step) for step in faults],
         name="fault",
         mode="markers",
-        marker=theme.symbol("x", RED),
+        marker=theme.symbol("x", theme.RED),
         text=[
             "<br>".join(f"{SIGNS[line.tone]} {escape_label(line.text)}" for line in lines) for lines in faults.values()
         ],
@@ -153,7 +147,7 @@ def phase_figure(bars: Sequence[PhaseBar], colours: Mapping[str, str]) -> go.Fig
         x=[None if total is None else 1000 * total for _, _, total in bars],
         name="total",
         mode="markers",
-        marker=theme.symbol("diamond", INK),
+        marker=theme.symbol("diamond", theme.INK),
         hovertemplate="total: %{x:.1f} ms<extra></extra>",
     )
     fig.update_layout(yaxis=lane_axis(rows), legend={"traceorder": "normal"})
@@ -178,7 +172,7 @@ def bytes_figure(record: RunRecord) -> go.Figure | None:
     naming = naming_of(record)
     rows = [naming.transit(source, target) for source, target in edges]
     fig = figure(90 + 24 * len(rows), x="MB sent", barmode="stack", bargap=0.3)
-    for name, amounts, colour in (("in finished steps", useful, BLUE), ("in dropped steps", wasted, GREY)):
+    for name, amounts, colour in (("in finished steps", useful, theme.BLUE), ("in dropped steps", wasted, theme.GREY)):
         if amounts:
             fig.add_bar(
                 y=rows,
@@ -208,11 +202,11 @@ def holdings_figure(stays: Sequence[StageStay], timings: Sequence[RecoveryTiming
         base=[h.start - zero for h in stays],
         orientation="h",
         showlegend=False,
-        marker={"color": colours, "line": {"color": PAPER, "width": 2}},
+        marker={"color": colours, "line": {"color": theme.PAPER, "width": 2}},
         text=[escape_label(h.worker) for h in stays],
         textposition="inside",
         insidetextanchor="start",
-        textfont={"color": INK},
+        textfont={"color": theme.INK},
         customdata=[f"{escape_label(h.worker)}: {h.start - zero:.2f} to {h.end - zero:.2f} s" for h in stays],
         hovertemplate="%{customdata}<extra></extra>",
     )
@@ -222,7 +216,7 @@ def holdings_figure(stays: Sequence[StageStay], timings: Sequence[RecoveryTiming
         y=[where for _, where in losses],
         mode="markers",
         showlegend=False,
-        marker=theme.symbol("x", RED),
+        marker=theme.symbol("x", theme.RED),
         hovertemplate="lost at %{x:.2f} s<extra></extra>",
     )
     fig.update_layout(yaxis=lane_axis(rows), margin={"t": 12}, uniformtext={"minsize": 9, "mode": "hide"})

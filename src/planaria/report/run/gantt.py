@@ -17,36 +17,16 @@ from planaria.control.log.run_record import RunRecord
 from planaria.report import theme
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.recovery_timing import RecoveryTiming
-from planaria.report.theme import (
-    BLUE,
-    DROPPED,
-    GREEN,
-    GREY,
-    INK,
-    LINKED,
-    MUTED,
-    ORANGE,
-    PAPER,
-    PINK,
-    RED,
-    TEAL,
-    VEIL,
-    VIOLET,
-    WRITTEN,
-    escape_label,
-    figure,
-    lane_axis,
-    text_colour_on,
-)
+from planaria.report.theme import escape_label, figure, lane_axis, text_colour_on
 
 COLOURS = {
-    "forward": BLUE,
-    "backward": ORANGE,
-    "exchange": GREY,
-    "optimizer": VIOLET,
-    "rebuild": GREEN,
-    "save": TEAL,
-    "copy": PINK,
+    "forward": theme.BLUE,
+    "backward": theme.ORANGE,
+    "exchange": theme.GREY,
+    "optimizer": theme.VIOLET,
+    "rebuild": theme.GREEN,
+    "save": theme.TEAL,
+    "copy": theme.PINK,
 }
 ROW = 34
 """height of a worker's row, pixels"""
@@ -166,7 +146,7 @@ def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
         mode="markers",
         showlegend=False,
         hoverinfo="skip",
-        marker=theme.symbol("x", RED, 12),
+        marker=theme.symbol("x", theme.RED, 12),
     )
     return fig
 
@@ -213,12 +193,15 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
         margin={"t": 20 + 16 * flags, "b": 90},
     )
     styles = {
-        "write": {"color": WRITTEN, "line": {"color": TEAL, "width": 1}},  # beneath concurrent training
-        "relink": {"color": LINKED, "line": {"color": GREEN, "width": 1}},
-        "dropped": {"color": DROPPED, "pattern": {"shape": "/", "fgcolor": GREY, "size": 5, "solidity": 0.35},
-                    "line": {"color": GREY, "width": 1}},
-        **{kind: {"color": colour, "line": {"color": PAPER, "width": 1}} for kind, colour in COLOURS.items()},
-    }  # fmt: skip
+        "write": {"color": theme.WRITTEN, "line": {"color": theme.TEAL, "width": 1}},  # beneath concurrent training
+        "relink": {"color": theme.LINKED, "line": {"color": theme.GREEN, "width": 1}},
+        "dropped": {
+            "color": theme.DROPPED,
+            "pattern": {"shape": "/", "fgcolor": theme.GREY, "size": 5, "solidity": 0.35},
+            "line": {"color": theme.GREY, "width": 1},
+        },
+        **{kind: {"color": colour, "line": {"color": theme.PAPER, "width": 1}} for kind, colour in COLOURS.items()},
+    }
     # Plotly squeezes text into bars of any width; a digit needs about a hundredth of the chart.
     legible = 0.011 * (max(bar.end for bar in bars) - min(bar.start for bar in bars)) if bars else 0.0
     for kind, style in styles.items():
@@ -235,7 +218,10 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
                 insidetextanchor="middle",
                 textposition="inside",
                 textangle=0,
-                textfont={"size": 10, "color": MUTED if kind == "dropped" else text_colour_on(str(style["color"]))},
+                textfont={
+                    "size": 10,
+                    "color": theme.MUTED if kind == "dropped" else text_colour_on(str(style["color"])),
+                },
                 customdata=[bar.hover for bar in of_kind],
                 hovertemplate="%{y}<br>%{customdata}<extra></extra>",
             )
@@ -249,9 +235,12 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
 def _add_flags(fig: go.Figure, timing: RecoveryTiming, zero: float) -> None:
     """Draw a line with a flag for each known moment, at different heights so that they do not overlap."""
     moments = [
-        ("fault", timing.fault_t, RED), ("noticed", timing.lost_t, ORANGE), ("formed again", timing.formed_t, VIOLET),
-        ("all linked", timing.linked_t, GREEN), ("first microbatch done", timing.finished_t, INK),
-    ]  # fmt: skip
+        ("fault", timing.fault_t, theme.RED),
+        ("noticed", timing.lost_t, theme.ORANGE),
+        ("formed again", timing.formed_t, theme.VIOLET),
+        ("all linked", timing.linked_t, theme.GREEN),
+        ("first microbatch done", timing.finished_t, theme.INK),
+    ]
     marked = [(name, t, colour) for name, t, colour in moments if t is not None]
     begin, end = fig.layout.xaxis.range
     plot = fig.layout.height - fig.layout.margin.t - fig.layout.margin.b
@@ -272,7 +261,7 @@ def _add_flags(fig: go.Figure, timing: RecoveryTiming, zero: float) -> None:
             xshift=-3 if right_half else 3,
             text=f"{name} <b>{ms:.0f} ms</b>",
             font={"size": 11.5, "color": colour},
-            bgcolor=VEIL,
+            bgcolor=theme.VEIL,
         )
 
 

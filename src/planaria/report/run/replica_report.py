@@ -11,26 +11,12 @@ import plotly.graph_objects as go
 
 from planaria.control.facts.decisions import Disband, Form, ReplicaRestarted
 from planaria.control.log.run_record import RunRecord
-from planaria.report import page
+from planaria.report import page, theme
 from planaria.report.phrases import format_count
 from planaria.report.run.recoveries import recoveries
 from planaria.report.run.round_history import RoundHistory, settled_rounds, totals, totals_lines
 from planaria.report.run.sample_ledger import sample_ledger
-from planaria.report.theme import (
-    CARRIED,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PAPER,
-    VIOLET,
-    add_curve,
-    figure,
-    integer_x_axis,
-    lane_axis,
-    stroke,
-    symbol,
-)
+from planaria.report.theme import add_curve, figure, integer_x_axis, lane_axis, stroke, symbol
 
 ROUNDS_DRAWN = 400
 """maximum rounds in the figure of waits: those with the longest"""
@@ -174,7 +160,7 @@ def _attendance(record: RunRecord, replica: int) -> str:
 def draw_losses(replicas: Mapping[int, Points], together: Points, name: str) -> go.Figure:
     """Draw validation loss over steps: a line per replica, and a thick line ``name`` for all."""
     fig = figure(320, x="step", y="validation loss, nats per token")
-    line = {"color": GREY, "width": 9}
+    line = {"color": theme.GREY, "width": 9}
     add_curve(fig, together, f"{name}, step %{{x}}: %{{y:.4f}}", name=name, mode="lines", line=line)
     for index, (replica, points) in enumerate(sorted(replicas.items())):
         style = stroke(index, len(replicas))
@@ -189,7 +175,7 @@ def draw_losses(replicas: Mapping[int, Points], together: Points, name: str) -> 
 def draw_distances(points: Points) -> go.Figure:
     """Draw the RMS distance of weights from their mean over steps."""
     fig = figure(260, x="step", y="RMS distance of weights")
-    style = {"line": {"color": GREEN, "width": 2}, "marker": {"size": 5}}
+    style = {"line": {"color": theme.GREEN, "width": 2}, "marker": {"size": 5}}
     add_curve(fig, points, "step %{x}: %{y:.3g}", mode="lines+markers", **style)
     fig.update_yaxes(rangemode="tozero")
     return integer_x_axis(fig, [step for step, _ in points])
@@ -210,7 +196,7 @@ def draw_pair_counts(table: Sequence[Sequence[int | None]], alone: bool = False)
         x=names,
         y=names,
         z=table,
-        colorscale=[[0, PAPER], [1, CARRIED]],
+        colorscale=[[0, theme.PAPER], [1, theme.CARRIED]],
         xgap=1,
         ygap=1,
         zmin=0,
@@ -234,7 +220,7 @@ def draw_waits(rounds: Mapping[int, tuple[float, float, float, int]]) -> go.Figu
     rounds = {number: times for number, times in rounds.items() if number in longest}
     fig = figure(280, x="round", y="milliseconds", barmode="stack", bargap=0.25, showlegend=True)
     numbers, times_of = list(rounds), list(rounds.values())
-    for index, (name, colour) in enumerate((("for others to join", ORANGE), ("for their updates", VIOLET))):
+    for index, (name, colour) in enumerate((("for others to join", theme.ORANGE), ("for their updates", theme.VIOLET))):
         fig.add_bar(
             x=numbers,
             y=[1000 * times[index] for times in times_of],
@@ -247,7 +233,7 @@ def draw_waits(rounds: Mapping[int, tuple[float, float, float, int]]) -> go.Figu
         y=[1000 * times[2] for times in times_of],
         name="longest wait",
         mode="markers",
-        marker=symbol("diamond", INK, 8),
+        marker=symbol("diamond", theme.INK, 8),
         customdata=[times[3] for times in times_of],
         hovertemplate="round %{x}: replica %{customdata} waited %{y:.1f} ms<extra></extra>",
     )

@@ -17,7 +17,7 @@ from planaria.control.log.run_record import RunRecord
 from planaria.exchange.compress import compression_report
 from planaria.exchange.robust import robust_report
 from planaria.report import page
-from planaria.report.phrases import format_count, format_value
+from planaria.report.phrases import format_count, format_value, format_wall_time
 from planaria.report.run import diagnosis, failovers, snapshots, stage_peaks
 from planaria.report.run.checkpoint_times import saves
 from planaria.report.run.event_lines import timed_lines
@@ -32,14 +32,12 @@ from planaria.report.run.figures import (
 )
 from planaria.report.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
 from planaria.report.run.naming import naming_of
-from planaria.report.run.recoveries import faults_summary, recoveries
+from planaria.report.run.recoveries import recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.replica_report import replica_section
-from planaria.report.run.round_history import settled_rounds, totals
-from planaria.report.run.run_verdict import facts_of, verdict
-from planaria.report.run.sample_ledger import prove_exactly_once, sample_ledger
+from planaria.report.run.run_verdict import RunFacts, facts_of, verdict
+from planaria.report.run.sample_ledger import sample_ledger
 from planaria.report.run.stage_holders import holdings, machine_section
-from planaria.report.run.summary import key_metrics
 
 MAX_DEATHS = 4
 
@@ -62,11 +60,10 @@ def write_page(record: RunRecord, out: Path) -> Path:
 
 def body(record: RunRecord) -> Iterator[str]:
     """Yield the report's sections as HTML."""
-    timings = recoveries(record)
-    outcome = verdict(facts_of(record, wall_time(record)))
-    yield page.heading(record.config.name, outcome, _summary(record))
+    facts = facts_of(record, wall_time(record))
+    yield page.heading(record.config.name, verdict(facts), _summary(record))
     yield page.paragraph(_origin(record))
-    yield page.cards(_facts(record, timings))
+    yield page.cards(_cards(record, facts))
     for section in SECTIONS:
         yield from section(record)
     yield page.footer(f"Written by planaria report from {record.folder.name}.")
@@ -154,36 +151,24 @@ def wall_time(record: RunRecord) -> float:
     return total if begin is None else total + last - begin
 
 
-def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[str, str, str]]:
-    ledger, wall_s = sample_ledger(record), wall_time(record)
-    last = key_metrics(record)
-    steps = sum(line.samples for line in ledger) // record.config.samples or last.steps
-    yield "steps", f"{steps}", f"of {record.config.train.steps}"
+def _cards(record: RunRecord, facts: RunFacts) -> Iterator[tuple[str, str, str]]:
+    last, validation, times = facts.last, facts.last.validation, saves(record)
+    yield "steps", f"{facts.steps}", f"of {facts.planned}"
     yield "training loss", *(("–", "none reported") if last.loss is None else (f"{last.loss:.4f}", "last step"))
-    validation = last.validation
     yield (
         "validation loss",
         f"{validation.val_loss:.4f}" if validation else "–",
         f"after step {validation.step}" if validation else "none measured",
     )
-    tokens = steps * record.config.samples * record.config.model.context
+    tokens = facts.steps * record.config.samples * record.config.model.context
     yield (
         "tokens/s",
-        f"{tokens / wall_s:,.0f}" if wall_s else "–",
+        f"{tokens / facts.wall_s:,.0f}" if facts.wall_s else "–",
         f"whole run; median step {last.tokens_per_s:,.0f}" if last.tokens_per_s else "whole run",
     )
-    yield "wall time", _format_wall_time(wall_s), "without pauses between resumptions"
-    yield from _fault_facts(record, timings)
-    yield from _exchange_and_checkpoint_facts(record)
-    if ledger:
-        problems = prove_exactly_once(record)
-        samples = sum(line.samples for line in ledger)
-        yield "samples", f"{samples:,}", problems[0] if problems else "each used exactly once"
-
-
-def _exchange_and_checkpoint_facts(record: RunRecord) -> Iterator[tuple[str, str, str]]:
-    if histories := settled_rounds(record):
-        sums = totals(histories)
+    yield "wall time", format_wall_time(facts.wall_s), "without pauses between resumptions"
+    yield from _fault_cards(facts)
+    if sums := facts.exchange if facts.exchange.rounds else None:
         sent = f"{(sums.blocking_bytes + sums.prefetched_bytes) / 1e6:.1f} MB sent"
         yield (
             "rounds of exchange",
@@ -191,26 +176,26 @@ def _exchange_and_checkpoint_facts(record: RunRecord) -> Iterator[tuple[str, str
             f"{sent}; {sums.alone} of {format_count(sums.attended, 'time')} alone; "
             f"{sums.waited_for_peers_s + sums.waited_for_updates_s:.1f} s waited",
         )
-    times = saves(record)
     if times.paused_s:
         background = f"; files written during training for {times.background_s:.2f} s" if times.background_s else ""
         yield "checkpoints", f"{times.sealed}", f"training paused for {times.paused_s:.2f} s{background}"
+    if ledger := sample_ledger(record):
+        samples = sum(line.samples for line in ledger)
+        yield "samples", f"{samples:,}", facts.problems[0] if facts.problems else "each used exactly once"
 
 
-def _fault_facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[str, str, str]]:
-    faults = faults_summary(record)
+def _fault_cards(facts: RunFacts) -> Iterator[tuple[str, str, str]]:
+    faults, gaps = facts.faults, facts.leaderless_s
     yield (
         "deaths",
         f"{faults.deaths}",
         f"{format_count(faults.injected, 'fault')} injected; {format_count(faults.spares_lost, 'spare')} lost"
         + (f"; {format_count(faults.excluded, 'worker')} excluded" if faults.excluded else ""),
     )
-    lasted = [t.total for t in timings if t.total is not None]
-    if handovers := failovers.failovers(record):
-        gaps = [handover.started.leaderless_s for handover in handovers]
+    if gaps:
         yield "lost controllers", f"{len(gaps)}", f"replaced after {median(gaps):.2f} s (median)"
     counts = ", ".join(f"{count} {name}" for name, count in faults.outcomes.items())
-    yield "median recovery", f"{median(lasted):.2f} s" if lasted else "–", counts or "none needed"
+    yield "median recovery", f"{median(facts.recovery_s):.2f} s" if facts.recovery_s else "–", counts or "none needed"
 
 
 def _pipeline(record: RunRecord) -> Iterator[str]:
@@ -349,10 +334,3 @@ def _settings(record: RunRecord) -> Iterator[tuple[str, list[tuple[str, str, boo
         chosen, default_value = getattr(config, name), getattr(default, name)
         if isinstance(chosen, BaseModel):
             yield name, [(k, format_value(v), v != getattr(default_value, k)) for k, v in chosen]
-
-
-def _format_wall_time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes == 0:
-        return f"{seconds:.1f} s"
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

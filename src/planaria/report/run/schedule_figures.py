@@ -14,23 +14,9 @@ from planaria.planner.guidelines import PlannedPasses, planned_passes
 from planaria.planner.problem import PlanningProblem, Solution
 from planaria.planner.schedule import Schedule
 from planaria.planner.tables import Ints
+from planaria.report import theme
 from planaria.report.phrases import format_number
-from planaria.report.theme import (
-    BLUE,
-    GREY,
-    INK,
-    MUTED,
-    ORANGE,
-    PAPER,
-    RED,
-    SERIES,
-    VIOLET,
-    WASH,
-    escape_label,
-    figure,
-    lane_axis,
-    text_colour_on,
-)
+from planaria.report.theme import escape_label, figure, lane_axis, text_colour_on
 
 MAX_NODES = 40
 """maximum nodes whose passes are drawn"""
@@ -40,7 +26,7 @@ WIDTH = 860
 """width of the drawn step, pixels"""
 DIGIT = 6.5
 """width of a digit, pixels"""
-COLOURS = {"forward": BLUE, "loss": VIOLET, "backward": ORANGE}
+COLOURS = {"forward": theme.BLUE, "loss": theme.VIOLET, "backward": theme.ORANGE}
 MAX_LABELLED_SITES = 20
 """maximum sites of a site × site figure with numbers in its cells"""
 
@@ -180,7 +166,7 @@ def compared_figure(schedule: Schedule) -> go.Figure:
         y=_keys(names),
         x=seconds,
         orientation="h",
-        marker={"color": [BLUE] + [GREY] * len(others)},
+        marker={"color": [theme.BLUE] + [theme.GREY] * len(others)},
         text=[f"{format_number(time)} s" for time in seconds],
         textposition="outside",
         cliponaxis=False,
@@ -188,10 +174,10 @@ def compared_figure(schedule: Schedule) -> go.Figure:
     )
     fig.add_vline(
         x=schedule.bound.step_s,
-        line={"color": INK, "width": 1.2, "dash": "dot"},
+        line={"color": theme.INK, "width": 1.2, "dash": "dot"},
         annotation={
             "text": f"lower bound {format_number(schedule.bound.step_s)} s",
-            "font": {"color": MUTED, "size": 12},
+            "font": {"color": theme.MUTED, "size": 12},
         },
         annotation_position="top",
     )
@@ -218,7 +204,7 @@ def gantt_figure(step: PlannedStep) -> go.Figure:
             width=0.6,
             offset=-0.3,
             orientation="h",
-            marker={"color": colour, "line": {"color": PAPER, "width": 0.5}},
+            marker={"color": colour, "line": {"color": theme.PAPER, "width": 0.5}},
             text=[
                 i if WIDTH * duration > DIGIT * len(i) * total else ""
                 for i, duration in zip(numbers, seconds, strict=True)
@@ -247,7 +233,7 @@ def _add_waits(fig: go.Figure, step: PlannedStep, keys: dict[int, str]) -> None:
         width=0.15,
         offset=-0.5,
         orientation="h",
-        marker={"color": RED},
+        marker={"color": theme.RED},
         opacity=0.5,
         customdata=[f"{_hover(step, done)}<br>waited {done.waited / 1e9:.3f} s" for done in waits],
         hovertemplate="%{customdata}<extra></extra>",
@@ -276,10 +262,10 @@ def busy_figure(step: PlannedStep) -> go.Figure:
             y=[keys[node] for node in of_stage],
             x=[100 * busy[node] for node in of_stage],
             orientation="h",
-            marker={"color": SERIES[stage % len(SERIES)]},
+            marker={"color": theme.SERIES[stage % len(theme.SERIES)]},
             text=[f"{100 * busy[node]:.0f} % · {held_slots[node]} of {slots[node]} slots" for node in of_stage],
             textposition="outside",
-            textfont={"color": MUTED},
+            textfont={"color": theme.MUTED},
             cliponaxis=False,
             hoverinfo="skip",
         )
@@ -303,13 +289,13 @@ def sites_figure(
         z=table,
         text=[["" if number is None else f"{number:.3g}" for number in row] for row in table],
         texttemplate="%{text}" if is_labelled else None,
-        textfont={"size": 11, "color": INK},
+        textfont={"size": 11, "color": theme.INK},
         customdata=[
             [f"{escape_label(a)} → {escape_label(b)}<br>{notes[i][j]}" for j, b in enumerate(sites)]
             for i, a in enumerate(sites)
         ],
         hovertemplate="%{customdata}<extra></extra>",
-        colorscale=[(0, WASH), (1, shade)],
+        colorscale=[(0, theme.WASH), (1, shade)],
         zmin=0,
         zmax=max((number for row in table for number in row if number is not None), default=1),
         xgap=1,

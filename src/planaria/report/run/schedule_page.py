@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from planaria.pipeline.network.costs import MBIT
 from planaria.planner.bound.step_bound import ALL
 from planaria.planner.guidelines import Violation, find_violations
-from planaria.planner.schedule import Schedule
+from planaria.planner.paths import CutBound
+from planaria.planner.schedule import Schedule, SeveralPaths
 from planaria.report import page
 from planaria.report.phrases import format_count, format_number
-from planaria.report.run.path_table import summary, table
 from planaria.report.run.schedule_figures import (
     MAX_NODES,
     PlannedPass,
@@ -21,11 +22,14 @@ from planaria.report.run.schedule_figures import (
     sites_figure,
     step_of,
 )
+from planaria.report.tables import Table
 from planaria.report.theme import CARRIED, DELAYED
 from planaria.report.verdict import Verdict
 
 MAX_ROUTES = 60
 """maximum routes listed"""
+MAX_EDGES = 40
+"""maximum number of edges in the table, the slowest ones"""
 GRADIENT_SUMS = (
     "After its last pass each node sends its gradients to one node of its stage, which returns the sum; the step ends "
     "when all have it. The step's chart and the busy shares cover the passes only."
@@ -163,9 +167,52 @@ def _paths(schedule: Schedule) -> Iterator[str]:
         yield page.section(
             "Paths",
             "Where sites are joined by several paths, each edge of the plan has one of them. Rates are what an edge "
-            f"has when all send at the same time, shared max-min fairly. In all {summary(schedule.paths)}.",
-            table(schedule, schedule.paths).html("paths"),
+            f"has when all send at the same time, shared max-min fairly. In all {path_summary(schedule.paths)}.",
+            path_table(schedule, schedule.paths).html("paths"),
         )
+
+
+def path_table(
+    schedule: Schedule, paths: SeveralPaths, old_paths: Mapping[tuple[int, int], str] | None = None
+) -> Table:
+    """Return a table of the edges with the longest transfers of a step, each with its path and its rate.
+
+    ``old_paths``: edge → its previous path.
+    """
+    names = [machine.name for machine in schedule.nodes]
+    longest = sorted(paths.edges, key=lambda edge: -edge.size / edge.rate)
+    rows = [
+        [
+            names[edge.source], names[edge.target],
+            *([old_paths.get((edge.source, edge.target), "–")] if old_paths is not None else ()),
+            edge.path, f"{edge.size / 1e6:.2f}", f"{edge.rate / MBIT:.4g}",
+            f"{edge.size / edge.rate:.3g}",
+        ]
+        for edge in longest[:MAX_EDGES]
+    ]  # fmt: skip
+    title = "edges between sites, and their paths"
+    if len(longest) > MAX_EDGES:
+        title += f": the {MAX_EDGES} slowest of {len(longest)}; the schedule has all"
+    head = [
+        "from",
+        "to",
+        *(["path before"] if old_paths is not None else ()),
+        "path",
+        "MB a step",
+        "Mbit/s, all sending",
+        "seconds a step",
+    ]
+    return Table(title, head, rows, numbers_from=3 if old_paths is None else 4)
+
+
+def path_summary(paths: SeveralPaths) -> str:
+    """Return the load of the busiest link, and the lower bound on it for any choice of paths."""
+    gap = CutBound(paths.least_s, ()).gap(paths.largest_s)
+    cut = ", ".join(paths.cut[:3]) + (f" and {len(paths.cut) - 3} more" if len(paths.cut) > 3 else "")
+    return (
+        f"{len(paths.edges)} edges; the busiest link carries {paths.largest_s:.4g} s of a step, no choice less than "
+        f"{paths.least_s:.4g} s (gap {gap:.1%}; cut: {cut or 'none'})"
+    )
 
 
 def _arrangement_section(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
