@@ -162,6 +162,34 @@ def add_curve(fig: go.Figure, points: Sequence[tuple[float, float | None]], hove
     )
 
 
+def add_marks(
+    fig: go.Figure, points: Sequence[tuple[Any, Any]], marker: Mapping[str, Any], hover: str, **style: Any
+) -> None:
+    """Add marks at (x, y), without a legend entry unless they have a name."""
+    add_curve(fig, points, hover, mode="markers", marker=marker, showlegend="name" in style, **style)
+
+
+def add_bars(
+    fig: go.Figure,
+    rows: Sequence[str],
+    lengths: Sequence[float],
+    marker: str | Mapping[str, Any],
+    hover: str,
+    **style: Any,
+) -> None:
+    """Add horizontal bars; ``marker`` is their colour or Plotly's marker, ``hover`` Plotly's template."""
+    marker = {"color": marker} if isinstance(marker, str) else marker
+    fig.add_bar(y=rows, x=lengths, orientation="h", marker=marker, hovertemplate=f"{hover}<extra></extra>", **style)
+
+
+def add_heatmap(
+    fig: go.Figure, x: Sequence[Any], y: Sequence[Any], z: Any, colour: str, hover: str, low: str = PAPER, **style: Any
+) -> None:
+    """Add a heatmap from ``low`` at 0 to ``colour`` at the maximum; ``hover`` is Plotly's template."""
+    style = {"zmin": 0, "colorscale": [[0, low], [1, colour]], "hovertemplate": f"{hover}<extra></extra>", **style}
+    fig.add_heatmap(x=x, y=y, z=z, **style)
+
+
 def points_to_draw(ys: Sequence[float | None], max_points: int = MAX_POINTS) -> list[int]:
     """Return the indices of the points to draw: all, or the lowest, highest and last of each stretch.
 

@@ -210,13 +210,9 @@ def failures_figure(results: ComparisonResults, failures: SeedTrace) -> go.Figur
     stages = sorted({*range(1, results.stages + 1), *(stage for _, stage in failures.faults)})
     rows = [f"stage {stage}" if stage else "ends" for stage in stages]
     fig = figure(64 + 17 * len(rows), x="step", margin={"l": 8, "r": 16, "t": 8, "b": 40}, showlegend=False)
-    fig.add_scatter(
-        x=[step for step, _ in failures.faults],
-        y=[f"stage {stage}" if stage else "ends" for _, stage in failures.faults],
-        mode="markers",
-        marker={"symbol": "line-ns", "size": 11, "line": {"color": theme.RED, "width": 2}},
-        hovertemplate="%{y}, step %{x}<extra></extra>",
-    )
+    points = [(step, f"stage {stage}" if stage else "ends") for step, stage in failures.faults]
+    marker = {"symbol": "line-ns", "size": 11, "line": {"color": theme.RED, "width": 2}}
+    theme.add_marks(fig, points, marker, "%{y}, step %{x}")
     integer_x_axis(fig, (0, results.steps))
     fig.update_layout(yaxis={**lane_axis(rows), "showgrid": True})
     return fig

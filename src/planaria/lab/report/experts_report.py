@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -19,7 +20,7 @@ from planaria.lab.trials.spread import Spread, format_seeds, format_spread, spre
 from planaria.report import page
 from planaria.report.phrases import format_count
 from planaria.report.tables import Table, show
-from planaria.report.theme import CARRIED, MUTED, PAPER, SERIES, escape_label, figure, integer_x_axis, stroke
+from planaria.report.theme import CARRIED, MUTED, SERIES, add_heatmap, escape_label, figure, integer_x_axis, stroke
 
 
 def show_results(results: Results) -> None:
@@ -287,17 +288,11 @@ def speaking_figure(results: Results) -> go.Figure:
     """Plot the mean weight of each expert (columns) on each domain's test text (rows)."""
     arm = results.runs[0].arms[SYNCHRONISED]
     fig = figure(90 + 30 * len(results.domains), x="expert of", y="text of")
-    fig.add_heatmap(
-        x=[escape_label(job.domain) for job in arm.experts],
-        y=[escape_label(domain) for domain in results.domains],
-        z=[arm.scores[domain].speaking for domain in results.domains],
-        zmin=0,
-        zmax=1,
-        colorscale=[[0, PAPER], [1, CARRIED]],
-        colorbar={"title": "weight", "thickness": 12, "outlinewidth": 0},
-        xgap=1,
-        ygap=1,
-        texttemplate="%{z:.2f}",
-    )
+    experts = [escape_label(job.domain) for job in arm.experts]
+    texts = [escape_label(domain) for domain in results.domains]
+    weights = [arm.scores[domain].speaking for domain in results.domains]
+    style: dict[str, Any] = {"colorbar": {"title": "weight", "thickness": 12, "outlinewidth": 0}, "zmax": 1}
+    style |= {"xgap": 1, "ygap": 1, "texttemplate": "%{z:.2f}"}
+    add_heatmap(fig, experts, texts, weights, CARRIED, "expert of %{x}, text of %{y}: %{z:.3f}", **style)
     fig.update_yaxes(autorange="reversed")
     return fig

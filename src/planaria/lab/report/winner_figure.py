@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from planaria.lab.compare.race_results import ArmScore, ComparisonResults
 from planaria.lab.report.comparison_figures import colours
-from planaria.report.theme import INK, ON_DEEP, escape_label, figure, text_colour_on
+from planaria.report.theme import INK, ON_DEEP, add_marks, escape_label, figure, text_colour_on
 
 
 def fault_free_ratio(results: ComparisonResults, arm: ArmScore) -> float:
@@ -161,11 +161,5 @@ def _mark_raced_conditions(fig: go.Figure, results: ComparisonResults, redundant
         font={"size": 12},
     )
     costs = [arm.step_s / results.arms[0].step_s for arm in results.arms if arm.name == redundant]
-    fig.add_scatter(
-        x=[hourly_percent] * len(costs),
-        y=costs,
-        mode="markers",
-        showlegend=False,
-        marker={"symbol": "star", "size": 15, "color": ON_DEEP, "line": {"color": INK, "width": 1.5}},
-        hovertemplate="redundant step × %{y:.3f}, as raced<extra></extra>",
-    )
+    star = {"symbol": "star", "size": 15, "color": ON_DEEP, "line": {"color": INK, "width": 1.5}}
+    add_marks(fig, [(hourly_percent, cost) for cost in costs], star, "redundant step × %{y:.3f}, as raced")

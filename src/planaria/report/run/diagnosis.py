@@ -16,7 +16,7 @@ from planaria.report import page
 from planaria.report.phrases import format_seconds
 from planaria.report.run.naming import Naming, naming_of
 from planaria.report.run.slowness_lines import slow_part_sentence
-from planaria.report.theme import BLUE, PAPER, figure
+from planaria.report.theme import BLUE, add_heatmap, figure
 
 EFFECT_STEPS = 24
 """steps after an action over which its effect is measured"""
@@ -151,16 +151,9 @@ def latency_figure(diagnosis: Diagnosis, naming: Naming) -> go.Figure:
     nodes = sorted({node for pair in latency_ms for node in pair})
     names = [naming.row(node) for node in nodes]
     drawn = figure(120 + 34 * len(nodes))
-    drawn.add_heatmap(
-        x=names,
-        y=names,
-        z=[[latency_ms.get((source, target)) for target in nodes] for source in nodes],
-        colorscale=[[0, PAPER], [1, BLUE]],
-        zmin=0,
-        texttemplate="%{z:.2f}",
-        colorbar={"title": "ms"},
-        hovertemplate="from %{y} to %{x}: %{z:.2f} ms<extra></extra>",
-    )
+    table = [[latency_ms.get((source, target)) for target in nodes] for source in nodes]
+    hover, bar = "from %{y} to %{x}: %{z:.2f} ms", {"title": "ms"}
+    add_heatmap(drawn, names, names, table, BLUE, hover, texttemplate="%{z:.2f}", colorbar=bar)
     drawn.update_yaxes(autorange="reversed", title="from")
     drawn.update_xaxes(title="to")
     return drawn

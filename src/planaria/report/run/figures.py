@@ -97,17 +97,10 @@ def _mark_faults(fig: go.Figure, kept: Curve, lines: Sequence[tuple[float, Event
         style = {"color": theme.RED, "width": 1, "dash": "dot"}
         ends = {"type": "line", "yref": "y domain", "y0": 0, "y1": 1, "opacity": 0.55, "layer": "below", "line": style}
         fig.update_layout(shapes=[{**ends, "x0": step, "x1": step} for step in faults])
-    fig.add_scatter(
-        x=list(faults),
-        y=[_value_near(kept, step) for step in faults],
-        name="fault",
-        mode="markers",
-        marker=theme.symbol("x", theme.RED),
-        text=[
-            "<br>".join(f"{SIGNS[line.tone]} {escape_label(line.text)}" for line in lines) for lines in faults.values()
-        ],
-        hovertemplate="<b>step %{x}</b><br>%{text}<extra></extra>",
-    )
+    points = [(step, _value_near(kept, step)) for step in faults]
+    texts = ["<br>".join(f"{SIGNS[one.tone]} {escape_label(one.text)}" for one in each) for each in faults.values()]
+    hover = "<b>step %{x}</b><br>%{text}"
+    theme.add_marks(fig, points, theme.symbol("x", theme.RED), hover, name="fault", text=texts)
 
 
 def _value_near(curve: Curve, step: int) -> float:
@@ -134,22 +127,10 @@ def phase_figure(bars: Sequence[PhaseBar], colours: Mapping[str, str]) -> go.Fig
     rows = [name for name, _, _ in bars]
     fig = figure(110 + ROW * len(rows), x="milliseconds", barmode="stack", bargap=0.35)
     for phase, colour in colours.items():
-        fig.add_bar(
-            y=rows,
-            x=[1000 * (durations[phase] or 0.0) for _, durations, _ in bars],
-            name=phase,
-            orientation="h",
-            marker={"color": colour},
-            hovertemplate=f"{phase}: %{{x:.1f}} ms<extra></extra>",
-        )
-    fig.add_scatter(
-        y=rows,
-        x=[None if total is None else 1000 * total for _, _, total in bars],
-        name="total",
-        mode="markers",
-        marker=theme.symbol("diamond", theme.INK),
-        hovertemplate="total: %{x:.1f} ms<extra></extra>",
-    )
+        lengths = [1000 * (durations[phase] or 0.0) for _, durations, _ in bars]
+        theme.add_bars(fig, rows, lengths, colour, f"{phase}: %{{x:.1f}} ms", name=phase)
+    totals = [(None if total is None else 1000 * total, name) for name, _, total in bars]
+    theme.add_marks(fig, totals, theme.symbol("diamond", theme.INK), "total: %{x:.1f} ms", name="total")
     fig.update_layout(yaxis=lane_axis(rows), legend={"traceorder": "normal"})
     return fig
 
@@ -174,14 +155,8 @@ def bytes_figure(record: RunRecord) -> go.Figure | None:
     fig = figure(90 + 24 * len(rows), x="MB sent", barmode="stack", bargap=0.3)
     for name, amounts, colour in (("in finished steps", useful, theme.BLUE), ("in dropped steps", wasted, theme.GREY)):
         if amounts:
-            fig.add_bar(
-                y=rows,
-                x=[amounts[edge] for edge in edges],
-                name=name,
-                orientation="h",
-                marker={"color": colour},
-                hovertemplate=f"%{{y}}: %{{x:.2f}} MB {name}<extra></extra>",
-            )
+            megabytes = [amounts[edge] for edge in edges]
+            theme.add_bars(fig, rows, megabytes, colour, f"%{{y}}: %{{x:.2f}} MB {name}", name=name)
     fig.update_layout(yaxis=lane_axis(rows), showlegend=True, legend={"traceorder": "normal"})
     return fig
 
@@ -196,29 +171,22 @@ def holdings_figure(stays: Sequence[StageStay], timings: Sequence[RecoveryTiming
     for h in stays:
         colours.append(theme.SHADES[changes[h.node] % len(theme.SHADES)])
         changes[h.node] += 1
-    fig.add_bar(
-        y=[h.where for h in stays],
-        x=[h.end - h.start for h in stays],
+    theme.add_bars(
+        fig,
+        [h.where for h in stays],
+        [h.end - h.start for h in stays],
+        {"color": colours, "line": {"color": theme.PAPER, "width": 2}},
+        "%{customdata}",
         base=[h.start - zero for h in stays],
-        orientation="h",
         showlegend=False,
-        marker={"color": colours, "line": {"color": theme.PAPER, "width": 2}},
         text=[escape_label(h.worker) for h in stays],
         textposition="inside",
         insidetextanchor="start",
         textfont={"color": theme.INK},
         customdata=[f"{escape_label(h.worker)}: {h.start - zero:.2f} to {h.end - zero:.2f} s" for h in stays],
-        hovertemplate="%{customdata}<extra></extra>",
     )
     losses = [(t.lost_t - zero, name_of[node]) for t in timings for node in t.nodes if node in name_of]
-    fig.add_scatter(
-        x=[t for t, _ in losses],
-        y=[where for _, where in losses],
-        mode="markers",
-        showlegend=False,
-        marker=theme.symbol("x", theme.RED),
-        hovertemplate="lost at %{x:.2f} s<extra></extra>",
-    )
+    theme.add_marks(fig, losses, theme.symbol("x", theme.RED), "lost at %{x:.2f} s")
     fig.update_layout(yaxis=lane_axis(rows), margin={"t": 12}, uniformtext={"minsize": 9, "mode": "hide"})
     first, last = min((h.start - zero for h in stays), default=0.0), max((h.end - zero for h in stays), default=1.0)
     fig.update_xaxes(range=[first, last])

@@ -207,12 +207,13 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
     for kind, style in styles.items():
         of_kind = [bar for bar in bars if bar.kind == kind]
         if of_kind:
-            fig.add_bar(
-                y=[bar.row for bar in of_kind],
-                x=[1000 * (bar.end - bar.start) for bar in of_kind],
+            theme.add_bars(
+                fig,
+                [bar.row for bar in of_kind],
+                [1000 * (bar.end - bar.start) for bar in of_kind],
+                style,
+                "%{y}<br>%{customdata}",
                 base=[1000 * (bar.start - zero) for bar in of_kind],
-                orientation="h",
-                marker=style,
                 name={"relink": "relink, transfer, rebuild", "write": "background write"}.get(kind, kind),
                 text=[bar.text if bar.end - bar.start > legible else "" for bar in of_kind],
                 insidetextanchor="middle",
@@ -223,7 +224,6 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
                     "color": theme.MUTED if kind == "dropped" else text_colour_on(str(style["color"])),
                 },
                 customdata=[bar.hover for bar in of_kind],
-                hovertemplate="%{y}<br>%{customdata}<extra></extra>",
             )
     below = -52 / (ROW * len(rows))
     fig.update_layout(

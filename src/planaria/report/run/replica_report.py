@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -16,7 +17,7 @@ from planaria.report.phrases import format_count
 from planaria.report.run.recoveries import recoveries
 from planaria.report.run.round_history import RoundHistory, settled_rounds, totals, totals_lines
 from planaria.report.run.sample_ledger import sample_ledger
-from planaria.report.theme import add_curve, figure, integer_x_axis, lane_axis, stroke, symbol
+from planaria.report.theme import add_curve, figure, integer_x_axis, lane_axis, stroke
 
 ROUNDS_DRAWN = 400
 """maximum rounds in the figure of waits: those with the longest"""
@@ -192,20 +193,16 @@ def draw_pair_counts(table: Sequence[Sequence[int | None]], alone: bool = False)
     for replica in range(count) if alone else ():
         words[replica][replica] = f"replica {replica} was alone {format_count(table[replica][replica] or 0, 'time')}"
     names = [f"replica {replica}" for replica in range(count)]
-    fig.add_heatmap(
-        x=names,
-        y=names,
-        z=table,
-        colorscale=[[0, theme.PAPER], [1, theme.CARRIED]],
-        xgap=1,
-        ygap=1,
-        zmin=0,
-        customdata=words,
-        hovertemplate="%{customdata}<extra></extra>",
-        text=[["" if cell is None else str(cell) for cell in row] for row in table],
-        texttemplate="%{text}",
-        showscale=False,
-    )
+    texts = [["" if cell is None else str(cell) for cell in row] for row in table]
+    style: dict[str, Any] = {
+        "xgap": 1,
+        "ygap": 1,
+        "customdata": words,
+        "text": texts,
+        "texttemplate": "%{text}",
+        "showscale": False,
+    }
+    theme.add_heatmap(fig, names, names, table, theme.CARRIED, "%{customdata}", **style)
     fig.update_xaxes(showgrid=False)
     fig.update_layout(yaxis=lane_axis(names))
     return fig
@@ -228,14 +225,9 @@ def draw_waits(rounds: Mapping[int, tuple[float, float, float, int]]) -> go.Figu
             marker={"color": colour},
             hovertemplate=f"round %{{x}}, {name}: %{{y:.1f}} ms, mean<extra></extra>",
         )
-    fig.add_scatter(
-        x=numbers,
-        y=[1000 * times[2] for times in times_of],
-        name="longest wait",
-        mode="markers",
-        marker=symbol("diamond", theme.INK, 8),
-        customdata=[times[3] for times in times_of],
-        hovertemplate="round %{x}: replica %{customdata} waited %{y:.1f} ms<extra></extra>",
-    )
+    longest_waits = [(number, 1000 * times[2]) for number, times in rounds.items()]
+    slowest = {"name": "longest wait", "customdata": [times[3] for times in times_of]}
+    hover = "round %{x}: replica %{customdata} waited %{y:.1f} ms"
+    theme.add_marks(fig, longest_waits, theme.symbol("diamond", theme.INK, 8), hover, **slowest)
     fig.update_layout(legend={"traceorder": "normal"})
     return integer_x_axis(fig, numbers, bars=True)

@@ -196,15 +196,16 @@ def gantt_figure(step: PlannedStep) -> go.Figure:
         of_kind = [done for done in step.passes if done.kind == kind and done.node in keys]
         seconds = [(done.ends - done.starts) / 1e9 for done in of_kind]
         numbers = [str(done.microbatch) for done in of_kind]
-        fig.add_bar(
+        theme.add_bars(
+            fig,
+            [keys[done.node] for done in of_kind],
+            seconds,
+            {"color": colour, "line": {"color": theme.PAPER, "width": 0.5}},
+            "%{customdata}",
             name=kind,
-            y=[keys[done.node] for done in of_kind],
-            x=seconds,
             base=[done.starts / 1e9 for done in of_kind],
             width=0.6,
             offset=-0.3,
-            orientation="h",
-            marker={"color": colour, "line": {"color": theme.PAPER, "width": 0.5}},
             text=[
                 i if WIDTH * duration > DIGIT * len(i) * total else ""
                 for i, duration in zip(numbers, seconds, strict=True)
@@ -215,7 +216,6 @@ def gantt_figure(step: PlannedStep) -> go.Figure:
             textangle=0,
             textfont={"size": 10, "color": text_colour_on(colour)},
             customdata=[_hover(step, done) for done in of_kind],
-            hovertemplate="%{customdata}<extra></extra>",
         )
     _add_waits(fig, step, keys)
     fig.update_layout(yaxis=_lanes([step.name(node) for node in nodes]), legend={"traceorder": "normal"})
@@ -225,18 +225,18 @@ def gantt_figure(step: PlannedStep) -> go.Figure:
 
 def _add_waits(fig: go.Figure, step: PlannedStep, keys: dict[int, str]) -> None:
     waits = [done for done in step.waits if done.node in keys]
-    fig.add_bar(
+    theme.add_bars(
+        fig,
+        [keys[done.node] for done in waits],
+        [done.waited / 1e9 for done in waits],
+        theme.RED,
+        "%{customdata}",
         name="a forward waits for its node",
-        y=[keys[done.node] for done in waits],
-        x=[done.waited / 1e9 for done in waits],
         base=[done.arrives / 1e9 for done in waits],
         width=0.15,
         offset=-0.5,
-        orientation="h",
-        marker={"color": theme.RED},
         opacity=0.5,
         customdata=[f"{_hover(step, done)}<br>waited {done.waited / 1e9:.3f} s" for done in waits],
-        hovertemplate="%{customdata}<extra></extra>",
     )
 
 
@@ -283,10 +283,14 @@ def sites_figure(
     """
     keys, is_labelled = _keys(sites), len(sites) <= MAX_LABELLED_SITES
     fig = figure(140 + (28 if is_labelled else 16) * len(sites), x="to", y="from", margin={"t": 12, "b": 90})
-    fig.add_heatmap(
-        x=keys,
-        y=keys,
-        z=table,
+    theme.add_heatmap(
+        fig,
+        keys,
+        keys,
+        table,
+        shade,
+        "%{customdata}",
+        low=theme.WASH,
         text=[["" if number is None else f"{number:.3g}" for number in row] for row in table],
         texttemplate="%{text}" if is_labelled else None,
         textfont={"size": 11, "color": theme.INK},
@@ -294,9 +298,6 @@ def sites_figure(
             [f"{escape_label(a)} → {escape_label(b)}<br>{notes[i][j]}" for j, b in enumerate(sites)]
             for i, a in enumerate(sites)
         ],
-        hovertemplate="%{customdata}<extra></extra>",
-        colorscale=[(0, theme.WASH), (1, shade)],
-        zmin=0,
         zmax=max((number for row in table for number in row if number is not None), default=1),
         xgap=1,
         ygap=1,
