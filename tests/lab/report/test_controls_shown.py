@@ -69,11 +69,11 @@ def test_the_table_has_reset_ratios_the_floor_and_the_effect_of_lost_moments(
     (reset,) = [arm for arm in held.arms if arm.name == "reset"]
     ratio = reset.spread("ratio")
     assert ratio is not None and ratio.mean < 0.97
-    assert f"moments       only moments lost: reset × {ratio.mean:.3f}" in shown
+    assert f"controls      Losing moments alone takes × {ratio.mean:.3f}" in shown
     assert "of the steps without failures" in shown
     assert "× reset" in shown and "reset (control)" in shown and "oracle (control)" in shown
     floor = held.arms[1].spread("hours")
-    assert floor is not None and f"floor         {floor.mean:.2f} h, ×" in shown
+    assert floor is not None and f"controls      The floor is {floor.mean:.2f} h, ×" in shown
 
 
 def test_no_control_is_named_as_the_fastest_or_drawn_as_a_choice(held: ComparisonResults, tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from planaria.common.errors import UserError
 
 if TYPE_CHECKING:
     from planaria.config.schema import Section
-    from planaria.lab.commands.merge import MergeOptions
     from planaria.lab.compare.run_comparison import ComparisonRequest
+    from planaria.lab.experts.fused import Routers
 
 DELAYS = "choose a gradient code for replicas with the delays of this run (its folder)"
 ADD = "the expert to add: for an ensemble, a run or an exported model with its tokenizer"
@@ -286,15 +286,14 @@ def _merge_experts(run: Path, to: Path, how: MergeMethod, safe: str | None, give
         reject_flags({"lambda": given["lambda"]}, "does not apply to an average; remove it")
     if is_exported(run):
         raise UserError(f"{run} is already one model; --merge is for an ensemble of `planaria experts train`")
-    if how == "average" or how == "dume":
-        return merge.merge(run, to, _merge_options(how, given), safe)
+    if how == "dume":
+        return merge.merge(run, to, _routers(given), not given["no-bias"], safe)
     return merge.fuse(run, to, how, given["lambda"], safe, given["seed"] or 0)
 
 
-def _merge_options(by: Literal["average", "dume"], given: Mapping[str, Any]) -> MergeOptions:
-    """Return the options of a merged model; raise UserError if they are invalid."""
+def _routers(given: Mapping[str, Any]) -> Routers:
+    """Return the parameters of routers; raise UserError if they are invalid."""
     from planaria.config.bounds import MIN_TEMPERATURE
-    from planaria.lab.commands.merge import MergeOptions
     from planaria.lab.experts.fused import Routers
     from planaria.lab.experts.ridge import RIDGE
     from planaria.lab.experts.text_prior import SAMPLES
@@ -308,4 +307,4 @@ def _merge_options(by: Literal["average", "dume"], given: Mapping[str, Any]) -> 
     usual = {"top_k": 1, "temperature": 1.0, "samples": SAMPLES, "ridge": RIDGE}
     fields = {"top-k": "top_k", "lambda": "ridge"}
     chosen = {fields.get(name, name): number for name, number in chosen.items()}
-    return MergeOptions(by, Routers.model_validate(usual | chosen), bias=not given["no-bias"])
+    return Routers.model_validate(usual | chosen)

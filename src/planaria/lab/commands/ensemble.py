@@ -15,14 +15,12 @@ from torch import Tensor
 
 from planaria.common.errors import UserError, suggestion
 from planaria.config.names import require_name
-from planaria.config.schema import DataConfig
-from planaria.data.shards import tokenise_corpus
 from planaria.lab.experts import fused, manifest
 from planaria.lab.experts.domains import HELD_OUT, TEST, domains_with_text
 from planaria.lab.experts.embedding import Embedding
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.experts_results import DomainScore
-from planaria.lab.experts.log_probabilities import domain_samples, token_logps, windows
+from planaria.lab.experts.log_probabilities import domain_samples, text_samples, token_logps
 from planaria.lab.experts.manifest import ADDED, TOKENIZER, EnsembleManifest, Expert
 from planaria.lab.experts.merge import count_shares
 from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE
@@ -96,10 +94,8 @@ def _print_domains(ensemble: Ensemble, folder: Path, tests: Sequence[Path]) -> N
 
 def _score_text(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, DomainScore]:
     """Return the experts' ln p of a text [E, N, T], and the ensemble's score."""
-    source_config = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
-    samples = windows(
-        tokenise_corpus(source_config, ensemble.manifest.vocab), "train", ensemble.manifest.context, MAX_WINDOWS
-    )
+    vocab, context = ensemble.manifest.vocab, ensemble.manifest.context
+    samples = text_samples(folder, {"source": source}, vocab, context, MAX_WINDOWS)
     readings = len(samples) * len(ensemble.manifest.members)
     with CountProgress(f"experts read {source}", "samples", readings) as progress:
         logps = ensemble.logps(samples, on_read=progress.advance)
@@ -275,8 +271,7 @@ def _test_sources(folder: Path, merge_record: fused.Fused | None, text: str | No
 
 def _cells(folder: Path, model: Completer, source: str, names: list[str]) -> list[str]:
     """Return the table cells of one text; ``names`` are those of a routed model's blocks."""
-    source_config = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
-    samples = windows(tokenise_corpus(source_config, model.vocab), "train", model.context, MAX_WINDOWS)
+    samples = text_samples(folder, {"source": source}, model.vocab, model.context, MAX_WINDOWS)
     with (
         CountProgress(f"the model reads {source}", "samples", len(samples)) as progress,
         count_shares(model.llama) if names and model.llama is not None else nullcontext(torch.ones(1)) as passed,

@@ -1,7 +1,7 @@
 """``planaria experts edit --merge``: turn the experts of an ensemble into one model.
 
-:func:`fuse` sums what each learned since their common parent; :func:`merge` averages them or keeps their blocks as a
-mixture of experts.
+:func:`fuse` sums or averages what each learned since their common parent; :func:`merge` keeps their blocks as a mixture
+of experts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from torch import Tensor
 
 from planaria.common.errors import UserError, suggestion
 from planaria.config.names import require_name
-from planaria.config.schema import DataConfig
-from planaria.data.shards import tokenise_corpus
 from planaria.lab.experts import fused, manifest
 from planaria.lab.experts import merge as merging
 from planaria.lab.experts.domains import TRAINED, domains_with_text
 from planaria.lab.experts.fused import FILE, SCALES, Fused, How, Routers, SourceModel
-from planaria.lab.experts.log_probabilities import domain_samples, read_sums, windows
-from planaria.lab.experts.manifest import TOKENIZER, EnsembleManifest
+from planaria.lab.experts.log_probabilities import domain_samples, read_sums, text_samples
+from planaria.lab.experts.manifest import EnsembleManifest
 from planaria.models import task_vectors
 from planaria.models.llama_stages import Llama
 from planaria.runtime.preparation.weight_sources import open_model
@@ -73,19 +71,18 @@ def gather(run: Path, to: Path, safe: str | None) -> MergeSources:
     return MergeSources(run, known, parent, experts, origin, parts)
 
 
-def fuse(run: Path, to: Path, by: How, scale: float | None, safe: str | None, seed: int) -> int:
-    """Fuse the experts of the ensemble in ``run`` into one model; return the exit code.
+def fuse(
+    run: Path, to: Path, by: How | Literal["average"], scale: float | None, safe: str | None, seed: int = 0
+) -> int:
+    """Write the parent of an ensemble plus each expert's contribution as one model; return the exit code.
 
     :raises UserError: as :func:`gather`.
     """
     sources = gather(run, to, safe)
-    weight = SCALES[by] if scale is None else scale
-    write_sum(sources, to, Fused(by=by, scale=weight, seed=seed, parent=sources.origin, parts=sources.parts))
-    return 0
-
-
-def write_sum(sources: MergeSources, to: Path, record: Fused) -> None:
-    """Write the parent plus each expert's contribution as one model."""
+    mean = 1 / len(sources.parts)
+    weight = mean if by == "average" else SCALES[by] if scale is None else scale
+    texts = _run_path(run) if by == "average" else ""
+    record = Fused(by=by, scale=weight, seed=seed, parent=sources.origin, parts=sources.parts, run=texts)
     parent = weights_of(sources.parent)
     added = fused.contributions(record, parent, [weights_of(expert) for expert in sources.experts])
     whole = sources.parent.clone()
@@ -93,6 +90,7 @@ def write_sum(sources: MergeSources, to: Path, record: Fused) -> None:
     write_model(to, whole, {FILE: record.model_dump_json(indent=1).encode()})
     print(f"{to}: {len(sources.experts)} experts in one model of {sources.known.members[0].parameters:,} parameters, "
           f"by {record.by}, λ = {record.scale:g}; `planaria eval {to}` measures its loss")  # fmt: skip
+    return 0
 
 
 def open_llama(path: str) -> LlamaPolicy:
@@ -138,33 +136,19 @@ SUMS = "routers.safetensors"
 """expert's name → sums of its domain [layers, D + 1, D + 1], from which routers are computed"""
 
 
-@dataclass(frozen=True)
-class MergeOptions:
-    """Options of a merged model."""
+def merge(run: Path, to: Path, routers: Routers, bias: bool, safe: str | None) -> int:
+    """Merge the experts of the ensemble in ``run`` into a mixture of experts; return the exit code.
 
-    by: Literal["average", "dume"]
-    routers: Routers
-    bias: bool
-    """dume: whether routers have biases"""
-
-
-def merge(run: Path, to: Path, options: MergeOptions, safe: str | None) -> int:
-    """Merge the experts of the ensemble in ``run``; return the exit code.
-
+    :param bias: whether routers have biases
     :raises UserError: before anything is computed, when they cannot be merged, or an expert's domain has no text.
     """
     torch.set_num_threads(1)
     sources = gather(run, to, safe)
-    if options.by == "average":
-        scale = 1 / len(sources.parts)
-        parts = sources.parts
-        write_sum(sources, to, Fused(by="average", scale=scale, parent=sources.origin, parts=parts, run=_run_path(run)))
-        return 0
-    texts = _router_texts(sources, options.routers.samples)
+    texts = _router_texts(sources, routers.samples)
     experts = [_llama(policy) for policy in sources.experts]
-    model = merging.merge_experts(experts, options.routers.of(len(experts)), options.bias)
+    model = merging.merge_experts(experts, routers.of(len(experts)), bias)
     sums = {part.name: merging.domain_sums(model, n, texts[part.domain]) for n, part in enumerate(sources.parts)}
-    record = Fused(by="dume", parent=sources.origin, parts=sources.parts, run=_run_path(run), routers=options.routers)
+    record = Fused(by="dume", parent=sources.origin, parts=sources.parts, run=_run_path(run), routers=routers)
     _write_merged(to, model, sources.experts[0], record, sums)
     return 0
 
@@ -188,9 +172,8 @@ def add_expert(folder: Path, to: Path, expert: str, name: str, domain: str, text
     if policy.tokenizer_fingerprint != merged.policy.tokenizer_fingerprint:
         raise UserError(f"{expert}: its tokenizer differs from that of {folder}; use an expert of the same parent")
     require_child(open_llama(origin), policy, f"expert {name!r}", origin)
-    data_config = DataConfig(source=text, tokenizer=str(folder / TOKENIZER), validation=0.0)
     model, routers, config = merged.model, merged.routers, merged.model.config
-    samples = windows(tokenise_corpus(data_config, config.vocab), "train", config.context, routers.samples)[:, :-1]
+    samples = text_samples(folder, {"source": text}, config.vocab, config.context, routers.samples)[:, :-1]
     number = len(merged.record.parts)
     wider = merging.with_block(model, _llama(policy), routers.of(number + 1))
     sums = {**merged.sums, name: merging.domain_sums(wider, number, samples)}

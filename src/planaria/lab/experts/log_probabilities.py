@@ -165,13 +165,24 @@ def domain_samples(
     :raises UserError: when there is no such text, or less of it than one sample.
     """
     try:
-        text = sources(domains, folder / split)
-        data_config = DataConfig(**text, tokenizer=str(folder / TOKENIZER), validation=0.0, cache=cache)
-        return windows(tokenise_corpus(data_config, vocab), "train", context, limit)
+        return text_samples(folder, sources(domains, folder / split), vocab, context, limit, cache)
     except UserError as error:
         files = ", ".join(str(folder / split / f"{name}.jsonl") for name in domains)
         location = location or f"domain {', '.join(map(repr, domains))} ({files})"
         raise UserError(f"{location}: {str(error).removeprefix('data.')}") from None
+
+
+def text_samples(
+    folder: Path, text: Mapping[str, Any], vocab: int, context: int, limit: int, cache: str | None = None
+) -> Tensor:
+    """Return at most ``limit`` samples [N, context + 1] of a text, with the tokenizer of the model in ``folder``.
+
+    ``text``: settings of ``[data]`` that name it.
+
+    :raises UserError: when there is no such text, or less of it than one sample.
+    """
+    data_config = DataConfig(**text, tokenizer=str(folder / TOKENIZER), validation=0.0, cache=cache)
+    return windows(tokenise_corpus(data_config, vocab), "train", context, limit)
 
 
 def sources(domains: Sequence[str], folder: Path) -> dict[str, Any]:

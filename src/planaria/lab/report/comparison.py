@@ -19,6 +19,7 @@ from planaria.lab.report.comparison_figures import failures_figure, hours_figure
 from planaria.lab.report.comparison_table import (
     DIGEST,
     arm_title,
+    control_sentences,
     describe_failures,
     describe_target,
     format_seeds_of,
@@ -265,7 +266,7 @@ def verdict(results: ComparisonResults) -> Verdict:
         good=not missed,
         badge=badge,
         summary=_ranking_sentence(results, ranked)
-        + _control_sentences(results)
+        + "".join(f" {sentence}" for sentence in control_sentences(results))
         + (f" {badge[0].upper()}{badge[1:]}." if missed else ""),
         numbers=_deciding_numbers(results, ranked),
         cost=_cost_sentence(missed, others),
@@ -299,28 +300,6 @@ def _ranking_sentence(results: ComparisonResults, ranked: Ranking) -> str:
         case "every seed":
             return f"{text}, and before it with each of {seeds}."
     return f"{text}, but not with every one of {seeds}: the two are close."
-
-
-def _control_sentences(results: ComparisonResults) -> str:
-    """Summarise the controls: the share of an arm's steps that lost moments explain, and the floor."""
-    text = ""
-    relative = [(arm, spread) for arm in results.contestants if (spread := arm.spread("reset_ratio")) is not None]
-    inexact = [f"{arm.name} × {spread.mean:.3f}" for arm, spread in relative if not arm.exact]
-    resets = [(arm, results.reset_cost(arm)) for arm in results.arms if arm.control == "reset"]
-    alone = [f"× {ratio.mean:.3f} ({arm.name})" for arm, ratio in resets if ratio is not None]
-    if inexact and alone:
-        text += f" Losing moments alone takes {join_names(alone)} of the steps without failures"
-        text += f"; over that, steps of {join_names(inexact)}."
-    elif any(arm.exact is False for arm in results.contestants):
-        text += (
-            " No arm shows what losing moments alone does to arms that lose them (reset), so their steps may mislead."
-        )
-    floor = results.oracle
-    if floor is not None and results.priced and (least := floor.spread("hours")) is not None:
-        text += (
-            f" The floor is {_format_with_unit(least.mean, 'h')}: failures that lose only the time of a replacement."
-        )
-    return text
 
 
 def _format_with_unit(number: float, unit: str) -> str:

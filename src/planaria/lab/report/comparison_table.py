@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from rich.text import Text
 
@@ -10,7 +11,7 @@ from planaria.lab.compare.race_results import MIN_SEEDS, ArmScore, ComparisonRes
 from planaria.lab.compare.race_spec import SMOOTHING_WINDOW
 from planaria.lab.report.equal_costs import equal_costs_table, has_equal_costs
 from planaria.lab.trials.spread import format_seeds, format_spread
-from planaria.report.phrases import format_count, format_number
+from planaria.report.phrases import format_count, format_number, join_names
 from planaria.report.tables import Table, show
 
 DIGEST = 16
@@ -37,9 +38,10 @@ def show_table(results: ComparisonResults) -> None:
         console.print(f"trace         {failures.digest[:DIGEST]} {describe_failures(failures)}", highlight=False)
     console.print(Text(f"clock         {results.clock}{'' if results.priced else ', by which steps take no time'}"))
     console.print(Text(f"target        {describe_target(results)}"))
-    for line in (floor_sentence(results), moments_sentence(results), search_sentence(results)):
-        if line:
-            console.print(Text(line))
+    for sentence in control_sentences(results):
+        console.print(Text(f"controls      {sentence}"))
+    if results.search:
+        console.print(Text(search_sentence(results)))
 
 
 def describe_failures(failures: SeedTrace) -> str:
@@ -135,35 +137,31 @@ def describe_target(results: ComparisonResults) -> str:
     )
 
 
-def floor_sentence(results: ComparisonResults) -> str:
-    """Describe the hours of a recovery that loses nothing but time."""
-    arm = results.oracle
-    if arm is None or not results.priced or (hours := arm.spread("hours")) is None:
-        return ""
-    ratio = format_spread(arm.spread("hours_ratio"))
-    return (
-        f"floor         {format_number(hours.mean)} h, × {ratio} of the fault-free hours: failures that lose only "
-        "the time of a replacement"
-    )
-
-
-def moments_sentence(results: ComparisonResults) -> str:
-    """Describe the effect of losing moments alone, without which ratios to the fault-free arm mislead."""
-    alone = [f"{arm.name} × {format_spread(results.reset_cost(arm))}" for arm in results.arms if arm.control == "reset"]
+def control_sentences(results: ComparisonResults) -> Iterator[str]:
+    """Yield what the controls show: the share of an arm's steps that lost moments explain, and the floor."""
+    relative = [(arm, spread) for arm in results.contestants if (spread := arm.spread("reset_ratio")) is not None]
+    inexact = [f"{arm.name} × {spread.mean:.3f}" for arm, spread in relative if not arm.exact]
+    resets = [(arm, results.reset_cost(arm)) for arm in results.arms if arm.control == "reset"]
+    alone = [f"× {format_spread(ratio)} ({arm.name})" for arm, ratio in resets if ratio is not None]
     if alone:
-        return f"moments       only moments lost: {'; '.join(alone)} of the steps without failures"
-    if any(arm.exact is False for arm in results.contestants):
-        return (
-            "moments       some arms lose moments, and no arm loses only moments; add the control reset "
-            "(--arms …,reset,oracle)"
+        over = f"; over that, steps of {join_names(inexact)}" if inexact else ""
+        yield f"Losing moments alone takes {join_names(alone)} of the steps without failures{over}."
+    elif any(arm.exact is False for arm in results.contestants):
+        yield (
+            "No arm shows what losing moments alone does to arms that lose them, so their steps may mislead; add the "
+            "control reset (--arms …,reset,oracle)."
         )
-    return ""
+    floor = results.oracle
+    if floor is not None and results.priced and (least := floor.spread("hours")) is not None:
+        ratio = format_spread(floor.spread("hours_ratio"))
+        yield (
+            f"The floor is {format_number(least.mean)} h, × {ratio} of the fault-free hours: failures that lose only "
+            "the time of a replacement."
+        )
 
 
 def search_sentence(results: ComparisonResults) -> str:
     """Describe the search without failures."""
-    if not results.search:
-        return ""
     tried = "; ".join(f"{point.name} {format_spread(point.spread('ratio'))}" for point in results.search[1:])
     best = next(arm for arm in results.arms if arm.name == "tuned")
     which = ", ".join(f"{name} = {setting}" for name, setting in best.changes.items()) or "the recipe's own settings"

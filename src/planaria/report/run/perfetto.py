@@ -12,10 +12,9 @@ import json
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import IO, Any, TypeVar
 
 from planaria.common.atomic import replace_atomically, write_error
 from planaria.common.errors import UserError
@@ -55,14 +54,8 @@ def write_trace(folder: Path, to: Path | None = None) -> Path:
     return path
 
 
-@contextmanager
-def _open_text(path: Path, compressed: bool) -> Iterator[TextIO]:
-    if not compressed:
-        with path.open("w", encoding="utf-8") as plain:
-            yield plain
-        return
-    with gzip.open(path, "wt", compresslevel=6, encoding="utf-8") as packed:
-        yield packed
+def _open_text(path: Path, compressed: bool) -> IO[str]:
+    return gzip.open(path, "wt", 6, "utf-8") if compressed else path.open("w", encoding="utf-8")
 
 
 def trace_events(record: RunRecord) -> Iterator[TraceEvent]:
