@@ -32,6 +32,7 @@ from planaria.lab.experts.scoring import score
 from planaria.lab.report.experts_report import show_results, write_experts_report
 from planaria.lab.trials import result_cache
 from planaria.models.generate import generate
+from support.mixture_checks import check_generation, check_likeliest, next_log_p
 
 pytestmark = pytest.mark.timeout(300)
 """A dozen processes start one after the other."""
@@ -292,35 +293,13 @@ def test_an_ensemble_is_evaluated_on_a_given_text_or_on_its_test_texts(
 def test_cached_generation_draws_from_the_mixture(made: Path) -> None:
     """Greedy tokens, also past the end of the context, maximise the mixture recomputed for every token."""
     ensemble = Ensemble(made / "runs" / "tiny", max_models=1)
-    tokens, context = ensemble.tokenizer.encode("import os"), ensemble.manifest.context
-    found = list(ensemble.generate(tokens, 30))
-    whole, log_w = list(tokens), None
-    for drawn in found:
-        with torch.inference_mode():
-            window = torch.tensor(whole[-context:])[None]
-            next_log_p = torch.stack([ensemble.model(j)(window)[0, -1].double().log_softmax(-1) for j in range(3)])
-        if log_w is None:
-            samples = torch.tensor(whole)[None]
-            log_w = (ensemble.log_prior_after(whole) + ensemble.logps(samples)[:, 0].sum(-1)).log_softmax(0)
-        mixture = torch.logsumexp(next_log_p + log_w[:, None], 0)
-        assert float(mixture[drawn]) == pytest.approx(float(mixture.max()), abs=1e-5)
-        log_w = (log_w + next_log_p[:, drawn]).log_softmax(0)
-        whole.append(drawn)
-
-
-def check_generation(ensemble: Ensemble, prompt: str, count: int) -> None:
-    """Check that greedy tokens are the likeliest under the weights of the evaluation."""
-    whole = ensemble.tokenizer.encode(prompt)
-    found = list(ensemble.generate(whole, count))
-    assert found and len(whole) + len(found) <= ensemble.manifest.context
-    for drawn in found:
-        with torch.inference_mode():
-            window = torch.tensor(whole)[None]
-            members = range(len(ensemble.manifest.members))
-            next_log_p = torch.stack([ensemble.model(j)(window)[0, -1].double().log_softmax(-1) for j in members])
-        log_w = ensemble.weights(torch.tensor([[*whole, 0]]))[:, 0, -1]
-        mixture = torch.logsumexp(next_log_p + log_w[:, None], 0)
-        assert float(mixture[drawn]) == pytest.approx(float(mixture.max()), abs=1e-5)
+    whole = ensemble.tokenizer.encode("import os")
+    read = ensemble.logps(torch.tensor(whole)[None])[:, 0].sum(-1)
+    log_w = (ensemble.log_prior_after(whole) + read).log_softmax(0)
+    for drawn in list(ensemble.generate(whole, 30)):
+        log_p = next_log_p(ensemble, whole)
+        check_likeliest(drawn, log_p, log_w)
+        log_w = (log_w + log_p[:, drawn]).log_softmax(0)
         whole.append(drawn)
 
 

@@ -11,12 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from planaria.common.errors import UserError
-from planaria.lab.experts import manifest, posterior, ridge
+from planaria.lab.experts import manifest, ridge
 from planaria.lab.experts.domains import HELD_OUT, TEST, TRAINED
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.log_probabilities import domain_samples
 from planaria.lab.experts.text_prior import FILE, SAMPLES, RidgePrior, mean_states, text_sums
 from planaria.models.llama_stages import Llama
+from support.mixture_checks import check_generation
 from support.untrained_ensemble import END, SHAPE, text, write_ensemble
 
 DOMAINS = ("digits", "lower")
@@ -63,15 +64,7 @@ def test_a_prior_identifies_the_domain_from_earlier_text_alone(tmp_path: Path, m
 @pytest.mark.parametrize(("top_k", "prefix"), [(0, 0), (1, 8)])
 def test_generation_and_measurement_use_the_same_weights(tmp_path: Path, top_k: int, prefix: int) -> None:
     ensemble = Ensemble(write_ensemble(tmp_path, {"prior": "ridge", "top_k": top_k, "prefix": prefix}))
-    whole = ensemble.tokenizer.encode("31")
-    for drawn in ensemble.generate(whole, 20):
-        with torch.inference_mode():
-            log_p = torch.stack([ensemble.model(n)(torch.tensor(whole)[None])[0, -1] for n in range(2)])
-        log_w = ensemble.weights(torch.tensor([[*whole, 0]]))[:, 0, -1]
-        mixture = posterior.log_mixture(log_p.double().log_softmax(-1), log_w[:, None])
-        assert float(mixture[drawn]) == pytest.approx(float(mixture.max()), abs=1e-5)
-        whole.append(drawn)
-    assert len(whole) == 22
+    assert check_generation(ensemble, "31", 20) == 20
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
