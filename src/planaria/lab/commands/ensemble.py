@@ -61,11 +61,15 @@ def evaluate(folder: Path, text: str | None) -> int:
     if text is not None:
         _print_text(ensemble, folder, text)
         return 0
-    tests = sorted((folder / TEST).glob("*.jsonl"))
-    if not tests:
-        raise UserError(f"{folder / TEST} has no test texts; pass --text FILE")
-    _print_domains(ensemble, folder, tests)
+    _print_domains(ensemble, folder, _test_texts(folder))
     return 0
+
+
+def _test_texts(folder: Path) -> list[Path]:
+    """Return the files of an ensemble's test texts; UserError if it has none."""
+    if files := sorted((folder / TEST).glob("*.jsonl")):
+        return files
+    raise UserError(f"{folder / TEST} has no test texts; pass --text FILE")
 
 
 def _print_text(ensemble: Ensemble, folder: Path, text: str) -> None:
@@ -263,10 +267,7 @@ def _test_sources(folder: Path, merge_record: fused.Fused | None, text: str | No
         return {text: text}
     if merge_record is None or not merge_record.run:
         raise UserError(f"{folder}: has no test texts; pass --text FILE")
-    tests = sorted((Path(merge_record.run) / TEST).glob("*.jsonl"))
-    if not tests:
-        raise UserError(f"{Path(merge_record.run) / TEST} has no test texts; pass --text FILE")
-    return {file.stem: str(file) for file in tests}
+    return {file.stem: str(file) for file in _test_texts(Path(merge_record.run))}
 
 
 def _cells(folder: Path, model: Completer, source: str, names: list[str]) -> list[str]:
