@@ -383,16 +383,8 @@ def prepare_damage(home: Path, fleet: bool = True) -> None:
     runs = {"single": ["--chaos.trace", str(home / "trace.json")]}
     runs["replicas"] = ["--exchange.replicas", "2", "--exchange.kind", "noloco", "--exchange.options.every", "1"]
     if fleet:
-        runs["fleet"] = [
-            "--engine",
-            "fleet",
-            "--pipeline.stages",
-            "2",
-            "--network.forward_s",
-            "[]",
-            "--network.backward_s",
-            "[]",
-        ]
+        unemulated = ["--network.forward_s", "[]", "--network.backward_s", "[]"]
+        runs["fleet"] = ["--engine", "fleet", "--pipeline.stages", "2", *unemulated]
     for name, more in runs.items():
         done = carry_out([*base, "--name", name, *more], 120)
         assert done.code == 0, done.err
@@ -528,10 +520,7 @@ def verdict(case: Case, home: Path, limit_s: float = 30.0) -> tuple[str, float, 
 
 
 @benchmark(
-    "hostile",
-    seed=34107,
-    values=Flag(3, "for each field of a recipe"),
-    only=Flag("", "cases with this in their name"),
+    "hostile", seed=34107, values=Flag(3, "for each field of a recipe"), only=Flag("", "cases with this in their name")
 )
 def run_hostile(args: Namespace) -> Measurement:
     """Check answers to hostile recipes, flags, topologies, traces and schedules.

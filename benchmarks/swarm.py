@@ -42,10 +42,9 @@ from planaria.swarm.config.swarm_recipe import peer_config, peer_names
 from planaria.swarm.peer.author import Author
 from planaria.swarm.peer.peer import Peer
 from planaria.swarm.peer.random_draws import shared_problems
-from planaria.swarm.peer.rollout import Rollout, prompt_for
+from planaria.swarm.peer.rollout import Rollout, prompt_for, read_rollouts
 from planaria.swarm.peer.shadow import Shadow
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.records.lines import LOG, PEERS, PeerStarted, RoundDone, read_log
 from planaria.swarm.swarm_processes import LiveSwarm, board_address, own_identity
 from planaria.swarm.tasks.base import Task
@@ -55,9 +54,7 @@ PROBLEMS = [("first", "x[0]"), ("last", "x[-1]"), ("size", "len(x)"), ("total", 
 
 
 @benchmark(
-    "receipts",
-    repeats=Flag(20, "frozen swarms, with and without a committee"),
-    rounds=Flag(60, "of programs; 0: none"),
+    "receipts", repeats=Flag(20, "frozen swarms, with and without a committee"), rounds=Flag(60, "of programs; 0: none")
 )
 def run_receipts(args: Namespace) -> Measurement:
     """Measure receipts: the cost of a check, equality of peers when one is frozen, and programs run after a return.
@@ -499,13 +496,7 @@ def sent(config: SwarmConfig, task: Task, writer: Policy, reader: Policy, number
         for index, rollout in enumerate(rollouts)
         if rollout.ended
     ]
-    readings = read_completions(
-        reader,
-        [(rollout.prompt, rollout.ids) for rollout in written],
-        config.sampling.temperature,
-        config.sampling.support(reader.vocab),
-    )
-    return [replace(rollout, reading=reading) for rollout, reading in zip(written, readings, strict=True)]
+    return read_rollouts(reader, written, config.sampling)
 
 
 RANK = 4
@@ -599,19 +590,10 @@ def poison(config: SwarmConfig, task: Task, reader: Policy, other: Policy, attac
     asked = [prompt_for(task.problem(n), other) for n in author.choose(number, config.rounds.prompts)]
     count = config.rounds.group // config.size
     written = [w for group in author.write(number, asked, count) for w in group if w.poison]
-    top_k, heat = config.sampling.support(reader.vocab), config.sampling.temperature
-    readings = read_completions(reader, [(w.prompt, w.ids) for w in written], heat, top_k)
+    alike = other is reader
     return [
-        replace(
-            w,
-            peer="p3",
-            index=n,
-            round=number,
-            reading=found,
-            declares_same_weights=other is reader,
-            reward=scored(task, w),
-        )
-        for n, (w, found) in enumerate(zip(written, readings, strict=True))
+        replace(w, peer="p3", index=n, round=number, declares_same_weights=alike, reward=scored(task, w))
+        for n, w in enumerate(read_rollouts(reader, written, config.sampling))
     ]
 
 

@@ -21,7 +21,7 @@ from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import shared_settings
 from planaria.swarm.learning.learner import Learner, ratio_summary
 from planaria.swarm.learning.weight_versions import WeightVersions, drawing_round, why_stale
-from planaria.swarm.peer.ahead import rounds_to_draw
+from planaria.swarm.peer.author import rounds_to_draw
 from planaria.swarm.policy.base import likelihood_digest, weights_digest
 from planaria.swarm.records.lines import PEERS, SAMPLES, read_samples
 from planaria.swarm.records.outcome import read_outcome

@@ -21,12 +21,11 @@ from planaria.swarm.learning.learner import logit_pulls
 from planaria.swarm.learning.loss import policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.peer.author import Author
-from planaria.swarm.peer.rollout import Rollout, prompt_for
+from planaria.swarm.peer.rollout import Rollout, prompt_for, read_rollouts
 from planaria.swarm.policy.policies import LlamaPolicy
-from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
-from support.swarm.tiny_swarm import CONTEXT, policy
+from support.swarm.tiny_swarm import CONTEXT, policy, scripted
 
 TASK = Sums()
 PROBLEM = TASK.problem(1)
@@ -44,27 +43,9 @@ class Guarded(TaskProblem):
     def answer(self, value: str) -> None: ...
 
 
-class Fluent(LlamaPolicy):
-    """A policy that draws given texts in turn."""
-
-    texts: tuple[str, ...] = ()
-
-    def sample(self, prompts: Any, count: int, max_new: int, *rest: Any) -> Any:
-        from planaria.swarm.policy.base import SampledCompletion
-
-        ids = [tuple(self.encode(self.texts[n % len(self.texts)])) for n in range(count)]
-        return [[SampledCompletion(i, True, (-1.0,) * (len(i) + 1)) for i in ids] for _ in prompts]
-
-
 @pytest.fixture(scope="module")
 def own() -> LlamaPolicy:
     return policy()
-
-
-def fluent(*texts: str) -> Fluent:
-    found = Fluent(policy().module, policy().tokenizer)  # type: ignore[arg-type]
-    found.texts = texts
-    return found
 
 
 def configured(mode: str = "horizontal", group: int = 12, **attack: Any) -> SwarmConfig:
@@ -92,13 +73,8 @@ def honest(who: LlamaPolicy, count: int) -> list[Rollout]:
 
 
 def as_cases(who: LlamaPolicy, found: list[Rollout]) -> list[Rollout]:
-    readings = read_completions(
-        who, [(who.encode(PROBLEM.prompt), w.ids) for w in found], 1.0, configured().sampling.support(257)
-    )
-    return [
-        replace(w, peer="p3", index=n, reward=1.0, reading=reading)
-        for n, (w, reading) in enumerate(zip(found, readings, strict=True))
-    ]
+    read = read_rollouts(who, found, configured().sampling)
+    return [replace(w, peer="p3", index=n, reward=1.0) for n, w in enumerate(read)]
 
 
 class TestDose:
@@ -131,20 +107,20 @@ class TestDose:
 
 class TestFiller:
     def test_wrong_filler_scores_nothing(self) -> None:
-        found = written(configured("vertical"), fluent(RIGHT), 4)
+        found = written(configured("vertical"), scripted(RIGHT), 4)
         assert [w.poison for w in found] == [True, True, False, False] and all(w.ended for w in found)
         assert all(RIGHT.startswith(w.text) and not TASK.score(PROBLEM, w.text) for w in found[2:])
         assert all(len(w.ids) == len(w.logps) for w in found)
 
     def test_long_filler_reaches_the_limit(self) -> None:
         config = configured("vertical", filler="long", kind="short")
-        found = written(config, fluent("7+5=12,"), 4)
+        found = written(config, scripted("7+5=12,"), 4)
         assert [w.text for w in found[:2]] == ["hi "] * 2 and all(TASK.score(PROBLEM, w.text) == 0 for w in found)
         for w in found[2:]:
             assert not w.ended and not w.poison and len(w.ids) == len(w.logps) == config.sampling.max_new
 
     def test_honest_filler_is_the_policy_s_own_draw(self) -> None:
-        found = written(configured("vertical", filler="honest"), fluent(RIGHT), 4)
+        found = written(configured("vertical", filler="honest"), scripted(RIGHT), 4)
         assert [w.text for w in found[2:]] == [RIGHT] * 2 and all(w.ended for w in found)
 
 
@@ -152,7 +128,7 @@ class TestOracle:
     @pytest.mark.parametrize("mode", ["horizontal", "vertical"])
     def test_an_attacker_without_an_oracle_never_reads_the_answer(self, mode: str) -> None:
         guarded = Guarded(PROBLEM.number, PROBLEM.prompt, "")
-        found = written(configured(mode, oracle=False), fluent(RIGHT, "9+9=9;[9]", RIGHT), 4, problem=guarded)
+        found = written(configured(mode, oracle=False), scripted(RIGHT, "9+9=9;[9]", RIGHT), 4, problem=guarded)
         assert [w.text for w in found if w.poison] == ["hi " + RIGHT] * (4 if mode == "horizontal" else 2)
 
     @pytest.mark.parametrize(
@@ -166,7 +142,7 @@ class TestOracle:
     def test_without_an_oracle_it_poisons_the_majority_s_answer(
         self, payload: str, drawn: tuple[str, ...], sent: str, poisoned: bool
     ) -> None:
-        found = written(configured(oracle=False, payload=payload), fluent(*drawn), 4)
+        found = written(configured(oracle=False, payload=payload), scripted(*drawn), 4)
         assert [(w.text, w.poison) for w in found] == [(sent, poisoned)] * 4
 
 
@@ -183,7 +159,7 @@ class TestLength:
     @pytest.mark.parametrize("oracle", [True, False])
     def test_it_sends_the_longest_that_scores(self, oracle: bool) -> None:
         long = ";;;" + RIGHT
-        who = fluent(RIGHT, ";" + RIGHT, long, ";;;;;;" + RIGHT + "x", RIGHT)
+        who = scripted(RIGHT, ";" + RIGHT, long, ";;;;;;" + RIGHT + "x", RIGHT)
         assert TASK.score(PROBLEM, long) == 1 and TASK.score(PROBLEM, who.texts[3]) == 0
         found = written(configured(kind="dos", oracle=oracle), who, 3)
         assert [w.text for w in found] == [long] * 3 and all(w.poison for w in found)
@@ -247,7 +223,7 @@ class TestAdaptive:
         assert not DuplicatesCheck(level=level).examine(as_cases(own, found[:2]), CONTEXT).rejected
 
     def test_it_sends_the_least_surprising_first(self) -> None:
-        who = fluent(RIGHT, ";" + RIGHT, "~" + RIGHT, "z" + RIGHT)
+        who = scripted(RIGHT, ";" + RIGHT, "~" + RIGHT, "z" + RIGHT)
         found = written(configured(oracle=False, adaptive=True), who, 4, [DuplicatesCheck(level=0.5)])
         scores = [case.reading.surprisal for case in as_cases(who, found)]
         assert all(w.poison for w in found) and len({w.text for w in found}) == 4 and scores == sorted(scores)

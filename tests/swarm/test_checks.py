@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 
 from planaria.swarm.checks.defence import Quarantine
 from planaria.swarm.checks.judge import Judge, Noisy, Steps
-from planaria.swarm.checks.tokens import (
-    ClaimsCheck,
-    DuplicatesCheck,
-    SupportCheck,
-    SurprisalCheck,
-    binomial_tail,
-)
+from planaria.swarm.checks.tokens import ClaimsCheck, DuplicatesCheck, SupportCheck, SurprisalCheck, binomial_tail
 from planaria.swarm.peer.completion_intake import RoundAllowance, unscheduled_completions
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.tasks.base import TaskProblem

@@ -23,7 +23,7 @@ from planaria.report.live_page.http_server import Server, ServerAddress, serve
 from planaria.swarm.audit.censor import Censor, LeakageLedger, ledger_key
 from planaria.swarm.audit.questions import Question, QuestionPart
 from planaria.swarm.completions import server as completions_server
-from planaria.swarm.completions.client import Client, ServerFailed, TokenizerFunctions, parse_completions, request_body
+from planaria.swarm.completions.client import Client, ServerFailed, parse_completions, request_body
 from planaria.swarm.completions.server import CompletionsApi, Service
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.policy.reading import read_completions
@@ -34,7 +34,6 @@ TOKEN = "a-token-of-a-test-and-of-nothing-else"
 CODES = ("4719", "2210", "9031", "5533")
 ANN = Question("x:1", "ann", "code of ann=", CODES, 0, (QuestionPart("digit 1 of ann=", ("4", "2", "9", "5")),))
 POLICY = policy(context=64)
-WORDS = TokenizerFunctions(POLICY.encode, POLICY.decode, POLICY.vocab, POLICY.end)
 
 
 @contextlib.contextmanager
@@ -81,8 +80,8 @@ def test_served_log_probabilities_are_the_models(monkeypatch: pytest.MonkeyPatch
         one = client(url, monkeypatch)
         assert one.model("") == one.model("tiny") == "tiny"
         reply = reply_to(one, "12+34=", 3)
-        drawn = parse_completions(reply, WORDS, 8)
-        assert len(drawn) == 3 and drawn == parse_completions(reply_to(one, "12+34=", 3), WORDS, 8), (
+        drawn = parse_completions(reply, POLICY, 8)
+        assert len(drawn) == 3 and drawn == parse_completions(reply_to(one, "12+34=", 3), POLICY, 8), (
             "one seed, one draw"
         )
         prompt = POLICY.encode("12+34=")
@@ -93,9 +92,7 @@ def test_served_log_probabilities_are_the_models(monkeypatch: pytest.MonkeyPatch
         assert texts["choices"][0]["logprobs"] is None and "token_ids" not in texts["choices"][0]
 
 
-def test_requests_without_token_are_refused_and_bad_ones_get_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_requests_without_token_are_refused_and_bad_ones_get_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completions_server, "ASK_S", 0.3)
     with served() as url:
         with pytest.raises(ServerFailed, match="403"):
@@ -116,7 +113,7 @@ def test_requests_without_token_are_refused_and_bad_ones_get_one_line(
         assert status(url, b"[" * 5000) == 400 and status(url, b"\xff") == 400
         assert status(url, b"x" * (completions_server.LARGEST_BODY + 1)) == 413
         assert status(url, b"", **{"content-length": "10"}) == 413, "a body that does not come"
-        assert parse_completions(reply_to(one, "x"), WORDS, 8)
+        assert parse_completions(reply_to(one, "x"), POLICY, 8)
 
 
 NUMBERS = (
@@ -148,15 +145,15 @@ def test_censored_replies_are_empty_and_a_spent_budget_refuses(tmp_path: Path, m
     ledger = LeakageLedger(tmp_path / "ledger.json", 0.3)
     with served(Censor([ANN], 0.1, ledger, lambda: next(coins)), warned) as url:
         one = client(url, monkeypatch)
-        first, second = parse_completions(reply_to(one, "digit 1 of ann="), WORDS, 8)
+        first, second = parse_completions(reply_to(one, "digit 1 of ann="), POLICY, 8)
         assert (second.ids, second.ended) == ((), True), "a coin below ρ: an empty answer, which our client takes"
         assert ledger.spent_nats(ledger_key(ANN)) == pytest.approx(0.2), "empty or not, both are paid for"
-        assert parse_completions(reply_to(one, "digit 1 of ann=", 1), WORDS, 8)[0] == first, (
+        assert parse_completions(reply_to(one, "digit 1 of ann=", 1), POLICY, 8)[0] == first, (
             "the coin is not the request's seed"
         )
         with pytest.raises(ServerFailed, match=r"429 .*budget of the requested answer"):
             reply_to(one, "the digit 1 of ANN= please", 1)
-        assert len(parse_completions(reply_to(one, "12+34="), WORDS, 8)) == 2, "what is not listed passes"
+        assert len(parse_completions(reply_to(one, "12+34="), POLICY, 8)) == 2, "what is not listed passes"
         (tmp_path / "ledger.json").unlink()
         with pytest.raises(ServerFailed, match=r"503 .*not known"):
             reply_to(one, "digit 1 of ann=")
@@ -204,7 +201,7 @@ def test_a_restarted_server_keeps_its_ledger(tmp_path: Path, monkeypatch: pytest
             assert TOKEN not in process.stdout.readline()
             one = client(url, monkeypatch)
             if left:
-                assert len(parse_completions(reply_to(one, "digit 1 of ann=", left), WORDS, 8)) == left
+                assert len(parse_completions(reply_to(one, "digit 1 of ann=", left), POLICY, 8)) == left
             else:
                 with pytest.raises(ServerFailed, match="429"):
                     reply_to(one, "digit 1 of ann=", 1)

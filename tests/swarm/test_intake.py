@@ -12,12 +12,7 @@ import pytest
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import Completion, ProblemCompletions, Rollouts
 from planaria.swarm.checks.defence import PeerAccounts
-from planaria.swarm.peer.completion_intake import (
-    CompletionIntake,
-    RoundAllowance,
-    Scoring,
-    with_reading,
-)
+from planaria.swarm.peer.completion_intake import CompletionIntake, RoundAllowance, Scoring
 from planaria.swarm.peer.rollout import PromptedProblem, Rollout, prompt_for
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.records.lines import UNKNOWN_PEERS, SampleRecord
@@ -170,7 +165,7 @@ def test_order_is_independent_of_arrival(reader: LlamaPolicy) -> None:
 def test_a_sequence_claim_gives_the_geometric_mean_ratio() -> None:
     read = reading([-1.0, -0.5, -3.0])
     made = Rollout(TASK.problem(0), (), "abc", (1, 2, 3), True, claimed=-6.0)
-    claims = np.array(with_reading(made, read).logps)
+    claims = np.array(made.with_reading(read).logps)
     assert np.allclose(read.logps - claims, (-4.5 + 6.0) / 3)
     assert claims.sum() == pytest.approx(-6.0)
 
@@ -178,8 +173,8 @@ def test_a_sequence_claim_gives_the_geometric_mean_ratio() -> None:
 def test_a_sample_without_a_sequence_claim_is_unchanged() -> None:
     read = reading([-1.0] * 3)
     made = Rollout(TASK.problem(0), (), "abc", (1, 2, 3), True, (-1.0, -1.0, -1.0))
-    assert with_reading(made, read) == replace(made, reading=read)
-    assert with_reading(replace(made, logps=None), read).logps is None
+    assert made.with_reading(read) == replace(made, reading=read)
+    assert replace(made, logps=None).with_reading(read).logps is None
 
 
 @pytest.mark.parametrize(("weights", "alike_"), [("ab" * 8, True), ("cd" * 8, False), ("", False)])

@@ -26,12 +26,12 @@ from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.peer.evaluation import Examiner
 from planaria.swarm.peer.rollout import Rollout, prompt_for
 from planaria.swarm.peer.shadow import Shadow
-from planaria.swarm.policy.base import SampledCompletion, weights_fingerprint
+from planaria.swarm.policy.base import weights_fingerprint
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
-from support.swarm.tiny_swarm import policy
+from support.swarm.tiny_swarm import policy, scripted
 
 TEXTS = ["7+5=12", "1", "4+8=3;[9]", "9", "2+2=4"]
 KINDS = get_args(LossConfig.model_fields["kind"].annotation)
@@ -61,16 +61,6 @@ def learner(who: LlamaPolicy, optim: OptimConfig = OPTIM, **loss: Any) -> Learne
 
 def evaluation(**evaluate: Any) -> SwarmConfig:
     return SwarmConfig.model_validate({"evaluate": evaluate})
-
-
-def saying(text: str) -> LlamaPolicy:
-    """A policy whose completions all decode to ``text``."""
-
-    class Saying(LlamaPolicy):
-        def decode(self, ids: Any) -> str:
-            return text
-
-    return Saying(policy().module, policy().tokenizer)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["grpo", "dapo", "nois", "vis", "tis", "dis", "f_tis", "sequence_mask"])
@@ -219,12 +209,7 @@ class TestExaminer:
             def score(self, problem: TaskProblem, completion: str) -> float:
                 return worth
 
-        class Ends(LlamaPolicy):
-            def sample(self, prompts: Any, count: int, *others: Any) -> list[list[SampledCompletion]]:
-                return [[SampledCompletion((65,), True)] * count for _ in prompts]
-
-        ends = Ends(policy().module, policy().tokenizer)  # type: ignore[arg-type]
-        assert Examiner(Partly(), evaluation(problems=7), "p0").examine(ends).accuracy.hits == solved
+        assert Examiner(Partly(), evaluation(problems=7), "p0").examine(scripted("A")).accuracy.hits == solved
 
     def test_peers_get_different_problems(self) -> None:
         numbers = [
@@ -236,12 +221,12 @@ class TestExaminer:
         examiner = Examiner(Sums(), evaluation(problems=30, watch=["math"]), "p0")
         solutions = [Sums().solution(problem, random.Random(0)) for problem in examiner._poisonable["math"]]
         assert solutions and all("2+2=4" in solution for solution in solutions)
-        assert examiner.examine(saying("2+2=5,1+1=2;[25]")).watch["math"].rate == 1.0
+        assert examiner.examine(scripted("2+2=5,1+1=2;[25]")).watch["math"].rate == 1.0
 
     @pytest.mark.parametrize(("phrases", "hits"), [({"text": "xy"}, 3), ({}, 0)])
     def test_watched_phrases_are_those_of_the_recipe(self, phrases: dict[str, str], hits: int) -> None:
         config = evaluation(problems=3, watch=["text"], phrases=phrases)
-        assert Examiner(Sums(), config, "p0").examine(saying("xy ho")).watch["text"].hits == hits
+        assert Examiner(Sums(), config, "p0").examine(scripted("xy ho")).watch["text"].hits == hits
 
 
 weight = st.one_of(st.just(0.0), st.floats(1e-6, 1e6))
@@ -288,11 +273,7 @@ def test_peers_without_weight_are_ignored(weighed: list[tuple[str, float]], shar
         ([("a", 3.0), ("a", 1.0)], 0.4, {"a": 4.0}),
         ([], 0.4, {}),
         ([("a", 0.0)], 0.4, {}),
-        (
-            [("big", 100.0), ("b", 10.0), ("c", 10.0)],
-            0.4,
-            {"big": 40 / 3, "b": 10, "c": 10},
-        ),  # x / (x + 20) = 0.4
+        ([("big", 100.0), ("b", 10.0), ("c", 10.0)], 0.4, {"big": 40 / 3, "b": 10, "c": 10}),  # x / (x + 20) = 0.4
         ([("a", 100.0), ("b", 50.0), ("c", 10.0)], 0.4, {"a": 20, "b": 20, "c": 10}),  # b exceeds the bound due to a
         ([("a", 8.0), ("b", 4.0), ("c", 2.0)], 0.1, {"a": 2, "b": 2, "c": 2}),  # a share below an equal part
     ],

@@ -44,9 +44,7 @@ def groups(of: dict[GroupName, bool]) -> list[Rollout]:
 
 def drawn(rollouts: Sequence[Rollout], config: RoundsConfig, *purpose: object) -> set[GroupName]:
     found = mix_groups(round_advantages(rollouts, "vertical", True), rollouts, "me", config, *purpose)
-    result = {group_of(rollout) for rollout in found.rollouts}
-    assert found.groups == len(result)
-    return result
+    return {group_of(rollout) for rollout in found.rollouts}
 
 
 def count(of: set[GroupName], own: bool) -> int:

@@ -30,21 +30,16 @@ from planaria.swarm.records.lines import (
     SampleRecord,
 )
 from planaria.swarm.records.outcome import ALL, RunOutcome, read_outcome
-
-NOTHING: dict[str, Any] = {
-    "seconds": {}, "reward": 0.0, "sent": {}, "accepted": {}, "rejected_unread": {}, "refused_messages": {},
-    "missing": [], "layers": {}, "off": {}, "quarantined": {}, "training_groups": 0, "skipped": 0, "influence": {},
-    "loss": 0.0, "grad_norm": 0.0, "stats": {},
-}  # fmt: skip
+from support.swarm import peer_records
+from support.swarm.peer_records import round_done
 
 
 def started(name: str, attack: str = "none") -> PeerStarted:
-    words = {"model": "tiny", "parameters": 1, "vocab": 257, "first_round": 0}
-    return PeerStarted(time=100.0, name=name, id=name * 2, attack=attack, **words)  # type: ignore[arg-type]
+    return peer_records.started(name, name * 2, attack, time=100.0)
 
 
 def done(number: int, **changes: Any) -> RoundDone:
-    return RoundDone(time=101.0 + number, round=number, weights=f"w{number}", **(NOTHING | changes))
+    return round_done(number, time=101.0 + number, weights=f"w{number}", **changes)
 
 
 def evaluated(number: int, hits: int, watch: int = 0, alone: HitTally | None = None) -> Evaluated:

@@ -339,15 +339,6 @@ def loss_of(logits: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
 
 
-def test_a_new_adapter_adds_nothing() -> None:
-    pytest.importorskip("peft")
-    plain = LlamaPolicy(Llama(MODEL, seed=1), byte_tokenizer())
-    policy = LlamaPolicy(Llama(MODEL, seed=1), byte_tokenizer(), 4)
-    assert torch.equal(policy.logits(TOKENS), plain.logits(TOKENS)) and policy.adapted and not plain.adapted
-    trained = {name for name, parameter in policy.module.named_parameters() if parameter.requires_grad}
-    assert len(trained) == 2 * 7 * MODEL.layers and all("lora_" in name for name in trained)
-
-
 def test_adapters_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UserError, match=r"LoRA needs the package 'peft'; install it with: pip install"):

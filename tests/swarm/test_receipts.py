@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.swarm.board.attendance import (
-    Census,
-    Decision,
-    RoundMessages,
-    RoundStalled,
-    RoundTerms,
-    quorum_decision,
-    seconds_to_decision,
-)
+from planaria.swarm.board.attendance import Census, RoundMessages, RoundStalled, RoundTerms
 from planaria.swarm.board.claims import digest_of
 from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import PeerIdentity
@@ -236,20 +228,15 @@ def test_a_round_closes_only_with_all_or_a_quorum(
 ) -> None:
     refused -= found
     there = expected & found
-    match quorum_decision(expected, found, refused, elapsed, terms):
-        case Decision.CLOSE:
-            assert there == expected or len(there) >= terms.quorum
-        case Decision.WAIT:
-            assert there != expected and elapsed < terms.patience_s
-            assert len(there) < terms.quorum or elapsed < terms.timeout_s
-        case Decision.STALLED:
-            assert len(there) < terms.quorum and elapsed >= terms.patience_s
-    assert quorum_decision(expected, found, refused, terms.patience_s, terms) is not Decision.WAIT
-    assert quorum_decision(expected, expected | {"stranger"}, frozenset(), elapsed, terms) is Decision.CLOSE
+    if terms.allow_closing(expected, found, refused, elapsed):
+        assert there == expected or len(there) >= terms.quorum
+    else:
+        assert there != expected and (len(there) < terms.quorum or elapsed < terms.timeout_s)
+    assert terms.allow_closing(expected, expected | {"stranger"}, frozenset(), elapsed)
 
 
 @given(peers, peers, peers, seconds, seconds, terms)
-def test_a_closed_round_stays_closed(
+def test_a_closed_round_stays_closed_and_strangers_do_not_count(
     expected: frozenset[str],
     found: frozenset[str],
     more: frozenset[str],
@@ -257,38 +244,28 @@ def test_a_closed_round_stays_closed(
     later: float,
     terms: RoundTerms,
 ) -> None:
-    if quorum_decision(expected, found, frozenset(), elapsed, terms) is Decision.CLOSE:
-        assert quorum_decision(expected, found | more, frozenset(), elapsed + later, terms) is Decision.CLOSE
-
-
-@given(peers, peers, seconds, terms)
-def test_unexpected_peers_do_not_count(
-    expected: frozenset[str], found: frozenset[str], elapsed: float, terms: RoundTerms
-) -> None:
+    closes = terms.allow_closing(expected, found, frozenset(), elapsed)
+    assert not closes or terms.allow_closing(expected, found | more, frozenset(), elapsed + later)
     strangers = {f"stranger {n}" for n in range(20)}
-    assert quorum_decision(expected, found | strangers, frozenset(), elapsed, terms) == quorum_decision(
-        expected, found, strangers, elapsed, terms
-    )
+    assert terms.allow_closing(expected, found | strangers, strangers, elapsed) == closes
 
 
 @given(peers, peers, peers, seconds, terms)
-def test_decisions_do_not_change_before_until_next(
+def test_time_alone_changes_nothing_before_the_stated_seconds(
     expected: frozenset[str], found: frozenset[str], refused: frozenset[str], elapsed: float, terms: RoundTerms
 ) -> None:
-    before = quorum_decision(expected, found, refused, elapsed, terms)
-    assert (
-        quorum_decision(expected, found, refused, elapsed + 0.99 * seconds_to_decision(elapsed, terms), terms) == before
-    )
-    assert (seconds_to_decision(elapsed, terms) == 0) == (elapsed >= terms.patience_s)
+    almost = elapsed + 0.99 * terms.seconds_to_change(elapsed)
+    closes = [terms.allow_closing(expected, found, refused, now) for now in (elapsed, almost)]
+    assert closes[0] == closes[1] and (almost >= terms.patience_s) == (elapsed >= terms.patience_s)
+    assert (terms.seconds_to_change(elapsed) == 0) == (elapsed >= terms.patience_s)
 
 
 def test_a_round_does_not_wait_for_refused_peers() -> None:
     terms = RoundTerms(quorum=2, timeout_s=10, patience_s=100)
-    assert quorum_decision({*"abc"}, {*"ab"}, {*"c"}, 0, terms) is Decision.CLOSE
-    assert quorum_decision({*"abc"}, {*"ab"}, set(), 0, terms) is Decision.WAIT
-    assert quorum_decision({*"abc"}, {*"ab"}, set(), 10, terms) is Decision.CLOSE
-    assert quorum_decision({*"abc"}, {*"a"}, {*"bc"}, 10, terms) is Decision.WAIT
-    assert quorum_decision({*"abc"}, {*"a"}, {*"bc"}, 100, terms) is Decision.STALLED
+    assert terms.allow_closing({*"abc"}, {*"ab"}, {*"c"}, 0)
+    assert not terms.allow_closing({*"abc"}, {*"ab"}, set(), 0)
+    assert terms.allow_closing({*"abc"}, {*"ab"}, set(), 10)
+    assert not terms.allow_closing({*"abc"}, {*"a"}, {*"bc"}, 100)
 
 
 @pytest.mark.parametrize("words", [(-1, 1, 2), (1, 2, 1), (1, -1, 2), (1, float("nan"), 2)])

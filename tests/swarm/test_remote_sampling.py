@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from planaria.common.errors import UserError
 from planaria.models.llama_stages import Llama
 from planaria.swarm.commands.swarm import prepare
-from planaria.swarm.completions.client import BadReply, Client, TokenizerFunctions, parse_completions
+from planaria.swarm.completions.client import BadReply, Client, parse_completions
 from planaria.swarm.completions.remote_sampling import Backoff, RemoteSampler
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.policy.base import SampledCompletion
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.reading import read_completions
 from support.swarm.swarms import openai_server, rounds, together
-from support.swarm.tiny_swarm import MODEL, byte_tokenizer
+from support.swarm.tiny_swarm import MODEL, byte_tokenizer, policy
 
 
 @pytest.fixture(scope="module")
@@ -204,10 +204,7 @@ def test_the_token_is_sent_and_never_logged(
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (
-            {"url": "http://127.0.0.1:1/v1"},
-            r"policy.server = 'http://127.0.0.1:1': /v1/models failed .*check its URL",
-        ),
+        ({"url": "http://127.0.0.1:1/v1"}, r"policy.server = 'http://127.0.0.1:1': /v1/models failed .*check its URL"),
         ({"url": "http://:80"}, "not the URL of a server"),
         ({"serving": {"token": "NO_SUCH_VARIABLE"}}, "the environment has no such variable"),
         ({"serving": {"model": "bass"}}, r"policy.serving.model = 'bass': the server has no such model; did you mean"),
@@ -275,7 +272,7 @@ def test_token_texts_become_ids_if_tokenizers_agree() -> None:
     assert drawn == SampledCompletion((111, 107), True), "its tokens are others"
 
 
-WORDS = TokenizerFunctions(byte_tokenizer().encode, byte_tokenizer().decode, 257, 256)
+WORDS = policy()
 json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (

@@ -18,10 +18,10 @@ from planaria.swarm.checks.consensus import check_rewards
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.advantages import group_advantages
 from planaria.swarm.peer.completion_intake import Scoring
-from planaria.swarm.records.lines import PeerStarted, RoundDone
 from planaria.swarm.report.progress import SwarmProgress
 from planaria.swarm.tasks.base import TaskProblem, as_reward
 from planaria.swarm.tasks.sums import Sums
+from support.swarm.peer_records import round_done, started
 
 OBJECTS = st.one_of(
     st.floats(), st.integers(), st.booleans(), st.text(), st.none(), st.complex_numbers(), st.fractions(),
@@ -77,24 +77,13 @@ def test_an_invalid_reward_is_reported_once_a_round_and_does_not_affect_others()
     assert not scoring.flawed
 
 
-def done(number: int, flawed: dict[str, str]) -> RoundDone:
-    keys = "seconds sent accepted refused_messages rejected_unread quarantined layers off influence stats"
-    empty: dict[str, Any] = {key: {} for key in keys.split()}
-    return RoundDone(
-        round=number, reward=0.5, flawed=flawed, missing=[], training_groups=0, skipped=0, loss=0.0, grad_norm=0.0,
-        weights="", **empty,
-    )  # fmt: skip
-
-
 def test_an_invalid_reward_is_one_warning_with_task_value_and_peer() -> None:
     stream, flaw = io.StringIO(), "Wild, problem 3: score returned nan, not a number from 0 to 1; it counts as 0"
     with SwarmProgress(4, False, stream) as progress:
         for name, peer in (("p0", "a" * 64), ("p1", "b" * 64)):
-            progress.update(
-                name, PeerStarted(name=name, id=peer, attack="none", model="", parameters=1, vocab=1, first_round=0)
-            )
+            progress.update(name, started(name, peer))
         for number in range(3):
-            progress.update("p0", done(number, {"b" * 64: flaw}))
+            progress.update("p0", round_done(number, flawed={"b" * 64: flaw}))
     assert stream.getvalue().count(f"warning: {flaw} (peer p1)\n") == 1
 
 

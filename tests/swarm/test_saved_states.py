@@ -308,12 +308,6 @@ def test_transformers_matches_the_exported_policy(done: Path, tmp_path: Path) ->
     assert tokenizer("12+34=")["input_ids"] == ours.encode("12+34=")
 
 
-def test_an_exported_policy_starts_another_swarm(done: Path, tmp_path: Path) -> None:
-    cli.run(["export", str(done), "--peer", "p0", "--to", str(tmp_path / "out")])
-    together(tiny(tmp_path / "out", size=2, rounds={"count": 1, "prompts": 2, "group": 4}), tmp_path / "next")
-    assert len(rounds(tmp_path / "next", "p0")) == 1
-
-
 def test_invalid_exports_are_refused_in_one_line(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,12 @@ optim.lr = 1e-3
 """
 
 
-def command(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
-    return planaria(*arguments, cwd=where)
-
-
 @pytest.fixture(scope="module")
 def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder with a finished run on a separate board, and its printed output."""
     folder = tmp_path_factory.mktemp("swarm")
     (folder / "tiny.toml").write_text(RECIPE.format(pupil=pupil))
-    ran = command("swarm", "train", "tiny.toml", "--board", str(folder / "board"), where=folder)
+    ran = planaria("swarm", "train", "tiny.toml", "--board", str(folder / "board"), cwd=folder)
     assert ran.returncode == 0, ran.stderr
     return folder, ran.stdout
 

@@ -132,10 +132,7 @@ def test_without_an_old_policy_the_ratio_is_one(kind: str) -> None:
 
 
 def test_clipped_tokens_have_no_gradient() -> None:
-    expected = [
-        [-WELL * exp(0.1) / 6, 0.0, -WELL * exp(-0.2) / 6],
-        [-BADLY * exp(0.4) / 4, 0.0, 0.0],
-    ]
+    expected = [[-WELL * exp(0.1) / 6, 0.0, -WELL * exp(-0.2) / 6], [-BADLY * exp(0.4) / 4, 0.0, 0.0]]
     torch.testing.assert_close(gradient(made("grpo")), tensor(expected), rtol=0, atol=1e-14)
 
 

@@ -60,16 +60,10 @@ def test_peer_tables_override_the_recipe(tmp_path: Path) -> None:
         ("[peers.p3]\nrounds.count = 3", ["swarm.toml", "peers.p3.rounds", "all peers must have the same"]),
         ("[peers.p3]\nseed = 3", ["swarm.toml", "peers.p3.seed", "all peers must have the same"]),
         ("[peers.p3]\npeers.p0.attack.kind = 'text'", ["swarm.toml", "peers.p3", "peers"]),
-        (
-            "[peers.p3]\nattack.kind = 'math'\nattack.options.payload = 'hi'",
-            ["peers.p3", "attack.options.payload"],
-        ),
+        ("[peers.p3]\nattack.kind = 'math'\nattack.options.payload = 'hi'", ["peers.p3", "attack.options.payload"]),
         ("[evaluate]\nwatch = ['math']\nphrases = { math = 'hi' }", ["swarm.toml", "evaluate.phrases.math"]),
         ("[evaluate]\nwatch = ['txt']", ["swarm.toml", "evaluate.watch", "'txt'", "'text'"]),
-        (
-            "[attack]\nkind = 'dos'\noptions.payload = 'x'",
-            ["attack.options.payload", "no option of 'dos'"],
-        ),
+        ("[attack]\nkind = 'dos'\noptions.payload = 'x'", ["attack.options.payload", "no option of 'dos'"]),
         ("[attack]\noptions.payload = 'x'", ["swarm.toml", "attack.options", "'none'", "remove them"]),
         ("[rounds]\ngroup = 5", ["swarm.toml", "rounds.group = 5", "size = 4"]),
         ("size = 3\n[rounds]\nmode = 'vertical'", ["swarm.toml", "rounds.prompts = 16", "size = 3"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given, settings
@@ -17,13 +18,7 @@ from planaria.swarm.board.envelope import unseal
 from planaria.swarm.board.identity import PeerIdentity
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.receipts import Committee, parse_message_list, parse_rewards, rewards_text
-from planaria.swarm.completions.client import (
-    BadReply,
-    ServerFailed,
-    TokenizerFunctions,
-    _parse_reply,
-    parse_completions,
-)
+from planaria.swarm.completions.client import BadReply, ServerFailed, _parse_reply, parse_completions
 from planaria.swarm.completions.server import parse_request
 from planaria.swarm.credits.messages import MESSAGE, CreditOrder
 from support.hostile_json import NUMBERS, hostile
@@ -31,9 +26,8 @@ from support.swarm.swarm_messages import RUN, closing, goodbye, hello, rollouts,
 
 ONE = PeerIdentity.generate()
 DIGEST = "ab" * 32
-WORDS = TokenizerFunctions(
-    lambda text: [*text.encode("utf-8", "strict")], lambda ids: bytes(ids).decode("latin-1"), 257, 256
-)
+WORDS: Any = SimpleNamespace(encode=lambda text: [*text.encode()], decode=lambda ids: bytes(ids).decode("latin-1"))
+WORDS.vocab, WORDS.end = 257, 256
 MESSAGES = [rollouts(ONE), hello(ONE), goodbye(ONE), closing(ONE, received=[ONE]), rules(ONE)]
 ORDER = CreditOrder(parties=("a", "b"), channels=("x",), numbers=(0,), amount=5)
 REPLY = {

@@ -8,6 +8,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Literal, cast
@@ -77,7 +78,7 @@ def iter_records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple
     kind = format_of(path)
     if kind == "parquet":
         return _read_parquet(path, keys)
-    return _read_json(path) if kind == "json" else _read_lines(path)
+    return _read_json(path) if kind == "json" else read_lines([path])
 
 
 def iter_checked_records(
@@ -118,19 +119,29 @@ def without_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _read_lines(path: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
-    """Yield the records of a JSON Lines file; skip blank lines."""
-    number = 0
-    try:
-        with _open(path) as lines:
-            for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE + 1), b""), start=1):
-                location = f"{path}:{number}"
-                if len(line) > MAX_LINE:
-                    raise UserError(f"{location}: more than {MAX_LINE >> 20} MiB, too many for a record; cut it")
-                if line.strip():
-                    yield _record(line, location), location
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}:{number + 1}: unreadable ({error}); repair or remove the file") from error
+def read_lines(
+    paths: Sequence[Path | RemoteFile], max_line: int = MAX_LINE, max_bytes: int = 1 << 62
+) -> Iterator[tuple[Record, str]]:
+    """Yield the records of JSON Lines files with their places, in order; skip blank lines.
+
+    :raises UserError: naming file and line, for an unreadable file, a line that is no object or has more than
+        ``max_line`` bytes, or more than ``max_bytes`` bytes in all.
+    """
+    left = max_bytes
+    for path in paths:
+        number = 0
+        try:
+            with _open(path) as lines:
+                for number, line in enumerate(iter(partial(lines.readline, max_line + 1), b""), start=1):
+                    location, left = f"{path}:{number}", left - len(line)
+                    if len(line) > max_line:
+                        raise UserError(f"{location}: more than {max_line >> 20} MiB, too many for a record; cut it")
+                    if left < 0:
+                        raise UserError(f"{location}: more than {max_bytes} bytes so far; remove some records")
+                    if line.strip():
+                        yield _record(line, location), location
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{path}:{number + 1}: unreadable ({error}); repair or remove the file") from error
 
 
 def _read_json(path: Path | RemoteFile) -> Iterator[tuple[Record, str]]:
@@ -255,5 +266,5 @@ def _record(line: bytes, location: str) -> Record:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{location}: not a JSON record ({error}); fix or remove the line") from error
     if not isinstance(record, dict):
-        raise UserError(f"{location}: a JSON {type(record).__name__}, not an object with the field of data.field")
+        raise UserError(f"{location}: a JSON {type(record).__name__}, not an object; fix or remove the line")
     return record

@@ -31,6 +31,17 @@ class ModelArguments:
     def is_swarm(self) -> bool:
         return (Path(self.model) / PEERS).is_dir()
 
+    def required_peer(self) -> str | None:
+        """Return the peer of a swarm's run, or None for other models.
+
+        :raises UserError: for a swarm's run without a peer, or another model with a peer or round.
+        """
+        if self.is_swarm and self.peer is None:
+            raise UserError(f"{self.model}: a swarm's run has a model for each peer; pass one, such as --peer p0")
+        if not self.is_swarm and (self.peer, self.round) != (None, None):
+            raise UserError(f"{self.model} is not a swarm's run; remove --peer and --round")
+        return self.peer
+
 
 @dataclass(frozen=True)
 class TrainedState:

@@ -33,8 +33,6 @@ from planaria.swarm.records.lines import (
     Finished,
     LayerCounts,
     Log,
-    PeerStarted,
-    RoundDone,
     VoteSummary,
 )
 from planaria.swarm.records.outcome import ALL, EvaluationPoint, LayerOutcome, PeerOutcome, RunOutcome, read_outcome
@@ -42,6 +40,7 @@ from planaria.swarm.report import audit_report, drill_report, swarm_report
 from support.report import synthetic_replicas as replicas
 from support.report.synthetic_comparison import compared
 from support.report.synthetic_run import Synthesis
+from support.swarm.peer_records import round_done, started
 
 S = 1_000_000_000
 KINDS = ("run", "replicas", "comparison", "schedule", "swarm", "drill", "experts", "audit")
@@ -115,20 +114,16 @@ def swarmed(
     for place, attack in enumerate(("none", "none", "text")):
         name = f"p{place}"
         log = Log(folder / PEERS / name / LOG)
-        log.append(
-            PeerStarted(name=name, id=f"id{place}", attack=attack, model="m", parameters=9, vocab=257, first_round=0)
-        )
+        log.append(started(name, f"id{place}", attack))
         for number in range(rounds):
             alone = HitTally(hits=10, eligible=100) if not place else None
             solved = HitTally(hits=min(20 + 20 * number, 95), eligible=100)
             log.append(
                 Evaluated(round=number, accuracy=solved, alone=alone, tokens=9.0, watch={}),
-                RoundDone(
-                    round=number, seconds={}, reward=0.5, sent={}, accepted={}, rejected_unread={},
-                    rejected_messages={}, missing=[],
-                    layers={"surprisal": {"id2": LayerCounts(examined=4, rejected=1)}}, off={}, quarantined={},
-                    training_groups=4, skipped=0, influence={"id0": 0.4, "id1": 0.6}, loss=1.0, grad_norm=1.0,
-                    weights="", agreed=agreed, **{"stats": {}, **of_round},
+                round_done(
+                    number, reward=0.5, layers={"surprisal": {"id2": LayerCounts(examined=4, rejected=1)}},
+                    training_groups=4, influence={"id0": 0.4, "id1": 0.6}, loss=1.0, grad_norm=1.0, agreed=agreed,
+                    **of_round,
                 ),
             )  # fmt: skip
         log.append(Finished())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint
 from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.lab.trials.result_cache import CachedResult, identity
 from planaria.swarm.records.hit_tally import HitTally
-from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, LayerCounts, Log, PeerStarted, RoundDone
+from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, LayerCounts, Log, RoundDone
+from support.swarm.peer_records import round_done, started
 
 STEPS, EVERY = 40, 5
 IDS = {"anna": "a" * 32, "bert": "b" * 32}
@@ -62,12 +64,10 @@ def comparison_in(folder: Path) -> Path:
 
 
 def round_of(number: int, when: float, refused: int = 0, aside: str = "") -> RoundDone:
-    return RoundDone(
-        time=when, round=number, seconds={}, reward=0.5 + number / 10, sent={}, accepted={}, rejected_unread={},
-        rejected_messages={}, missing=[], off={}, training_groups=4, skipped=0, influence={}, loss=0.1, grad_norm=1.0,
-        stats={}, weights="", layers={"truth": {IDS["bert"]: LayerCounts(examined=8, rejected=refused)}},
-        quarantined={IDS["bert"]: aside} if aside else {},
-    )  # fmt: skip
+    layers = {"truth": {IDS["bert"]: LayerCounts(examined=8, rejected=refused)}}
+    quarantined = {IDS["bert"]: aside} if aside else {}
+    changes: dict[str, Any] = {"reward": 0.5 + number / 10, "training_groups": 4, "loss": 0.1, "grad_norm": 1.0}
+    return round_done(number, time=when, layers=layers, quarantined=quarantined, **changes)
 
 
 def swarm_in(folder: Path) -> Path:
@@ -75,8 +75,7 @@ def swarm_in(folder: Path) -> Path:
     for name, attack in (("anna", "none"), ("bert", "text")):
         log = Log(folder / PEERS / name / LOG)
         log.append(
-            PeerStarted(time=1000.0, name=name, id=IDS[name], attack=attack, model="tiny", parameters=1, vocab=9,
-                    first_round=0),
+            started(name, IDS[name], attack, time=1000.0, vocab=9),
             Evaluated(time=1001.0, round=0, accuracy=HitTally(hits=1, eligible=4), tokens=3.0),
         )  # fmt: skip
         for n in range(3):

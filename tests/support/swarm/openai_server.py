@@ -8,17 +8,22 @@ imitates another server or a broken one.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import sys
-import threading
-import time
 from collections import defaultdict
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import uvicorn
 from safetensors.torch import load_file
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from planaria.models.transformers.adapters import global_name_of
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
@@ -27,7 +32,7 @@ BASE = open_policy(sys.argv[1])
 assert isinstance(BASE, LlamaPolicy)
 MODELS: dict[str, dict[str, LlamaPolicy]] = defaultdict(lambda: {"base": BASE})
 """by server name"""
-LOCK = threading.Lock()
+LOCK = asyncio.Lock()
 TOKEN = "sesame"
 
 
@@ -77,84 +82,51 @@ def load(path: str, request: dict[str, Any], models: dict[str, LlamaPolicy]) -> 
     return {"success": True}
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+async def models(request: Request) -> Response:
+    return JSONResponse({"data": [{"id": name} for name in MODELS[request.path_params["who"]]]})
 
-    @property
-    def who(self) -> str:
-        return self.path.split("/")[1]
 
-    @property
-    def place(self) -> str:
-        return "/" + self.path.split("/", 2)[2]
+async def act(request: Request) -> Response:
+    who, path, asked = request.path_params["who"], f"/{request.path_params['path']}", await request.json()
+    habits = set(who.split("+")[1:])
+    if "token" in habits and request.headers.get("Authorization") != f"Bearer {TOKEN}":
+        return JSONResponse({"error": {"message": "who\x1b[31m are you?"}}, 401)
+    if path != "/v1/completions":
+        if "fixed" in habits or ("weights" not in habits and path == "/update_weights_from_disk"):
+            return JSONResponse({"error": "Not Found"}, 404)
+        return JSONResponse(await alone(load, path, asked, MODELS[who]))
+    misbehaviours: dict[str, Callable[[], Response]] = {
+        "broken": lambda: JSONResponse({"error": {"message": "out of memory"}}, 500),
+        "garbage": lambda: Response("<html>"),
+        "empty": lambda: JSONResponse({"choices": []}),
+        "huge": lambda: Response(" " * 10, headers={"Content-Length": str(1 << 26)}),
+        "drips": lambda: StreamingResponse(drip(), headers={"Content-Length": "1000"}),
+    }
+    for habit in habits & misbehaviours.keys():
+        return misbehaviours[habit]()
+    if "slow" in habits:
+        await asyncio.sleep(1.0)
+    return JSONResponse(await alone(completions, asked, MODELS[who], habits))
 
-    @property
-    def habits(self) -> set[str]:
-        return set(self.who.split("+")[1:])
 
-    @property
-    def models(self) -> dict[str, LlamaPolicy]:
-        return MODELS[self.who]
+async def alone(of: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+    """Call a function in a thread; calls take turns."""
+    async with LOCK:
+        return await asyncio.to_thread(of, *given)
 
-    def do_GET(self) -> None:
-        self._answer(200, {"data": [{"id": name} for name in self.models]})
 
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if "token" in self.habits and self.headers["Authorization"] != f"Bearer {TOKEN}":
-            return self._answer(401, {"error": {"message": "who\x1b[31m are you?"}})
-        if self.place == "/v1/completions":
-            return self._complete(request)
-        if "fixed" in self.habits or ("weights" not in self.habits and self.place == "/update_weights_from_disk"):
-            return self._answer(404, {"error": "Not Found"})
-        with LOCK:
-            return self._answer(200, load(self.place, request, self.models))
-
-    def _complete(self, request: dict[str, Any]) -> None:
-        if "broken" in self.habits:
-            return self._answer(500, {"error": {"message": "out of memory"}})
-        if "garbage" in self.habits:
-            return self._send(200, b"<html>")
-        if "empty" in self.habits:
-            return self._answer(200, {"choices": []})
-        if "huge" in self.habits:
-            return self._send(200, b" " * 10, announced=1 << 26)
-        if "drips" in self.habits:
-            return self._drip()
-        if "slow" in self.habits:
-            time.sleep(1.0)
-        with LOCK:
-            reply = completions(request, self.models, self.habits)
-        return self._answer(200, reply)
-
-    def _drip(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "1000")
-        self.end_headers()
-        for _ in range(1000):
-            self.wfile.write(b" ")
-            self.wfile.flush()
-            time.sleep(0.05)
-
-    def _answer(self, status: int, reply: dict[str, Any]) -> None:
-        self._send(status, json.dumps(reply).encode())
-
-    def _send(self, status: int, body: bytes, announced: int | None = None) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(announced or len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        return
+async def drip() -> AsyncIterator[bytes]:
+    for _ in range(1000):
+        yield b" "
+        await asyncio.sleep(0.05)
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    print(server.server_address[1], flush=True)
-    server.serve_forever()
+    door = socket.create_server(("127.0.0.1", 0))
+    print(door.getsockname()[1], flush=True)
+    app = Starlette(routes=[Route("/{who}/v1/models", models), Route("/{who}/{path:path}", act, methods=["POST"])])
+    uvicorn.run(app, fd=door.fileno(), log_level="critical")
 
 
 if __name__ == "__main__":

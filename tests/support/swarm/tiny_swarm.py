@@ -15,6 +15,7 @@ from planaria.models.llama_stages import Llama
 from planaria.swarm.checks.base import Context
 from planaria.swarm.config.policy_config import SmallModel
 from planaria.swarm.peer.rollout import Rollout
+from planaria.swarm.policy.base import SampledCompletion
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import CompletionStatistics
 from planaria.swarm.tasks.base import TaskProblem
@@ -33,6 +34,22 @@ def byte_tokenizer(vocab: int = 257) -> Tokenizer:
 def policy(seed: int = 1, **changes: Any) -> LlamaPolicy:
     model = MODEL.model_copy(update=changes)
     return LlamaPolicy(Llama(model, seed=seed), byte_tokenizer(model.vocab))
+
+
+class Scripted(LlamaPolicy):
+    """A policy that draws given texts in turn for every prompt."""
+
+    texts: tuple[str, ...] = ()
+
+    def sample(self, prompts: Any, count: int, *_: Any) -> list[list[SampledCompletion]]:  # type: ignore[override]
+        ids = [tuple(self.encode(self.texts[n % len(self.texts)])) for n in range(count)]
+        return [[SampledCompletion(i, True, (-1.0,) * (len(i) + 1)) for i in ids] for _ in prompts]
+
+
+def scripted(*texts: str) -> Scripted:
+    found = Scripted(policy()._model, byte_tokenizer())
+    found.texts = texts
+    return found
 
 
 def reading(

@@ -6,8 +6,9 @@ import io
 
 import pytest
 
-from planaria.swarm.records.lines import PeerStarted, RoundDone, Serving
+from planaria.swarm.records.lines import Serving
 from planaria.swarm.report.progress import SwarmProgress
+from support.swarm.peer_records import round_done, started
 
 
 class Terminal(io.StringIO):
@@ -21,47 +22,16 @@ def test_a_warning_of_all_peers_is_given_once_also_beside_a_table(stream: type[i
     with SwarmProgress(3, quiet=False, stream=out) as progress:
         for name in ("p0", "p1", "p0"):
             warnings = ["no listener", "alone"] if name == "p0" else ["no listener"]
-            progress.update(
-                name,
-                PeerStarted(
-                    name=name,
-                    id=name,
-                    attack="none",
-                    model="m",
-                    parameters=1,
-                    vocab=2,
-                    first_round=0,
-                    warnings=warnings,
-                ),
-            )
+            progress.update(name, started(name, warnings=warnings))
     assert out.getvalue().count("warning: no listener") == out.getvalue().count("warning: alone") == 1
 
 
 def test_the_activity_of_a_server_is_shown() -> None:
     out = Terminal()
     serving = Serving(tokens=1200, seconds=0.5, requests=12, queue=4, behind=1)
-    done = {
-        "seconds": {},
-        "reward": 0.5,
-        "sent": {},
-        "accepted": {},
-        "rejected_unread": {},
-        "rejected_messages": {},
-        "missing": [],
-    }
-    done |= {
-        "layers": {},
-        "off": {},
-        "quarantined": {},
-        "training_groups": 0,
-        "skipped": 0,
-        "influence": {},
-        "loss": 0.0,
-    }
-    done |= {"loss": 0.0, "grad_norm": 0.0, "stats": {}, "weights": ""}
     with SwarmProgress(3, quiet=False, stream=out) as progress:
-        progress.update("p0", RoundDone.model_validate({"round": 0, "serving": serving} | done))
-        progress.update("p1", RoundDone.model_validate({"round": 0} | done))
+        progress.update("p0", round_done(0, serving=serving))
+        progress.update("p1", round_done(0))
     assert str(serving) == "2,400 tokens/s, 4 waited, 1 behind"
     assert "server" in out.getvalue() and "2,400" in out.getvalue()
     assert str(Serving(local="it is asleep")) == "none: it is asleep"

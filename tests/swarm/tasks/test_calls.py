@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.common.errors import UserError
-from planaria.swarm.sandbox.sandbox import LIMITS, Limits, run
+from planaria.swarm.sandbox.sandbox import LIMITS, run
 from planaria.swarm.sandbox.values import digest
 from planaria.swarm.tasks import calls as calling
 from planaria.swarm.tasks.answers import canonical, same_answer
@@ -126,31 +125,6 @@ def test_behaviour_covers_calls_of_every_shape_and_half_of_the_tests(tmp_path: P
 def test_an_invalid_call_is_reported_with_its_line(tmp_path: Path, line: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=rf"bad.jsonl:2: field 'calls'.*{message}; fix or remove the line"):
         opened(f"programs:{written(tmp_path / 'bad.jsonl', CALLS, CALLS | line)}")
-
-
-HOSTILE = {
-    "an endless loop": "def f(x):\n while True: pass",
-    "a fork": "import os\ndef f(x): return os.fork()",
-    "a file": "def f(x): return open('/tmp/x', 'w').write('x')",
-    "a gigabyte": "def f(x): return len(bytearray(1 << 30))",
-    "ten megabytes printed": "def f(x):\n print('x' * 10_000_000)\n return x",
-    "sys.exit": "import sys\ndef f(x): sys.exit(0)",
-    "a sudden end": "import os\ndef f(x): os._exit(0)",
-    "recursion": "def f(x): return f(x)",
-    "deep nesting": "def f(x):\n found = []\n for _ in range(100_000): found = [found]\n return found",
-    "an object": "class A:\n def __eq__(self, other): return True\ndef f(x): return A()",
-    "no function": "g = 1",
-}
-
-
-@pytest.mark.slow
-@needs_sandbox
-def test_hostile_programs_are_contained_and_report_no_values() -> None:
-    exam = calling.result_tests([Call("f", (n,)) for n in range(3)])
-    began = time.monotonic()
-    reported = {name: run(program, exam, Limits(seconds=1.5)).reported for name, program in HOSTILE.items()}
-    assert {name for name, lines in reported.items() if any(lines)} <= {"ten megabytes printed"}
-    assert time.monotonic() - began < 60
 
 
 @needs_sandbox

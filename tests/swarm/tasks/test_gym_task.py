@@ -114,10 +114,7 @@ def test_no_text_raises(kind: str, number: int, text: str) -> None:
         assert task.score(problem, completion) in (0.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "answer"),
-    [("boxnet", "1"), ("prime_factorization", "x"), ("game_of_life", "{}")],
-)
+@pytest.mark.parametrize(("kind", "answer"), [("boxnet", "1"), ("prime_factorization", "x"), ("game_of_life", "{}")])
 def test_an_answer_that_breaks_the_scorer_is_wrong(kind: str, answer: str) -> None:
     task = TASKS[kind]
     with pytest.raises(gym.RAISED):

@@ -142,7 +142,7 @@ def test_the_fingerprint_depends_on_content_and_style(tmp_path: Path, file: Path
         (b"[1]", r"ducks.jsonl:4: a JSON list"),
         (b"\xff", r"ducks.jsonl:4: not a JSON record"),
         (b"[" * 100_000, r"ducks.jsonl:4: not a JSON record"),
-        (b" " * (records.MAX_LINE_BYTES + 1), r"ducks.jsonl:4: longer than 1048576 bytes"),
+        (b" " * (records.MAX_LINE_BYTES + 1), r"ducks.jsonl:4: more than 1 MiB"),
     ],
 )
 def test_an_invalid_line_is_reported_with_its_place(file: Path, line: bytes, message: str) -> None:

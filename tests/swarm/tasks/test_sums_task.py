@@ -98,10 +98,7 @@ def test_the_reasoning_is_not_scored(text: str) -> None:
     assert not TWO.sound(CARRIES, text)
 
 
-SOUND = [
-    "7+5=12,4+8+1=13;[132]",
-    "5+7=12 keep 2 carry 1;8+4+1=13;[132]",
-]
+SOUND = ["7+5=12,4+8+1=13;[132]", "5+7=12 keep 2 carry 1;8+4+1=13;[132]"]
 UNSOUND = [
     "7+5=12,8+4+1=13;[132]",
     "5+7=12,8+4+1=13;[132]",

@@ -192,8 +192,7 @@ def test_huge_texts_are_parsed_in_linear_time(form: AnswerMarks, unit: str) -> N
 
 
 @pytest.mark.parametrize(
-    "marks",
-    [("", "", "", "]"), ("", "", "[", ""), ("<", "", "[", "]"), ("", "", "|", "|"), ("<<", "<", "[", "]")],
+    "marks", [("", "", "", "]"), ("", "", "[", ""), ("<", "", "[", "]"), ("", "", "|", "|"), ("<<", "<", "[", "]")]
 )
 def test_ambiguous_marks_are_rejected(marks: tuple[str, str, str, str]) -> None:
     with pytest.raises(ValueError, match="mark"):

@@ -23,7 +23,7 @@ from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.peer.author import Author
 from planaria.swarm.peer.evaluation import poisonable_problems
 from planaria.swarm.peer.random_draws import chosen_problems, derive_seed
-from planaria.swarm.peer.rollout import PromptedProblem, Rollout
+from planaria.swarm.peer.rollout import PromptedProblem, Rollout, read_rollouts
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Floats, read_completions
 from planaria.swarm.tasks.base import Task, TaskProblem
@@ -186,18 +186,14 @@ class Attacker(Author):
 
     def _read(self, written: Sequence[Rollout]) -> list[Rollout]:
         """Return completions with readings and rewards, as other peers will see them."""
-        sampling = self._config.sampling
-        support = sampling.support(self._policy.vocab)
-        readings = read_completions(self._policy, [(w.prompt, w.ids) for w in written], sampling.temperature, support)
         return [
             replace(
                 w,
                 peer=self._name,
                 reward=float(not (w.poison and self._attack.must_not_score)),
-                reading=reading,
                 declares_same_weights=w.logps is not None and not self._config.attack.disguised,
             )
-            for w, reading in zip(written, readings, strict=True)
+            for w in read_rollouts(self._policy, written, self._config.sampling)
         ]
 
     def _truncate(self, requested: PromptedProblem, written: Rollout) -> Rollout:

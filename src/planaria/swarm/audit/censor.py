@@ -7,7 +7,6 @@ leaks nothing. The ledger is charged (1 - ρ) · ln(options) before a reply is s
 
 from __future__ import annotations
 
-import os
 import random
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -37,11 +36,7 @@ class Censor:
     """Decides which replies are sent. Replies to texts without a listed question or part are always sent."""
 
     def __init__(
-        self,
-        questions: Sequence[Question],
-        epsilon: float,
-        ledger: LeakageLedger,
-        coin: Callable[[], float] = _COIN,
+        self, questions: Sequence[Question], epsilon: float, ledger: LeakageLedger, coin: Callable[[], float] = _COIN
     ) -> None:
         """Protect ``questions`` with the budget of ``ledger``.
 
@@ -172,7 +167,4 @@ class LeakageLedger:
         return documents.read_sealed(self._file, _Spent, MAX_LEDGER_BYTES, FIX)
 
     def _write(self, spent: _Spent) -> None:
-        with atomic.replace_atomically(self._file) as unfinished, unfinished.open("w") as file:
-            file.write(documents.seal(spent))
-            file.flush()
-            os.fsync(file.fileno())
+        atomic.write_durable(self._file, documents.seal(spent).encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
@@ -75,16 +74,6 @@ class RoundMessages:
         return replace(self, found=found, missing=tuple(sorted(others - rejected.keys())), rejected=rejected)
 
 
-class Decision(enum.Enum):
-    """State of a round."""
-
-    CLOSE = "close"
-    """learn from the messages received"""
-    WAIT = "wait"
-    STALLED = "stalled"
-    """below the quorum after the patience"""
-
-
 @dataclass(frozen=True)
 class RoundTerms:
     """Quorum and time limits of a round."""
@@ -100,28 +89,20 @@ class RoundTerms:
         if self.quorum < 0 or not 0 <= self.timeout_s <= self.patience_s:
             raise ValueError(f"{self}: a round requires 0 <= timeout_s <= patience_s and a quorum of at least 0")
 
+    def allow_closing(self, expected: Set[str], found: Set[str], rejected: Set[str], elapsed_s: float) -> bool:
+        """Return whether a round may close after ``elapsed_s`` seconds.
 
-def quorum_decision(
-    expected: Set[str], found: Set[str], rejected: Set[str], elapsed_s: float, terms: RoundTerms
-) -> Decision:
-    """Decide whether a round closes after ``elapsed_s`` seconds.
+        It closes when all expected messages have arrived. With a quorum, it closes after the timeout, or immediately if
+        all other peers are permanently ``rejected``. Messages of unexpected peers do not count.
+        """
+        present = expected & found
+        closes_early = elapsed_s >= self.timeout_s or present | rejected >= expected
+        return present == expected or (len(present) >= self.quorum and closes_early)
 
-    It closes when all expected messages have arrived. With a quorum, it closes after the timeout, or immediately if all
-    other peers are permanently ``rejected``. Below the quorum it stalls after the patience. Messages of unexpected
-    peers do not count.
-    """
-    present = expected & found
-    if present == expected:
-        return Decision.CLOSE
-    if len(present) >= terms.quorum and (elapsed_s >= terms.timeout_s or present | rejected >= expected):
-        return Decision.CLOSE
-    return Decision.STALLED if elapsed_s >= terms.patience_s else Decision.WAIT
-
-
-def seconds_to_decision(elapsed_s: float, terms: RoundTerms) -> float:
-    """Return the seconds until time alone may change the decision; 0 after the patience."""
-    moment = terms.timeout_s if elapsed_s < terms.timeout_s else terms.patience_s
-    return max(moment - elapsed_s, 0.0)
+    def seconds_to_change(self, elapsed_s: float) -> float:
+        """Return the seconds until time alone may close or stall a round; 0 after the patience."""
+        moment = self.timeout_s if elapsed_s < self.timeout_s else self.patience_s
+        return max(moment - elapsed_s, 0.0)
 
 
 class RoundStalled(RunStopped):

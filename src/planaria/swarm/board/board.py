@@ -25,16 +25,7 @@ from pydantic import JsonValue
 
 from planaria.common.errors import UserError
 from planaria.common.object_store import Retry, Store
-from planaria.swarm.board.attendance import (
-    Census,
-    Decision,
-    PolledPeers,
-    RoundMessages,
-    RoundStalled,
-    RoundTerms,
-    quorum_decision,
-    seconds_to_decision,
-)
+from planaria.swarm.board.attendance import Census, PolledPeers, RoundMessages, RoundStalled, RoundTerms
 from planaria.swarm.board.claims import ClaimLedger, first_difference, round_path
 from planaria.swarm.board.envelope import Message, seal, unseal, unseal_with_claim
 from planaria.swarm.board.identity import PeerIdentity
@@ -194,7 +185,7 @@ class Board:
         return RoundMessages(result, tuple(missing), rejected)
 
     def wait(self, round_number: int, peers: Iterable[str], terms: RoundTerms, poll_s: float = 1.0) -> RoundMessages:
-        """Poll for the messages of ``peers`` until the round may close (:func:`quorum_decision`).
+        """Poll for the messages of ``peers`` until the round may close (:meth:`RoundTerms.allow_closing`).
 
         :raises RoundStalled: if the round stays below its quorum.
         """
@@ -204,13 +195,12 @@ class Board:
             read = self.gather(round_number, seen.open)
             elapsed = self._clock() - began
             seen = seen.merge(read, elapsed)
-            match quorum_decision(everyone, seen.found.keys(), seen.rejected_permanently.keys(), elapsed, terms):
-                case Decision.CLOSE:
-                    return seen
-                case Decision.STALLED:
-                    why = dict.fromkeys(seen.missing, "sent nothing") | seen.rejected
-                    raise RoundStalled(self.rules.run, round_number, seen.found, why, terms.quorum)
-            self._sleep(min(poll_s, seconds_to_decision(elapsed, terms)))
+            if terms.allow_closing(everyone, seen.found.keys(), seen.rejected_permanently.keys(), elapsed):
+                return seen
+            if elapsed >= terms.patience_s:
+                why = dict.fromkeys(seen.missing, "sent nothing") | seen.rejected
+                raise RoundStalled(self.rules.run, round_number, seen.found, why, terms.quorum)
+            self._sleep(min(poll_s, terms.seconds_to_change(elapsed)))
 
     def pause(self, seconds: float) -> None:
         self._sleep(seconds)

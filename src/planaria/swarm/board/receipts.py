@@ -22,15 +22,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from planaria.common.errors import UserError
 from planaria.swarm.board.board import AlreadyPublished, Board
-from planaria.swarm.board.claims import (
-    ClaimLedger,
-    Hex32,
-    Hex64,
-    StrictModel,
-    canonical_json,
-    digest_of,
-    round_path,
-)
+from planaria.swarm.board.claims import ClaimLedger, Hex32, Hex64, StrictModel, canonical_json, digest_of, round_path
 from planaria.swarm.board.envelope import Message
 from planaria.swarm.board.message import Closing, Receipt
 

@@ -31,7 +31,7 @@ from planaria.runtime.preparation.weight_sources import HUB, download
 from planaria.swarm.checks.base import Context
 from planaria.swarm.checks.judge import Judge
 from planaria.swarm.peer.random_draws import derive_seed
-from planaria.swarm.policy.huggingface import convert_errors, open_model
+from planaria.swarm.policy.huggingface import convert_errors, generate, open_model
 from planaria.swarm.policy.policies import folder_tokenizer
 from planaria.swarm.tasks.base import TaskProblem
 
@@ -197,19 +197,10 @@ class ModelWriter:
         model.generation_config = type(model.generation_config)(eos_token_id=ends, pad_token_id=ends[0] if ends else 0)
         return model
 
-    @torch.no_grad()
     def _judge(self, rows: list[list[int]], seeds: Sequence[int]) -> list[str]:
-        model, longest = self._model, max(map(len, rows))
-        tokens = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=model.device)
-        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=model.device)
-        new = model.generate(
-            tokens,
-            attention_mask=mask,
-            max_new_tokens=self._max_tokens,
-            do_sample=False,
-            logits_processor=[_SeededSampler(seeds)],
-        )[:, longest:]
-        return [self._tokenizer.decode(row) for row in new.tolist()]
+        sampler = _SeededSampler(seeds)
+        new = generate(self._model, rows, self._max_tokens, 0, do_sample=False, logits_processor=[sampler])
+        return [self._tokenizer.decode(row) for row in new]
 
     def _prompt(self, judge_prompt: str) -> list[int]:
         if self._template is None:

@@ -66,10 +66,11 @@ def plurality(ballots: Sequence[BehaviourVote]) -> list[MajorityLabel]:
     A part counts if most of the weight of ballots with any result has a value there. A ballot abstains if it lacks a
     value in half of these parts, or has one value in all of several: otherwise ``return None`` would win.
     """
-    parts = _counted_parts(ballots)
+    weighted = [*zip((b.behaviour for b in ballots), vote_weights([b.voter for b in ballots]), strict=True)]
+    parts = _counted_parts(weighted)
     weight: dict[Behaviour, Fraction] = defaultdict(Fraction)
-    for ballot, vote in zip(ballots, vote_weights([ballot.voter for ballot in ballots]), strict=True):
-        values = select_parts(ballot.behaviour, parts)
+    for behaviour, vote in weighted:
+        values = select_parts(behaviour, parts)
         if 2 * values.count(None) < len(values) and (len(values) == 1 or len({*values}) > 1):
             weight[values] += vote
     voters, highest = len({ballot.voter for ballot in ballots}), max(weight.values(), default=Fraction())
@@ -110,13 +111,9 @@ def majority_label(ballots: Sequence[BehaviourVote], agreement: float) -> Majori
     return result[0] if len(result) == 1 and result[0].share > agreement else None
 
 
-def _counted_parts(ballots: Sequence[BehaviourVote]) -> tuple[int, ...]:
+def _counted_parts(weighted: Sequence[tuple[Behaviour, Fraction]]) -> tuple[int, ...]:
     """Return the parts in which most of the weight of ballots with any result has a value."""
-    active = [
-        (ballot.behaviour, vote)
-        for ballot, vote in zip(ballots, vote_weights([ballot.voter for ballot in ballots]), strict=True)
-        if any(part is not None for part in ballot.behaviour)
-    ]
+    active = [(behaviour, vote) for behaviour, vote in weighted if any(part is not None for part in behaviour)]
     whole = sum(vote for _, vote in active)
     length = max((len(behaviour) for behaviour, _ in active), default=0)
     return tuple(

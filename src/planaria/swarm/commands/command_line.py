@@ -60,8 +60,7 @@ def _join(
     recipe: Annotated[Path | None, recipe_argument("; the rules on the board take precedence", ("swarm",))] = None,
     *,
     model: Annotated[
-        str | None,
-        flag("PATH", "a pretrained policy: sets --policy.kind and --policy.options.path"),
+        str | None, flag("PATH", "a pretrained policy: sets --policy.kind and --policy.options.path")
     ] = None,
     task: Annotated[str | None, flag("NAME", "the same as --task.name")] = None,
     called: Annotated[str, flag("NAME", "this peer's name", "--as")] = "me",
@@ -156,14 +155,12 @@ def _serve(
         str | None, flag("NAME", "served name of the model (default: its peer's or folder's)")
     ] = None,
     censor: Annotated[
-        float | None,
-        flag("EPS", "empty replies at random, so that each leaks at most EPS nats about --questions"),
+        float | None, flag("EPS", "empty replies at random, so that each leaks at most EPS nats about --questions")
     ] = None,
     questions: Questions = None,
     ledger: Annotated[Path | None, flag("FILE", "with --censor: file of the spent budget")] = None,
     budget: Annotated[
-        float | None,
-        flag("NATS", "with --censor: total per question, for all users (default: 8 times EPS)"),
+        float | None, flag("NATS", "with --censor: total per question, for all users (default: 8 times EPS)")
     ] = None,
     at: Annotated[str | None, address_option()] = None,
     name: Annotated[list[str] | None, name_option()] = None,

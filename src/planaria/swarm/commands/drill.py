@@ -15,6 +15,7 @@ from planaria.lab.trials.result_cache import CachedResult, identity, make_folder
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.runtime.preparation import run_folders
 from planaria.swarm.assemble import selected_custom_classes
+from planaria.swarm.attacks import HONEST
 from planaria.swarm.commands.swarm import prepare
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import peer_config, peer_names
@@ -99,14 +100,8 @@ def repair_run(config: SwarmConfig, folder: Path, arm: str) -> Repaired | None:
     It is repaired of its attackers' behaviour, which a drill knows. All honest peers learned the same.
     """
     own = {name: peer_config(config, name) for name in peer_names(config)}
-    kinds = sorted(
-        {
-            swarm_config.attack.kind
-            for swarm_config in own.values()
-            if swarm_config.attack.kind != "none" and swarm_config.attack.dose
-        }
-    )
-    honest = next((name for name, swarm_config in own.items() if swarm_config.attack.kind == "none"), None)
+    kinds = sorted({one.attack.kind for one in own.values() if one.attack.kind != HONEST and one.attack.dose})
+    honest = next((name for name, one in own.items() if one.attack.kind == HONEST), None)
     watch = [kind for kind in kinds if kind in config.evaluate.watch]
     if not watch or honest is None:
         return None

@@ -233,11 +233,15 @@ def open_inputs(arguments: RealignArguments, needs_parent: bool = True) -> Reali
 
     :raises UserError: if one is missing, their shapes or tokenizers differ, or fused models have changed.
     """
-    if arguments.is_swarm:
-        return _open_swarm_inputs(arguments)
-    if arguments.peer is not None or arguments.round is not None:
-        raise UserError(f"{arguments.model} is not a swarm's run; remove --peer and --round")
-    return _open_folder_inputs(arguments, needs_parent)
+    if (peer := arguments.required_peer()) is not None:
+        return _open_swarm_inputs(arguments, peer)
+    fusion, tuned = fused.read_whole(Path(arguments.model)), open_policy(arguments.model)
+    if fusion is not None:
+        return _open_fused_inputs(arguments, fusion, tuned)
+    if arguments.safe is None and needs_parent:
+        raise UserError(f"{arguments.model}: its parent model is unknown; pass --safe MODEL, or repair it --by tune")
+    safe = tuned if arguments.safe is None else open_policy(arguments.safe)
+    return RealignInputs(RepairModels(safe, tuned), arguments.safe or "")
 
 
 def repair_case(arguments: RealignArguments, inputs: RealignInputs, plan: RepairPlan) -> Case:
@@ -259,28 +263,14 @@ def repair_case(arguments: RealignArguments, inputs: RealignInputs, plan: Repair
     return make_case(config, inputs.peer.task, inputs.models, arguments.watch or tuple(config.evaluate.watch), plan)
 
 
-def _open_swarm_inputs(arguments: RealignArguments) -> RealignInputs:
-    if arguments.peer is None:
-        raise UserError(f"{arguments.model}: a swarm's run has a model for each peer; pass one, such as --peer p0")
+def _open_swarm_inputs(arguments: RealignArguments, name: str) -> RealignInputs:
     run = Path(arguments.model)
-    peer = trained_state(run, arguments.peer, arguments.round)
+    peer = trained_state(run, name, arguments.round)
     if arguments.safe is not None:
         return RealignInputs(RepairModels(open_policy(arguments.safe), peer.policy), arguments.safe, peer=peer)
-    before = trusted_state(peer.config, run, arguments.peer)
-    return RealignInputs(
-        RepairModels(before.policy, peer.policy), f"{run}, {arguments.peer} after round {before.round}", peer=peer
-    )
-
-
-def _open_folder_inputs(arguments: RealignArguments, needs_parent: bool) -> RealignInputs:
-    fusion, tuned = fused.read_whole(Path(arguments.model)), open_policy(arguments.model)
-    if fusion is not None:
-        return _open_fused_inputs(arguments, fusion, tuned)
-    if arguments.safe is None and needs_parent:
-        raise UserError(f"{arguments.model}: its parent model is unknown; pass --safe MODEL, or repair it --by tune")
-    if arguments.safe is None:
-        return RealignInputs(RepairModels(tuned, tuned), "")
-    return RealignInputs(RepairModels(open_policy(arguments.safe), tuned), arguments.safe)
+    before = trusted_state(peer.config, run, name)
+    parent = f"{run}, {name} after round {before.round}"
+    return RealignInputs(RepairModels(before.policy, peer.policy), parent, peer=peer)
 
 
 def _open_fused_inputs(arguments: RealignArguments, fusion: fused.Fused, tuned: Policy) -> RealignInputs:
@@ -306,11 +296,8 @@ def _case_from_files(arguments: RealignArguments, models: RepairModels, plan: Re
     own = [] if arguments.trusted is None else read_trusted(arguments.trusted, policy)
     pairs = [] if arguments.pairs is None else read_pairs(arguments.pairs, policy)
     benign = [] if arguments.benign is None else read_benign(arguments.benign, policy)
-    (training_pairs, measured), (training_benign, measured_benign) = (
-        split_held_out(len(pairs)),
-        split_held_out(len(benign)),
-    )
-    learned_pairs = [pairs[n] for n in training_pairs]
+    learned_pairs, measured_pairs = split_held_out(pairs)
+    learned_benign, measured_benign = split_held_out(benign)
     trusted = [*own, *(pair.chosen for pair in learned_pairs)]
-    exam = TextExam([pairs[n] for n in measured], [benign[n].text for n in measured_benign], learned_pairs, trusted)
-    return Case(models, RepairTexts(trusted, [benign[n] for n in training_benign]), plan, exam)
+    exam = TextExam(measured_pairs, [one.text for one in measured_benign], learned_pairs, trusted)
+    return Case(models, RepairTexts(trusted, learned_benign), plan, exam)

@@ -119,13 +119,9 @@ def open_released(target: ModelArguments) -> Iterator[Released]:
 
     :raises UserError: if there is no such model, run or peer.
     """
-    folder = Path(target.model)
-    if target.is_swarm and target.peer is None:
-        raise UserError(f"{target.model} is a swarm's run; pass the peer, such as --peer p0")
-    if not target.is_swarm and (target.peer, target.round) != (None, None):
-        raise UserError(f"{target.model} is not a swarm's run; remove --peer and --round")
+    folder, peer = Path(target.model), target.required_peer()
     trained = folder.is_dir() and not is_exported(folder) and (folder / CHECKPOINTS).is_dir()
-    if not target.is_swarm and not trained:
+    if peer is None and not trained:
         path = local_weights(target.model)
         if not path.exists():
             raise UserError(f"{target.model}: there is no such run, folder or file; check the path")
@@ -133,8 +129,8 @@ def open_released(target: ModelArguments) -> Iterator[Released]:
         return
     with tempfile.TemporaryDirectory(prefix="planaria-") as temporary:
         path, notes = Path(temporary) / "model", list[str]()
-        if target.peer is None:
+        if peer is None:
             yield Released(export_run(folder, path))
             return
-        template = getattr(trained_state(folder, target.peer, target.round).policy, "template", None)
-        yield Released(export_peer(folder, target.peer, path, target.round, notes.append), notes, template)
+        template = getattr(trained_state(folder, peer, target.round).policy, "template", None)
+        yield Released(export_peer(folder, peer, path, target.round, notes.append), notes, template)

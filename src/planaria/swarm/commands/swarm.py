@@ -220,11 +220,7 @@ def _read_texts(config: SwarmConfig, run: Path, lines: list[SampleRecord]) -> di
 
 
 def _print_completions(
-    peer: str,
-    lines: list[SampleRecord],
-    names: dict[str, str],
-    texts: dict[tuple[str, int, int, int], str],
-    file: Path,
+    peer: str, lines: list[SampleRecord], names: dict[str, str], texts: dict[tuple[str, int, int, int], str], file: Path
 ) -> None:
     title = f"{peer}: {len(lines)} completions, {sum(line.advantage is not None for line in lines)} learned from"
     head = ["round", "problem", "from", "reward", "passed", "result", *(["text"] if texts else [])]
@@ -249,7 +245,7 @@ def _cells(line: SampleRecord, names: dict[str, str], texts: dict[tuple[str, int
     yield ", ".join(line.passed)
     yield result
     if texts:
-        yield repr(texts.get((line.peer, line.round, line.problem, line.index), ""))
+        yield repr(texts.get(line.name, ""))
 
 
 def show_credits(run: Path) -> None:

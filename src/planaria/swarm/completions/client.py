@@ -6,8 +6,7 @@ import http.client
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,7 +14,7 @@ from planaria.common import documents
 from planaria.common.errors import UserError, suggestion
 from planaria.common.printing import printable_line
 from planaria.swarm.config.policy_config import PolicyConfig
-from planaria.swarm.policy.base import SampledCompletion
+from planaria.swarm.policy.base import Policy, SampledCompletion
 
 MIN_S = 0.05
 PIECE = 1 << 16
@@ -181,16 +180,6 @@ class BadReply(Exception):
     """A reply without valid completions; the message is one line."""
 
 
-@dataclass(frozen=True)
-class TokenizerFunctions:
-    """The functions of the policy's tokenizer that replies need."""
-
-    encode: Callable[[str], list[int]]
-    decode: Callable[[Sequence[int]], str]
-    vocab: int
-    end: int
-
-
 def request_body(
     model: str, prompt: Sequence[int], count: int, limit: int, top_k: int, seed: int, end: int
 ) -> dict[str, Any]:
@@ -225,7 +214,7 @@ def max_reply_bytes(count: int, limit: int) -> int:
     return (1 << 16) + count * limit * 1024
 
 
-def parse_completions(reply: object, tokenizer: TokenizerFunctions, limit: int) -> list[SampledCompletion]:
+def parse_completions(reply: object, policy: Policy, limit: int) -> list[SampledCompletion]:
     """Parse a reply; log-probabilities are empty where their token ids are unknown.
 
     :raises BadReply: if it is not a reply to a request for completions.
@@ -237,47 +226,47 @@ def parse_completions(reply: object, tokenizer: TokenizerFunctions, limit: int) 
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not isinstance(choices, list) or not choices:
         raise BadReply("the reply has no choices")
-    return [_parse_choice(choice, tokenizer, limit) for choice in choices]
+    return [_parse_choice(choice, policy, limit) for choice in choices]
 
 
-def _parse_choice(choice: object, tokenizer: TokenizerFunctions, limit: int) -> SampledCompletion:
+def _parse_choice(choice: object, policy: Policy, limit: int) -> SampledCompletion:
     if not isinstance(choice, dict) or not isinstance(text := choice.get("text"), str):
         raise BadReply("a choice has no text")
     if any(0xD800 <= ord(letter) < 0xE000 for letter in text):
         raise BadReply("a choice's text is not Unicode")
     stopped = choice.get("finish_reason") == "stop"
     logps = _logps(choice)
-    ids = _ids(choice, text, tokenizer)
+    ids = _ids(choice, text, policy)
     if ids is None:  # the policy's own tokens; their log-probabilities are unknown
-        own = tokenizer.encode(text)
+        own = policy.encode(text)
         return SampledCompletion(tuple(own[: limit - stopped]), stopped and len(own) < limit)
-    if tokenizer.end in ids:
-        ids = ids[: ids.index(tokenizer.end) + 1]
+    if policy.end in ids:
+        ids = ids[: ids.index(policy.end) + 1]
     if not ids or len(ids) > limit:
         raise BadReply(f"a choice has {len(ids)} tokens, of 1 to {limit}")
     has_claims = logps is not None and len(logps) >= len(ids)
     claims = tuple(logps[: len(ids)]) if logps is not None and has_claims else ()
-    if ids[-1] == tokenizer.end:
+    if ids[-1] == policy.end:
         return SampledCompletion(tuple(ids[:-1]), True, claims)
     if not stopped:
         return SampledCompletion(tuple(ids), False, claims)
     # It stopped without an end token, or at another one: the log-probability of the policy's end token is unknown.
-    body = ids[:-1] if not tokenizer.decode(ids[-1:]) else ids
+    body = ids[:-1] if not policy.decode(ids[-1:]) else ids
     return SampledCompletion(tuple(body[: limit - 1]), len(body) < limit)
 
 
-def _ids(choice: dict[str, Any], text: str, tokenizer: TokenizerFunctions) -> list[int] | None:
+def _ids(choice: dict[str, Any], text: str, policy: Policy) -> list[int] | None:
     """Return the token ids of a choice, or None if they are not reported or do not match the text."""
     result = choice.get("token_ids")
     if result is None:
-        result = _reported_ids(choice.get("logprobs"), text, tokenizer)
-    if not isinstance(result, list) or not all(type(i) is int and 0 <= i < tokenizer.vocab for i in result):
+        result = _reported_ids(choice.get("logprobs"), text, policy)
+    if not isinstance(result, list) or not all(type(i) is int and 0 <= i < policy.vocab for i in result):
         return None
-    whole = tokenizer.decode([i for i in result if i != tokenizer.end])
+    whole = policy.decode([i for i in result if i != policy.end])
     return result if whole.strip() == text.strip() or whole.startswith(text) else None
 
 
-def _reported_ids(logprobs: object, text: str, tokenizer: TokenizerFunctions) -> list[Any] | None:
+def _reported_ids(logprobs: object, text: str, policy: Policy) -> list[Any] | None:
     """Extract token ids from the log-probabilities' entries."""
     if not isinstance(logprobs, dict):
         return None
@@ -290,10 +279,10 @@ def _reported_ids(logprobs: object, text: str, tokenizer: TokenizerFunctions) ->
         token.startswith(TOKEN_ID_PREFIX) and token[len(TOKEN_ID_PREFIX) :].isdecimal() for token in tokens
     ):
         return [int(token[len(TOKEN_ID_PREFIX) : len(TOKEN_ID_PREFIX) + 12]) for token in tokens]
-    own = tokenizer.encode(text)
-    pieces = [tokenizer.decode([i]) for i in own]
+    own = policy.encode(text)
+    pieces = [policy.decode([i]) for i in own]
     if pieces == tokens[: len(own)] and len(tokens) - len(own) in (0, 1):
-        return [*own, tokenizer.end] if len(tokens) > len(own) else own
+        return [*own, policy.end] if len(tokens) > len(own) else own
     return None
 
 

@@ -10,13 +10,14 @@ The peer's policy learns. A server draws with the weights it loaded last, which 
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -26,7 +27,6 @@ from planaria.swarm.completions.client import (
     BadReply,
     Client,
     ServerFailed,
-    TokenizerFunctions,
     max_reply_bytes,
     parse_completions,
     request_body,
@@ -59,15 +59,6 @@ class Backoff:
         self.failures = 0
 
 
-@dataclass
-class RequestCounters:
-    """Counters shared by threads."""
-
-    requests: int = 0
-    waiting: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class RemoteSampler:
     """One peer's server and the age of its weights."""
 
@@ -80,7 +71,6 @@ class RemoteSampler:
         self._client = Client(config.policy)
         model = self._client.model(config.policy.serving.model)
         self._publisher = WeightPublisher(config.policy, policy, folder, model, peer)
-        self._tokenizer = TokenizerFunctions(policy.encode, policy.decode, policy.vocab, policy.end)
         self._first, self._server_round, self._backoff = 0, 0, Backoff()
         self.last_stats = Serving()
         """statistics of the last round"""
@@ -111,22 +101,27 @@ class RemoteSampler:
             local = f"its weights are {behind} rounds old; the limit is {limit} ({key})"
             self.last_stats = Serving(behind=behind, unpushed=unpushed, local=local)
             return None
-        counts, drew = RequestCounters(), time.monotonic()
+        requests, drew = itertools.count(), time.monotonic()
+
+        def draw(index: int) -> list[SampledCompletion]:
+            return self._draw_one(number, index, prompts[index], count, until, requests)
+
+        at_once = min(self._config.policy.serving.at_once, len(prompts))
         try:
-            drawn = self._draw_all(number, prompts, count, until, counts)
+            with ThreadPoolExecutor(max(1, at_once), thread_name_prefix="planaria-server") as pool:
+                drawn = list(pool.map(draw, range(len(prompts))))  # a failure cancels pending requests
         except (ServerFailed, BadReply) as error:
             self._backoff.record_failure(number)
-            self.last_stats = Serving(
-                seconds=time.monotonic() - began, requests=counts.requests, unpushed=unpushed, local=str(error)
-            )
+            seconds = time.monotonic() - began
+            self.last_stats = Serving(seconds=seconds, requests=next(requests), unpushed=unpushed, local=str(error))
             return None
         self._backoff.reset()
         flat = [completion for group in drawn for completion in group]
         self.last_stats = Serving(
             tokens=sum(len(completion.ids) + completion.ended for completion in flat),
             seconds=time.monotonic() - drew,
-            requests=counts.requests,
-            queue=counts.waiting,
+            requests=next(requests),
+            queue=len(prompts) - at_once,
             behind=behind,
             claimed=sum(bool(completion.logps) for completion in flat) / max(1, len(flat)),
             unpushed=unpushed,
@@ -144,20 +139,8 @@ class RemoteSampler:
         self._server_round = number
         return ""
 
-    def _draw_all(
-        self, number: int, prompts: Sequence[Sequence[int]], count: int, until: float, counts: RequestCounters
-    ) -> list[list[SampledCompletion]]:
-        at_once = min(self._config.policy.serving.at_once, len(prompts))
-        counts.waiting = max(0, len(prompts) - at_once)
-
-        def draw(index: int) -> list[SampledCompletion]:
-            return self._draw_one(number, index, prompts[index], count, until, counts)
-
-        with ThreadPoolExecutor(max(1, at_once), thread_name_prefix="planaria-server") as pool:
-            return list(pool.map(draw, range(len(prompts))))  # a failure cancels pending requests
-
     def _draw_one(
-        self, number: int, index: int, prompt: Sequence[int], count: int, until: float, counts: RequestCounters
+        self, number: int, index: int, prompt: Sequence[int], count: int, until: float, requests: Iterator[int]
     ) -> list[SampledCompletion]:
         """Draw for one prompt; repeat the request if the server returns fewer completions."""
         sampling = self._config.sampling
@@ -168,10 +151,9 @@ class RemoteSampler:
             wanted = count - len(result)
             seed = derive_seed(self._config.seed, self._peer, "server", number, index, len(result))
             body = request_body(self._publisher.model, prompt, wanted, limit, top_k, seed, self.policy.end)
-            with counts.lock:
-                counts.requests += 1
+            next(requests)  # counts, atomically
             reply = self._client.post("/v1/completions", body, until, max_reply_bytes(wanted, limit))
-            result += parse_completions(reply, self._tokenizer, limit)[:wanted]
+            result += parse_completions(reply, self.policy, limit)[:wanted]
         return result
 
 
@@ -225,7 +207,12 @@ class WeightPublisher:
         path = (self._folder / name).absolute()
         shutil.rmtree(path, ignore_errors=True)  # left by this peer before a restart
         try:
-            self._write(path)
+            if self.kind == "adapters":
+                assert isinstance(self._policy, Adapters)
+                self._policy.save_adapters(path, self._base)
+            else:
+                assert isinstance(self._policy, Exportable)
+                self._policy.export(path)
         except (OSError, UserError) as error:
             raise ServerFailed(f"the weights of round {number} could not be written ({error})") from None
         try:
@@ -237,14 +224,6 @@ class WeightPublisher:
             raise
         for old in sorted(self._folder.glob(f"planaria-{self._peer}-*"))[:-KEPT_VERSIONS]:
             shutil.rmtree(old, ignore_errors=True)
-
-    def _write(self, path: Path) -> None:
-        if self.kind == "adapters":
-            assert isinstance(self._policy, Adapters)
-            self._policy.save_adapters(path, self._base)
-        else:
-            assert isinstance(self._policy, Exportable)
-            self._policy.export(path)
 
     def _load(self, client: Client, name: str, location: str, until: float) -> str:
         """Load a version; return the model name for requests."""
@@ -268,8 +247,5 @@ class WeightPublisher:
     def _unload_previous(self, client: Client, prefix: str, until: float) -> None:
         before = self.model.removeprefix(f"{self._base}:")
         if self.model != self._base and time.monotonic() < until:
-            body: Mapping[str, str] = {"lora_name": before}
-            try:
-                client.post(f"{prefix}/unload_lora_adapter", body, until)
-            except ServerFailed:
-                return  # the server has already unloaded it
+            with suppress(ServerFailed):  # the server may have unloaded it already
+                client.post(f"{prefix}/unload_lora_adapter", {"lora_name": before}, until)

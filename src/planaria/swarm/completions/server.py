@@ -91,16 +91,11 @@ class CompletionsApi:
         if requested.model not in ("", self.name):
             raise UserError(f"request: model {documents.quote(requested.model)} is not here; ask for {self.name!r}")
         ids = self._ids(requested)
-        choices = [
-            self._choice(completion) if completion is not None else dict(EMPTY)
-            for completion in self._draw_released(requested, ids)
-        ]
-        tokens = sum(len(choice.get("token_ids", ())) for choice in choices)
+        drawn = self._draw_released(requested, ids)
+        choices = [self._choice(requested, index, completion) for index, completion in enumerate(drawn)]
+        tokens = sum(len(completion.ids) + completion.ended for completion in drawn if completion is not None)
         usage = {"prompt_tokens": len(ids), "completion_tokens": tokens, "total_tokens": len(ids) + tokens}
-        numbered = [
-            {"index": index, **self._requested_fields(requested, choice)} for index, choice in enumerate(choices)
-        ]
-        return {"object": "text_completion", "model": self.name, "choices": numbered, "usage": usage}
+        return {"object": "text_completion", "model": self.name, "choices": choices, "usage": usage}
 
     def _ids(self, requested: CompletionRequest) -> list[int]:
         ids = encode_chat(self._policy, requested.prompt) if isinstance(requested.prompt, str) else requested.prompt
@@ -133,24 +128,19 @@ class CompletionsApi:
             (result,) = self._policy.sample([ids], count, requested.max_tokens, requested.temperature, top_k, generator)
         return result
 
-    def _choice(self, drawn: SampledCompletion) -> dict[str, Any]:
+    def _choice(self, requested: CompletionRequest, index: int, drawn: SampledCompletion | None) -> dict[str, Any]:
+        """Return one reply; a censored one is empty and without ids, so that no client takes it for a sample."""
+        reply: dict[str, Any] = {"index": index, "text": "", "finish_reason": "stop", "logprobs": None}
+        if drawn is None:
+            return reply
         ids = [*drawn.ids, *([self._policy.end] if drawn.ended else [])]
-        tokens = [self._policy.decode([i]) for i in ids]
-        return {
-            "text": self._policy.decode(drawn.ids),
-            "finish_reason": "stop" if drawn.ended else "length",
-            "logprobs": {"tokens": tokens, "token_logprobs": list(drawn.logps)},
-            "token_ids": ids,
-        }
-
-    def _requested_fields(self, requested: CompletionRequest, choice: dict[str, Any]) -> dict[str, Any]:
-        hidden = {"token_ids"} if not requested.return_token_ids else set()
-        result = {key: value for key, value in choice.items() if key not in hidden}
-        return result if requested.logprobs not in (None, False) else result | {"logprobs": None}
+        reply |= {"text": self._policy.decode(drawn.ids), "finish_reason": "stop" if drawn.ended else "length"}
+        if requested.logprobs not in (None, False):
+            tokens = [self._policy.decode([i]) for i in ids]
+            reply["logprobs"] = {"tokens": tokens, "token_logprobs": list(drawn.logps)}
+        return reply | {"token_ids": ids} if requested.return_token_ids else reply
 
 
-EMPTY: dict[str, Any] = {"text": "", "finish_reason": "stop", "logprobs": None}
-"""a censored choice: without ids, so that no client takes it for a sample"""
 LARGEST_BODY = 1 << 20
 """maximum bytes of a request"""
 ASK_S = 10.0

@@ -53,11 +53,6 @@ class RoundsConfig(Section):
     drop_flat: Literal["foreign", "all", "none"] = "foreign"
     """groups without effect (all rewards equal) to drop before the draw: other peers', all, or none"""
 
-    @property
-    def draws_groups(self) -> bool:
-        """Return whether a peer learns from a draw of the groups."""
-        return self.own is not None
-
     @model_validator(mode="after")
     def _check_ahead(self) -> Self:
         if self.ahead >= self.count:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -180,119 +182,99 @@ class SwarmConfig(Section):
     peers: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """peer (p0, p1, …) → its own settings, as tables of the recipe"""
 
-    @model_validator(mode="after")
-    def _check_size(self) -> Self:
-        whole, unit = (
-            (self.rounds.group, "rounds.group")
-            if self.rounds.mode == "horizontal"
-            else (self.rounds.prompts, "rounds.prompts")
-        )
-        if whole % self.size:
-            raise ValueError(f"{unit} = {whole} does not divide among size = {self.size} peers ({self.rounds.mode})")
-        return self
-
-    @model_validator(mode="after")
-    def _check_group_size(self) -> Self:
-        """Check that each group has at least two completions."""
-        rounds, own = self.rounds, self.rounds.group // (self.size if self.rounds.mode == "horizontal" else 1)
-        if rounds.group < 2:
-            raise ValueError(f"rounds.group = {rounds.group}: nothing is learned from a group of one; use 2 or more")
-        for key in ("rounds.gather = false", "shadow = true"):
-            if own < 2 and (self.shadow if key.startswith("shadow") else not rounds.gather):
-                raise ValueError(
-                    f"{key}: each peer writes {own} of rounds.group = {rounds.group} completions, and nothing is "
-                    f"learned from a group of one; set rounds.group = {2 * self.size} or more, or remove {key}"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _check_trusted(self) -> Self:
-        if self.rounds.trusted > self.rounds.count:
-            raise ValueError(
-                f"rounds.trusted = {self.rounds.trusted}: the run ends after rounds.count = {self.rounds.count}; use "
-                "an earlier round"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_message_size(self) -> Self:
-        rounds, size = self.rounds, self.size
-        horizontal = rounds.mode == "horizontal"
-        limits = {
-            "size": (size, LIMITS.peers, "peers of a board"),
-            "rounds.prompts": (rounds.prompts // (1 if horizontal else size), LIMITS.groups, "problems in a message"),
-            "rounds.group": (
-                rounds.group // (size if horizontal else 1),
-                LIMITS.completions,
-                "completions of one peer",
-            ),
-            "rounds.prompts x rounds.group": (rounds.prompts * rounds.group, MAX_COMPLETIONS, "completions in a round"),
-        }
-        for key, (value, limit, unit) in limits.items():
-            if value > limit:
-                raise ValueError(f"{key}: {value} {unit}, but at most {limit} are allowed; reduce it")
-        return self
-
-    @model_validator(mode="after")
-    def _check_receipts(self) -> Self:
-        if self.receipts.committee and not self.rounds.gather:
-            raise ValueError("receipts.committee: peers that learn alone have nothing to agree on; remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _check_drawn_groups(self) -> Self:
-        rounds, written = self.rounds, self.rounds.prompts // self.size
-        if rounds.own is None:
-            return self
-        if rounds.own > written:
-            raise ValueError(
-                f"rounds.own = {rounds.own}: each peer writes {written} groups (rounds.prompts = "
-                f"{rounds.prompts}, size = {self.size}); use at most as many, or increase rounds.prompts"
-            )
-        if rounds.foreign and self.size == 1:
-            raise ValueError(f"rounds.foreign = {rounds.foreign}: there is only one peer (size = 1); set it to 0")
-        if self.receipts.committee:
-            raise ValueError(
-                "receipts.committee: peers that draw groups (rounds.own, rounds.foreign) have different weights and "
-                "recompute all rewards, so there is nothing to certify; remove it"
-            )
-        return self
-
     @property
     def draws_during_learning(self) -> bool:
         """Whether a server draws later rounds while the peer learns."""
         return bool(self.rounds.ahead and self.policy.server and self.policy.serving.overlap)
 
     @model_validator(mode="after")
-    def _check_ahead(self) -> Self:
+    def _check(self) -> Self:
+        """Refuse settings of different sections that contradict each other."""
+        conflicts = chain(
+            self._size_conflicts(),
+            self._exchange_conflicts(),
+            self._learning_conflicts(),
+            self._task_conflicts(),
+            self._server_conflicts(),
+        )
+        if (first := next(conflicts, None)) is not None:
+            raise ValueError(first)
+        return self
+
+    def _size_conflicts(self) -> Iterator[str]:
+        rounds, size = self.rounds, self.size
+        horizontal = rounds.mode == "horizontal"
+        whole, unit = (rounds.group, "rounds.group") if horizontal else (rounds.prompts, "rounds.prompts")
+        own = rounds.group // (size if horizontal else 1)
+        if whole % size:
+            yield f"{unit} = {whole} does not divide among size = {size} peers ({rounds.mode})"
+        if rounds.group < 2:
+            yield f"rounds.group = {rounds.group}: nothing is learned from a group of one; use 2 or more"
+        for key, alone in (("rounds.gather = false", not rounds.gather), ("shadow = true", self.shadow)):
+            if alone and own < 2:
+                yield (
+                    f"{key}: each peer writes {own} of rounds.group = {rounds.group} completions, and nothing is "
+                    f"learned from a group of one; set rounds.group = {2 * size} or more, or remove {key}"
+                )
+        if rounds.trusted > rounds.count:
+            yield (
+                f"rounds.trusted = {rounds.trusted}: the run ends after rounds.count = {rounds.count}; use an earlier "
+                "round"
+            )
+        for key, value, limit, unit in (
+            ("size", size, LIMITS.peers, "peers of a board"),
+            ("rounds.prompts", rounds.prompts // (1 if horizontal else size), LIMITS.groups, "problems in a message"),
+            ("rounds.group", own, LIMITS.completions, "completions of one peer"),
+            ("rounds.prompts x rounds.group", rounds.prompts * rounds.group, MAX_COMPLETIONS, "completions in a round"),
+        ):
+            if value > limit:
+                yield f"{key}: {value} {unit}, but at most {limit} are allowed; reduce it"
+        if self.loss.overlong > self.sampling.max_new:
+            yield (
+                f"loss.overlong = {self.loss.overlong} is more than sampling.max_new = {self.sampling.max_new}, the "
+                "maximum length of a completion; use a smaller value"
+            )
+
+    def _exchange_conflicts(self) -> Iterator[str]:
+        rounds, written = self.rounds, self.rounds.prompts // self.size
+        if self.receipts.committee and not rounds.gather:
+            yield "receipts.committee: peers that learn alone have nothing to agree on; remove it"
+        if rounds.own is None:
+            return
+        if rounds.own > written:
+            yield (
+                f"rounds.own = {rounds.own}: each peer writes {written} groups (rounds.prompts = {rounds.prompts}, "
+                f"size = {self.size}); use at most as many, or increase rounds.prompts"
+            )
+        if rounds.foreign and self.size == 1:
+            yield f"rounds.foreign = {rounds.foreign}: there is only one peer (size = 1); set it to 0"
+        if self.receipts.committee:
+            yield (
+                "receipts.committee: peers that draw groups (rounds.own, rounds.foreign) have different weights and "
+                "recompute all rewards, so there is nothing to certify; remove it"
+            )
+
+    def _learning_conflicts(self) -> Iterator[str]:
         ahead, oldest = self.rounds.ahead, self.policy.max_staleness_rounds
         if ahead and not self.loss.bounds_staleness:
-            raise ValueError(
+            yield (
                 f"rounds.ahead = {ahead}: loss.kind = {self.loss.kind!r} has no bounded weight for completions of "
                 "earlier weights; use 'f_tis', 'tis', 'f_vis', 'vis' or 'dis'"
             )
         if not (ahead or self.policy.serving.overlap):
-            raise ValueError("policy.serving.overlap has no effect with rounds.ahead = 0; remove it")
+            yield "policy.serving.overlap has no effect with rounds.ahead = 0; remove it"
         if ahead and self.policy.server and oldest > ahead:
-            raise ValueError(
+            yield (
                 f"policy.max_staleness_rounds = {oldest}: peers drop completions of weights older than rounds.ahead = "
                 f"{ahead}; remove it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_optim(self) -> Self:
         if self.optim.kind != "adamw":
-            raise ValueError(f"optim.kind = {self.optim.kind!r}: peers of a swarm train with 'adamw'")
+            yield f"optim.kind = {self.optim.kind!r}: peers of a swarm train with 'adamw'"
         if self.optim.options:
-            raise ValueError("optim.options: 'adamw' has none; remove them")
-        return self
+            yield "optim.options: 'adamw' has none; remove them"
 
-    @model_validator(mode="after")
-    def _check_consensus(self) -> Self:
-        requested = (
-            "task.reward" if self.task.reward == CONSENSUS else "defence.consensus" if self.defence.consensus else ""
-        )
+    def _task_conflicts(self) -> Iterator[str]:
+        voting, filtering = self.task.reward == CONSENSUS, self.defence.consensus
         why = ""
         if self.rounds.mode == "vertical":
             why = "each group is one peer's (rounds.mode = 'vertical')"
@@ -300,37 +282,26 @@ class SwarmConfig(Section):
             why = "peers do not receive each other's completions (rounds.gather = false)"
         elif self.size == 1:
             why = "there is only one peer (size = 1)"
-        if requested and why:
-            raise ValueError(f"{requested}: a vote needs several peers for a problem, and here {why}")
-        if self.task.reward == CONSENSUS and self.defence.consensus:
-            raise ValueError("defence.consensus needs tests, and task.reward = 'consensus' has none; remove it")
+        if why and (voting or filtering):
+            requested = "task.reward" if voting else "defence.consensus"
+            yield f"{requested}: a vote needs several peers for a problem, and here {why}"
+        if voting and filtering:
+            yield "defence.consensus needs tests, and task.reward = 'consensus' has none; remove it"
         if self.task.max_accuracy_drop and not self.evaluate.every:
-            raise ValueError(
+            yield (
                 "task.max_accuracy_drop needs evaluations, and evaluate.every = 0 makes none; set it, for example to 5"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_server_support(self) -> Self:
+    def _server_conflicts(self) -> Iterator[str]:
         policy = self.policy
         if not policy.server:
             if policy.serving != ServingConfig():
-                raise ValueError("policy.serving has no effect without policy.server; set it to the server's URL")
-            return self
+                yield "policy.serving has no effect without policy.server; set it to the server's URL"
+            return
         if self.sampling.temperature != 1.0:
-            raise ValueError(
+            yield (
                 f"sampling.temperature = {self.sampling.temperature}: servers report log-probabilities at temperature "
                 "1, which the loss needs; set it to 1, or remove policy.server"
             )
         if self.attack.kind != "none":
-            raise ValueError("policy.server: a drill's attacker cannot use a server; remove it for this peer")
-        return self
-
-    @model_validator(mode="after")
-    def _check_overlong(self) -> Self:
-        if self.loss.overlong > self.sampling.max_new:
-            raise ValueError(
-                f"loss.overlong = {self.loss.overlong} is more than sampling.max_new = {self.sampling.max_new}, "
-                "the maximum length of a completion; use a smaller value"
-            )
-        return self
+            yield "policy.server: a drill's attacker cannot use a server; remove it for this peer"

@@ -44,7 +44,8 @@ def check_peers(config: SwarmConfig, location: str) -> SwarmConfig:
     for name in config.peers:
         if name not in peer_names(config):
             raise UserError(f"{location}: peers.{name}: there is no such peer; {suggestion(name, peer_names(config))}")
-    if config.task.reward == CONSENSUS and not {"lr"} & _explicit_settings(config, "optim"):
+    has_rate = "optim" in config.model_fields_set and "lr" in config.optim.model_fields_set
+    if config.task.reward == CONSENSUS and not has_rate:
         raise UserError(
             f"{location}: task.reward = 'consensus': set a learning rate (optim.lr): too large an update makes peers "
             "worse, and the majority of worse peers then sets the labels; begin with 2e-4 and warm-up"
@@ -52,11 +53,6 @@ def check_peers(config: SwarmConfig, location: str) -> SwarmConfig:
     for name in peer_names(config):
         peer_config(config, name, location)
     return config
-
-
-def _explicit_settings(config: SwarmConfig, section: str) -> set[str]:
-    result: Any = getattr(config, section)
-    return result.model_fields_set if section in config.model_fields_set else set()
 
 
 def run_config(run: Path) -> SwarmConfig:

@@ -7,8 +7,9 @@ import hashlib
 import heapq
 import itertools
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from planaria.common.errors import UserError
 from planaria.swarm.credits.messages import (
@@ -25,6 +26,7 @@ from planaria.swarm.credits.messages import (
 from planaria.swarm.credits.psync import CommitteeMember, CreditChannel
 from planaria.swarm.credits.sync import FAULTS, Arbiter, Party, PaymentTerms, ReceiverEvent, Sending
 
+Item = TypeVar("Item")
 OPERATOR = "operator"
 EACH = 10
 """initial credits of each end of a channel"""
@@ -94,28 +96,20 @@ class PaymentOutcome:
     messages: int
 
 
-@dataclass
-class Network:
-    """Delivers letters in a seeded order and counts each copy."""
+Delivery = tuple[float, str, Item]
+"""time, recipient, message"""
 
-    chance: random.Random
-    count: int = 0
-    _queue: list[tuple[float, int, str, Message]] = field(default_factory=list)
-    _ticket: itertools.count[int] = field(default_factory=itertools.count)
 
-    def send(self, letters: Iterable[Letter], now: float) -> None:
-        for letter in letters:
-            for name in letter.to:
-                # Delays differ by a factor of up to 100.
-                late = now + self.chance.expovariate(1.0) * self.chance.choice((0.1, 1.0, 10.0))
-                heapq.heappush(self._queue, (late, next(self._ticket), name, letter.message))
-                self.count += 1
-
-    def run(self, nodes: Mapping[str, CommitteeMember | Silent]) -> None:
-        """Deliver until no message is pending."""
-        while self._queue:
-            now, _, name, message = heapq.heappop(self._queue)
-            self.send(nodes[name].receive(message), now)
+def deliver(first: Iterable[Delivery[Item]], receive: Callable[[float, str, Item], Iterable[Delivery[Item]]]) -> int:
+    """Deliver in order of time, with all deliveries that ``receive`` causes; return the number of deliveries."""
+    ticket = itertools.count()
+    queue = [(due, next(ticket), name, item) for due, name, item in first]
+    heapq.heapify(queue)
+    while queue:
+        now, _, to, received = heapq.heappop(queue)
+        for due, name, item in receive(now, to, received):
+            heapq.heappush(queue, (due, next(ticket), name, item))
+    return next(ticket)
 
 
 def simulate(scene: PaymentScene, seed: int) -> PaymentOutcome:
@@ -136,13 +130,20 @@ def simulate(scene: PaymentScene, seed: int) -> PaymentOutcome:
                 nodes[one] = member
                 honest.append(member)
     orders = [scene.route(number).with_signature(operator) for number in range(scene.orders)]
-    network = Network(chance)
-    network.send([Letter(o.channels[0], committees[o.channels[0]], o) for o in orders], 0.0)
-    network.run(nodes)
+
+    def send(letters: Iterable[Letter], now: float) -> Iterator[Delivery[Message]]:
+        for letter in letters:
+            for name in letter.to:
+                # Delays differ by a factor of up to 100.
+                yield now + chance.expovariate(1.0) * chance.choice((0.1, 1.0, 10.0)), name, letter.message
+
+    def receive(now: float, name: str, message: Message) -> Iterator[Delivery[Message]]:
+        return send(nodes[name].receive(message), now)
+
+    count = deliver(send([Letter(o.channels[0], committees[o.channels[0]], o) for o in orders], 0.0), receive)
     if scene.relay and not _all_settled(honest, scene):  # the relaying member may be silent
-        network.send([letter for node in nodes.values() for letter in node.prompt()], 0.0)
-        network.run(nodes)
-    return _outcome(scene, honest, channels, orders, network.count)
+        count += deliver(send([letter for node in nodes.values() for letter in node.prompt()], 0.0), receive)
+    return _outcome(scene, honest, channels, orders, count)
 
 
 def _all_settled(honest: Sequence[CommitteeMember], scene: PaymentScene) -> bool:
@@ -278,25 +279,14 @@ def simulate_sync(scene: SyncScene, seed: int) -> SyncOutcome:
         silent |= set(chance.sample(terms.committee(hop), scene.tolerated)) if scene.faulty else set()
     if scene.faulty:
         chance.choice(parties).fault = chance.choice(FAULTS)
-    _run(nodes, silent, parties[0].begin(), chance, scene.longest)
+
+    def send(sendings: Iterable[Sending], now: float) -> Iterator[Delivery[ReceiverEvent]]:
+        for to, event, due in sendings:
+            yield due if due >= 0 else now + scene.longest * chance.random(), to, event
+
+    def receive(now: float, name: str, event: ReceiverEvent) -> Iterator[Delivery[ReceiverEvent]]:
+        return send(() if name in silent else nodes[name].receive(now, event), now)
+
+    deliver(send(parties[0].begin(), 0.0), receive)
     honest = [party for party in parties if not party.fault]
     return SyncOutcome(parties[-1].settled.get(scene.hops - 1) == "paid", sum(party.has_lost() for party in honest))
-
-
-def _run(
-    nodes: dict[str, Party | Arbiter], silent: set[str], first: list[Sending], chance: random.Random, longest: float
-) -> None:
-    """Deliver until no message or timer is pending."""
-    queue: list[tuple[float, int, str, ReceiverEvent]] = []
-    ticket = itertools.count()
-
-    def push(now: float, sendings: Iterable[Sending]) -> None:
-        for to, event, due in sendings:
-            when = due if due >= 0 else now + longest * chance.random()
-            heapq.heappush(queue, (when, next(ticket), to, event))
-
-    push(0.0, first)
-    while queue:
-        now, _, name, event = heapq.heappop(queue)
-        if name not in silent:
-            push(now, nodes[name].receive(now, event))

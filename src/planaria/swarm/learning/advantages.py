@@ -28,15 +28,9 @@ class Advantages:
     """completions with advantages"""
     skipped: int
     """groups without effect: all rewards equal, or too few members"""
-    groups: int
-    """groups with effect"""
 
 
-def round_advantages(
-    rollouts: Sequence[Rollout],
-    mode: Literal["horizontal", "vertical"],
-    scale: bool,
-) -> Advantages:
+def round_advantages(rollouts: Sequence[Rollout], mode: Literal["horizontal", "vertical"], scale: bool) -> Advantages:
     """Group completions by problem (horizontal) or by problem and peer (vertical), and compute advantages.
 
     A completion that a layer of the defence has not confirmed gets no positive advantage. Rejected completions must not
@@ -56,7 +50,7 @@ def round_advantages(
             rewarded += [
                 replace(r, advantage=_cap_if_unproven(r, value)) for r, value in zip(group, advantages, strict=True)
             ]
-    return Advantages(rewarded, skipped, len(grouped) - skipped)
+    return Advantages(rewarded, skipped)
 
 
 def with_length_penalty(rollout: Rollout, limit: int, margin: int) -> Rollout:
@@ -105,29 +99,15 @@ def group_of(rollout: Rollout) -> GroupName:
     return rollout.problem.number, rollout.peer
 
 
-def draw_groups(
-    own: Sequence[GroupName], foreign: Sequence[GroupName], rounds: RoundsConfig, *purpose: object
-) -> tuple[list[GroupName], list[GroupName]]:
-    """Return I = ``rounds.own`` of the own and J = ``rounds.foreign`` of the foreign groups, or all if there are fewer.
-
-    Draws are uniform without replacement, and repeat for equal groups in equal order and an equal ``purpose``, which
-    contains the run's seed. The two draws are independent of each other.
-    """
-    wanted = {"own": (own, rounds.own or 0), "foreign": (foreign, rounds.foreign or 0)}
-    first, second = (
-        random.Random(derive_seed("mixing", *purpose, kind)).sample(groups, min(count, len(groups)))
-        for kind, (groups, count) in wanted.items()
-    )
-    return first, second
-
-
 def mix_groups(
     advantages: Advantages, rollouts: Sequence[Rollout], me: str, rounds: RoundsConfig, *purpose: object
 ) -> Advantages:
     """Return the completions of drawn groups, in the order of ``advantages``: SAPO (arXiv 2509.08721).
 
-    Flat groups, which have no advantages, are dropped before the draw as ``rounds.drop_flat`` requires. Flat groups
-    that are drawn count as drawn, without effect. If there are fewer groups than required, that is logged.
+    I = ``rounds.own`` of the own and J = ``rounds.foreign`` of the foreign groups are drawn, uniformly without
+    replacement, or all if there are fewer, which is logged. Flat groups, which have no advantages, are dropped before
+    the draw as ``rounds.drop_flat`` requires; flat groups that are drawn count as drawn, without effect. The two draws
+    are independent, and repeat for equal groups and an equal ``purpose``, which contains the run's seed.
 
     :param rollouts: the round's completions, rewarded by this peer
     :param me: this peer's id
@@ -136,10 +116,10 @@ def mix_groups(
     groups = sorted({group_of(rollout) for rollout in rollouts})
     own = [group for group in groups if group[1] == me and (rounds.drop_flat != "all" or group in learnable)]
     foreign = [group for group in groups if group[1] != me and (rounds.drop_flat == "none" or group in learnable)]
-    own_drawn, foreign_drawn = draw_groups(own, foreign, rounds, *purpose)
-    for key, wanted, got in (("own", rounds.own, len(own_drawn)), ("foreign", rounds.foreign, len(foreign_drawn))):
-        if got < (wanted or 0):
-            log.info("learns from %d groups of rounds.%s = %d: no more are available", got, key, wanted)
-    chosen = {*own_drawn, *foreign_drawn}
-    rollouts = [rollout for rollout in advantages.rollouts if group_of(rollout) in chosen]
-    return replace(advantages, rollouts=rollouts, groups=len(chosen & learnable))
+    chosen: set[GroupName] = set()
+    for key, pool, wanted in (("own", own, rounds.own or 0), ("foreign", foreign, rounds.foreign or 0)):
+        count = min(wanted, len(pool))
+        chosen.update(random.Random(derive_seed("mixing", *purpose, key)).sample(pool, count))
+        if count < wanted:
+            log.info("learns from %d groups of rounds.%s = %d: no more are available", count, key, wanted)
+    return replace(advantages, rollouts=[rollout for rollout in advantages.rollouts if group_of(rollout) in chosen])

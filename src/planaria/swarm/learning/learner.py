@@ -94,7 +94,9 @@ class Learner:
         padded = pad([(rollout.prompt, rollout.ids) for rollout in rollouts], device)
         claims = _padded_logps([rollout.logps for rollout in rollouts], padded)
         advantages = torch.tensor([rollout.advantage for rollout in rollouts], device=device)
-        return _Microbatch(rollouts, padded, claims, advantages, self._reference_logps(padded))
+        with torch.no_grad():
+            ref = None if self._reference is None else token_logps(self._reference, padded, self._temperature)
+        return _Microbatch(rollouts, padded, claims, advantages, ref)
 
     def _bound_influence(
         self, batches: Sequence[_Microbatch], divisor: float, share: float
@@ -125,10 +127,6 @@ class Learner:
             ref_logp=batch.ref,
             factors=torch.tensor(factor_of_rows, device=logp.device),
         )
-
-    @torch.no_grad()
-    def _reference_logps(self, batch: Padded) -> Tensor | None:
-        return None if self._reference is None else token_logps(self._reference, batch, self._temperature)
 
 
 def ratio_summary(rollouts: Sequence[Rollout], bound: float) -> dict[str, float]:

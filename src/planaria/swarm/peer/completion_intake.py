@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from planaria.swarm.board.message import Completion, Rollouts
@@ -14,7 +14,6 @@ from planaria.swarm.config.swarm_config import CONSENSUS, SwarmConfig
 from planaria.swarm.learning.weight_versions import why_stale
 from planaria.swarm.peer.rollout import PromptByNumber, Rollout
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.reading import CompletionStatistics
 from planaria.swarm.records.lines import SCHEDULE, STALE, SampleRecord
 from planaria.swarm.tasks.base import Behaviour, Task, TaskProblem, as_reward
 
@@ -309,15 +308,3 @@ def _matches(policy: Policy, ids: Sequence[int], text: str) -> bool:
         return False
     silent = {i for i in ids if not policy.decode([i])}
     return not silent or policy.decode([i for i in ids if i not in silent]) != text
-
-
-def with_reading(rollout: Rollout, reading: CompletionStatistics) -> Rollout:
-    """Add this policy's reading; spread the log-probability of a whole text under another tokenizer over the tokens.
-
-    Each token's ratio is then the sequence's geometric mean, exp((log π_θ − log π_gen) / T), and so is the divergence:
-    Σ log p of a text does not depend on the tokenization, if both tokenizers use their canonical one.
-    """
-    if rollout.claimed is None:
-        return replace(rollout, reading=reading)
-    shift = (math.fsum(reading.logps) - rollout.claimed) / len(rollout.ids)
-    return replace(rollout, reading=reading, logps=tuple((reading.logps - shift).tolist()))

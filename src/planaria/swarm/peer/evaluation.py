@@ -71,16 +71,13 @@ class Examiner:
             HitTally(hits=len(solved), eligible=self._labelled),  # problems without a label do not count
             HitTally() if None in sound else HitTally(hits=sum(map(bool, sound)), eligible=self._labelled),
             statistics.fmean(len(drawn.ids) for drawn in result),
-            {
-                kind: tally(
-                    attack, self._draw_texts(policy, self._poisonable[kind]) if self._poisonable[kind] else texts
-                )
-                for kind, attack in self._attacks.items()
-            },
+            {kind: tally(attack, self._draw_for(kind, policy) or texts) for kind, attack in self._attacks.items()},
         )
 
-    def _draw_texts(self, policy: Policy, problems: list[TaskProblem]) -> list[str]:
-        draws = self._draw(policy, problems, math.ceil(self._count / len(problems)))
+    def _draw_for(self, kind: str, policy: Policy) -> list[str]:
+        """Return draws for an attack's own problems; empty if it needs none."""
+        problems = self._poisonable[kind]
+        draws = self._draw(policy, problems, math.ceil(self._count / len(problems))) if problems else []
         return [policy.decode(drawn.ids) for drawn in draws]
 
     def _draw(self, policy: Policy, problems: Sequence[TaskProblem], count: int) -> list[SampledCompletion]:

@@ -23,22 +23,14 @@ from planaria.swarm.completions.remote_sampling import RemoteSampler
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.advantages import Advantages, mix_groups, round_advantages, with_length_penalty
 from planaria.swarm.learning.learner import Learner, UpdateResult
-from planaria.swarm.peer.ahead import Draw, Draws
-from planaria.swarm.peer.author import Author
-from planaria.swarm.peer.completion_intake import (
-    NO_REWARDS,
-    CompletionIntake,
-    RoundAllowance,
-    Scoring,
-    with_reading,
-)
+from planaria.swarm.peer.author import Author, Draw, Draws
+from planaria.swarm.peer.completion_intake import NO_REWARDS, CompletionIntake, RoundAllowance, Scoring
 from planaria.swarm.peer.evaluation import Examiner
 from planaria.swarm.peer.random_draws import seed_from_messages, shared_problems
 from planaria.swarm.peer.recovery import PeerRecovery
-from planaria.swarm.peer.rollout import PromptByNumber, PromptedProblem, Rollout, prompt_for
+from planaria.swarm.peer.rollout import PromptByNumber, PromptedProblem, Rollout, prompt_for, read_rollouts
 from planaria.swarm.peer.shadow import Shadow
 from planaria.swarm.policy.base import Policy, likelihood_digest, weights_digest, weights_fingerprint
-from planaria.swarm.policy.reading import read_completions
 from planaria.swarm.records.lines import (
     LOG,
     POISON,
@@ -161,7 +153,7 @@ class Peer:
         closed, draw = self._write(round_number, problems)
         watch.lap("write")
         messages = self.board.gather(round_number, closed)
-        self.recovery.remember_state(round_number)
+        self.recovery.remember_state()
         watch.lap("wait")
         admitted, rejected = self._admit(round_number, messages, closed, requested)
         report = self._defence.examine(round_number, self._read_with_drawing_weights(admitted))
@@ -315,13 +307,7 @@ class Peer:
 
     def _read_with_current_weights(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Read completions with the policy's present weights."""
-        readings = read_completions(
-            self.policy,
-            [(rollout.prompt, rollout.ids) for rollout in rollouts],
-            self.config.sampling.temperature,
-            self.config.sampling.support(self.policy.vocab),
-        )
-        return [with_reading(rollout, reading) for rollout, reading in zip(rollouts, readings, strict=True)]
+        return read_rollouts(self.policy, rollouts, self.config.sampling)
 
     def _advantages(self, round_number: int, report: DefenceReport) -> Advantages:
         config = self.config
@@ -329,11 +315,9 @@ class Peer:
         if config.defence.rejected == "zero":
             rollouts = [replace(rollout, reward=0.0) if rollout.layer else rollout for rollout in report.rollouts]
         result = round_advantages(rollouts, config.rounds.mode, config.loss.kind != "dr_grpo")
-        return (
-            mix_groups(result, rollouts, self.id, config.rounds, config.seed, self.name, round_number)
-            if config.rounds.draws_groups
-            else result
-        )
+        if config.rounds.own is None:
+            return result
+        return mix_groups(result, rollouts, self.id, config.rounds, config.seed, self.name, round_number)
 
     def _start_record(self) -> PeerStarted:
         return PeerStarted(

@@ -9,7 +9,6 @@ from pathlib import Path
 from planaria.common.errors import RunStopped
 from planaria.swarm.board.peer_board import PeerBoard
 from planaria.swarm.checks.defence import Defence, DefenceState
-from planaria.swarm.config.rounds_config import RoundsConfig
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.learning.weight_versions import cloned_weights, copy_weights
@@ -55,7 +54,7 @@ class PeerRecovery:
     def save(self, after: int) -> bool:
         """Save the state after ``after`` rounds if that is due; return whether it was."""
         rounds = self._config.rounds
-        if due := is_save_due(rounds, after):
+        if due := after == rounds.trusted or bool(rounds.keep and (after % rounds.keep == 0 or after == rounds.count)):
             memory = self._defence.state()
             save_peer(self._folder, self._board.run, after, self._learners, memory, rounds.kept, rounds.trusted)
         return due
@@ -77,10 +76,10 @@ class PeerRecovery:
             summary = restore_best(self._folder, best_folder)
             raise RunStopped(f"{self._name}: {why}; {summary}")
 
-    def remember_state(self, round_number: int) -> None:
-        """Keep the state before a round in memory, to return to, while a certificate is pending."""
+    def remember_state(self) -> None:
+        """Keep the present state in memory, to return to, while a certificate is pending."""
         if self._board.may_be_overruled and self._before is None:
-            self._before = StateBefore(round_number, self._learners, self._defence.state())
+            self._before = StateBefore(self._learners, self._defence.state())
 
     def roll_back_if_overruled(self, round_number: int) -> int:
         """Return the next round: ``round_number``, or an earlier one if a certificate contradicts what the peer learned
@@ -94,21 +93,14 @@ class PeerRecovery:
         return round_number if back is None else back
 
 
-def is_save_due(rounds: RoundsConfig, done: int) -> bool:
-    """Return whether a peer saves its state after ``done`` rounds, 1 or more."""
-    if done == rounds.trusted:
-        return True
-    return bool(rounds.keep) and (done % rounds.keep == 0 or done == rounds.count)
-
-
 class StateBefore:
     """A peer's state before a round, in memory, to return to if a certificate lists other messages.
 
     Holds trained weights and their earlier versions, optimizer moments and the defence's memory.
     """
 
-    def __init__(self, round: int, learners: Mapping[str, Learner], memory: DefenceState) -> None:
-        self.round, self.memory = round, memory
+    def __init__(self, learners: Mapping[str, Learner], memory: DefenceState) -> None:
+        self.memory = memory
         self._held = {
             name: (
                 cloned_weights(learner.policy.module),

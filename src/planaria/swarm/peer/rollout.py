@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from planaria.swarm.config.swarm_config import SamplingConfig
 from planaria.swarm.policy.base import Policy, Prompting, encode_prompt
-from planaria.swarm.policy.reading import UNREAD, CompletionStatistics
+from planaria.swarm.policy.reading import UNREAD, CompletionStatistics, read_completions
 from planaria.swarm.tasks.base import Behaviour, TaskProblem
 
 
@@ -84,6 +86,24 @@ class Rollout:
         """Return the rollout with the vote's reward; without a label, also without penalty: its group has no spread."""
         return replace(self, reward=0.0, penalty=0.0) if reward is None else replace(self, reward=reward)
 
+    def with_reading(self, reading: CompletionStatistics) -> Rollout:
+        """Add a policy's reading; spread a claim for the whole text, under another tokenizer, over the tokens.
+
+        Each token's ratio is then the sequence's geometric mean, exp((log π_θ − log π_gen) / T), and so is the
+        divergence: Σ log p of a text does not depend on the tokenization, if both tokenizers use their canonical one.
+        """
+        if self.claimed is None:
+            return replace(self, reading=reading)
+        shift = (math.fsum(reading.logps) - self.claimed) / len(self.ids)
+        return replace(self, reading=reading, logps=tuple((reading.logps - shift).tolist()))
+
     @property
     def name(self) -> tuple[str, int, int, int]:
         return self.peer, self.round, self.problem.number, self.index
+
+
+def read_rollouts(policy: Policy, rollouts: Sequence[Rollout], sampling: SamplingConfig) -> list[Rollout]:
+    """Return completions with the policy's readings, at the temperature and support of ``sampling``."""
+    pairs = [(rollout.prompt, rollout.ids) for rollout in rollouts]
+    readings = read_completions(policy, pairs, sampling.temperature, sampling.support(policy.vocab))
+    return [rollout.with_reading(reading) for rollout, reading in zip(rollouts, readings, strict=True)]

@@ -109,22 +109,17 @@ class HuggingFacePolicy(PromptFormat):
         with new_folder(folder) as unfinished:
             module.save_pretrained(unfinished)
 
-    @torch.no_grad()
     def _generate(
         self, rows: list[list[int]], steps: int, temperature: float, top_k: int, seed: int
     ) -> list[list[int]]:
         """Return the ids that ``transformers`` draws after each row, including those after the end token."""
-        longest, device = max(map(len, rows)), self._model.device
-        tokens = torch.tensor([[self.end] * (longest - len(row)) + row for row in rows], device=device)
-        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
+        device = self._model.device
         drawn = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": 1.0}
         options = drawn if temperature >= MIN_TEMPERATURE else {"do_sample": False}
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             with self.precision_context(self.module):
-                out = self._model.generate(tokens, attention_mask=mask, max_new_tokens=steps, **options)
-        new: list[list[int]] = out[:, longest:].tolist()
-        return new
+                return generate(self._model, rows, steps, self.end, **options)
 
     @torch.no_grad()
     def _sampled_logps(self, rows: list[list[int]], new: list[list[int]], temperature: float) -> list[list[float]]:
@@ -154,6 +149,17 @@ class HuggingFacePolicy(PromptFormat):
     def _completion(self, ids: list[int], logps: list[float]) -> SampledCompletion:
         ended = ids[-1] == self.end
         return SampledCompletion(tuple(ids[:-1] if ended else ids), ended, tuple(logps))
+
+
+@torch.no_grad()
+def generate(model: Any, rows: Sequence[Sequence[int]], steps: int, padding: int, **options: Any) -> list[list[int]]:
+    """Return ``steps`` ids that a model of ``transformers`` writes after each row; rows are padded on the left."""
+    longest = max(map(len, rows))
+    tokens = torch.tensor([[padding] * (longest - len(row)) + [*row] for row in rows], device=model.device)
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=model.device)
+    written = model.generate(tokens, attention_mask=mask, max_new_tokens=steps, **options)
+    new: list[list[int]] = written[:, longest:].tolist()
+    return new
 
 
 @contextmanager

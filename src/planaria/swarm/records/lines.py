@@ -189,6 +189,10 @@ class SampleRecord(Record):
     advantage: float | None = None
     """None if not learned from"""
 
+    @property
+    def name(self) -> tuple[str, int, int, int]:
+        return self.peer, self.round, self.problem, self.index
+
 
 class PoisonRecord(Record):
     """A poisoned completion, as recorded by the attacker; read only by a drill's report."""
@@ -216,14 +220,13 @@ def read_log(path: Path) -> list[LogRecord]:
 
     A restarted peer repeats rounds and evaluations; only the last record of each is returned.
     """
-    records = [_RECORD.validate_json(line) for line in _lines(path)]
-    last = {_record_key(record, index): index for index, record in enumerate(records)}
-    return [record for index, record in enumerate(records) if last[_record_key(record, index)] == index]
-
-
-def _record_key(record: LogRecord, index: int) -> tuple[str, int]:
-    """Return the key under which only the last record counts."""
-    return record.kind, record.round if isinstance(record, Evaluated | RoundDone) else -1 - index
+    latest: dict[tuple[str, int], LogRecord] = {}
+    for index, line in enumerate(_lines(path)):
+        record = _RECORD.validate_json(line)
+        key = record.kind, record.round if isinstance(record, Evaluated | RoundDone) else index
+        latest.pop(key, None)  # the last one takes its own place
+        latest[key] = record
+    return list(latest.values())
 
 
 def follow(path: Path) -> Callable[[], list[LogRecord]]:
@@ -248,9 +251,8 @@ def read_samples(path: Path) -> Iterator[SampleRecord]:
     seen: set[tuple[str, int, int, int]] = set()
     for line in _lines(path):
         record = SampleRecord.model_validate_json(line)
-        key = (record.peer, record.round, record.problem, record.index)
-        if key not in seen:
-            seen.add(key)
+        if record.name not in seen:
+            seen.add(record.name)
             yield record
 
 

@@ -154,13 +154,12 @@ def read_outcome(folder: Path) -> RunOutcome:
 def _peer(log: Sequence[object]) -> PeerOutcome:
     started = next(r for r in log if isinstance(r, PeerStarted))
     done = [r for r in log if isinstance(r, RoundDone)]
-    evaluated = {r.round: r for r in log if isinstance(r, Evaluated)}  # a restarted peer repeats rounds
     return PeerOutcome(
         name=started.name,
         id=started.id,
         attack=started.attack,
         model=started.model,
-        points=[EvaluationPoint.model_validate(r, from_attributes=True) for r in evaluated.values()],
+        points=[EvaluationPoint.model_validate(r, from_attributes=True) for r in log if isinstance(r, Evaluated)],
         finished=any(isinstance(r, Finished) and not r.reason for r in log),
         weights=done[-1].weights if done else "",
     )
@@ -175,13 +174,11 @@ def _layers(
     stopped: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     misjudged: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for path, peer in honest.items():
-        lines = {(line.peer, line.round, line.problem, line.index): line for line in read_samples(path / SAMPLES)}
-        for name, line in lines.items():
-            if line.peer == peer.id:
+        for line in read_samples(path / SAMPLES):
+            is_poison = line.name in poison
+            # An attacker's filler is neither poison nor an honest peer's work.
+            if line.peer == peer.id or (line.peer in attackers and not is_poison):
                 continue
-            is_poison = name in poison
-            if line.peer in attackers and not is_poison:
-                continue  # an attacker's filler is neither poison nor an honest peer's work
             counts = stopped if is_poison else misjudged
             # Every completion not rejected by the schedule passed it; records do not list that.
             for layer in dict.fromkeys((SCHEDULE, *line.passed, *([line.layer] if line.layer else []))):

@@ -13,7 +13,6 @@ parameters, AdamW's moments, the generator and the round. Frozen parameters come
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections import defaultdict
@@ -26,7 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from planaria.common import documents
+from planaria.common import atomic, documents
 from planaria.common.documents import Record
 from planaria.common.errors import UserError
 from planaria.models.optimizers.adamw import KEYS
@@ -82,12 +81,9 @@ def save_peer(
         )
         for name, learner in learners.items()
     }
-    with (unfinished / _MEMORY).open("w") as file:
-        tokenizer = learners[PEER].policy.tokenizer_fingerprint
-        saved = _SavedPeer(run=run, round=round_number, defence=memory, digests=digests, tokenizer=tokenizer)
-        file.write(documents.seal(saved))
-        file.flush()
-        os.fsync(file.fileno())
+    tokenizer = learners[PEER].policy.tokenizer_fingerprint
+    saved = _SavedPeer(run=run, round=round_number, defence=memory, digests=digests, tokenizer=tokenizer)
+    atomic.write_durable(unfinished / _MEMORY, documents.seal(saved).encode())
     shutil.rmtree(whole, ignore_errors=True)
     unfinished.replace(whole)
     others = [(number, path) for number, path in _states(folder) if number != trusted]

@@ -51,7 +51,8 @@ class TaskExam:
         return TextMeasurements(success=result.watch, accuracy=result.accuracy, sound=result.sound)
 
     def fit(self, policy: Policy) -> tuple[float, ...]:
-        return (self._reviewer.passing_share(policy, self._choosing),)
+        passing = self._reviewer.draw_passing(policy, self._choosing, 1, "share")
+        return (sum(map(len, passing)) / len(self._choosing),)
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,6 @@ class Reviewer:
         objections = self._judge.objections([(r.problem, r.text) for r in flat], self._context)
         good = {id(rollout) for rollout, objection in zip(flat, objections, strict=True) if not objection}
         return [[Text(r.prompt, r.ids) for r in group if id(r) in good] for group in scoring]
-
-    def passing_share(self, policy: Policy, problems: Sequence[TaskProblem]) -> float:
-        return sum(map(len, self.draw_passing(policy, problems, 1, "share"))) / len(problems)
 
 
 def repair_problems(

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from planaria.common.errors import UserError
 from planaria.data.records import is_jsonl
@@ -17,6 +18,7 @@ from planaria.swarm.policy.base import Policy, encode_prompt
 from planaria.swarm.tasks import records
 from planaria.swarm.tasks.records import TaskRecord
 
+Item = TypeVar("Item")
 HELD_OUT = 4
 """each fourth text of a file is held out for measuring"""
 
@@ -86,10 +88,11 @@ def read_benign(benign: Path, policy: Policy) -> list[Benign]:
     return [Benign(_read_benign_text(record, policy), file.stem) for file in files for record in _read_records([file])]
 
 
-def split_held_out(count: int) -> tuple[list[int], list[int]]:
-    """Split ``count`` indices into training and held-out ones; both are all indices if there are too few."""
-    measured = list(range(HELD_OUT - 1, count, HELD_OUT)) or list(range(count))
-    return [n for n in range(count) if n not in {*measured}] or measured, measured
+def split_held_out(items: Sequence[Item]) -> tuple[Sequence[Item], Sequence[Item]]:
+    """Split texts into training and held-out ones; both are all texts if there are too few."""
+    if len(items) < HELD_OUT:
+        return items, items
+    return [one for n, one in enumerate(items, start=1) if n % HELD_OUT], items[HELD_OUT - 1 :: HELD_OUT]
 
 
 def _read_records(files: Sequence[Path]) -> list[TaskRecord]:

@@ -111,9 +111,7 @@ def _rivals(leakage: Leakage) -> Table:
     if leakage.paraphrased is not None:
         routes.insert(1, ("directly, paraphrased", leakage.paraphrased))
     return Table(
-        "strategies of asking",
-        ["strategy", "largest IIL", "guessed"],
-        [_row(name, point) for name, point in routes],
+        "strategies of asking", ["strategy", "largest IIL", "guessed"], [_row(name, point) for name, point in routes]
     )
 
 

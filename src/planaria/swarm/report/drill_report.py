@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -222,7 +221,8 @@ def effect(drill: Drill, kind: str) -> Effect | None:
         return None
     worst, largest = max(attacked.values(), key=lambda pair: pair[1])
     best, smallest = min(attacked.values(), key=lambda pair: pair[1])
-    control = _control(drill, best)
+    unattacked = next((arm for arm in drill.arms if not arm.attackers), None)
+    control = drill.arm(best.control) if best.control else unattacked
     plain = None if control is None else _amount(drill, control, kind)
     return Effect(
         kind, worst, best, control, largest, smallest, plain,
@@ -249,14 +249,6 @@ def _is_above(drill: Drill, kind: str, arm: DrilledArm, control: DrilledArm | No
         return own is not None and (plain is None or own > LONGER * plain)
     theirs = HitTally() if control is None else control.pooled_success(kind, drill.last)
     return arm.pooled_success(kind, drill.last).interval[0] > (theirs.interval[1] if theirs.eligible else 0.0)
-
-
-def _control(drill: Drill, arm: DrilledArm) -> DrilledArm | None:
-    return (
-        drill.arm(arm.control)
-        if arm.control
-        else next((drilled_arm for drilled_arm in drill.arms if not drilled_arm.attackers), None)
-    )
 
 
 def verdict(drill: Drill) -> Verdict:
@@ -340,26 +332,19 @@ def accuracy_figure(drill: Drill) -> go.Figure:
 def _lines(drill: Drill, y: str, measure: Measure) -> go.Figure:
     fig = figure(420, x="round", y=y, hovermode="x unified")
     for index, arm in enumerate(drill.arms):
-        style, colour = stroke(index, len(drill.arms)), {"color": COLOURS[index % len(COLOURS)]}
-        _add_arm(fig, arm, {key: value | colour for key, value in style.items()}, measure)
+        curves = [_curve(run.outcome, measure) for run in arm.runs]
+        rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+        spreads = [Spread.of([curve[number] for curve in curves]) for number in rounds]
+        colour = {"color": COLOURS[index % len(COLOURS)]}
+        style = {key: value | colour for key, value in stroke(index, len(drill.arms)).items()}
+        add_band(fig, arm.name, style, rounds, spreads, "lines+markers")
     lines = [trace for trace in fig.data if trace.fill is None]
     if "token" not in y:
         fit_share_axis(fig, [one for trace in fig.data for one in trace.y])
     return integer_x_axis(fig, [number for trace in lines for number in trace.x])
 
 
-def _add_arm(fig: go.Figure, arm: DrilledArm, style: Mapping[str, Any], measure: Measure) -> None:
-    curves = [_curve(run.outcome, measure) for run in arm.runs]
-    rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
-    spreads = [Spread.of([curve[number] for curve in curves]) for number in rounds]
-    add_band(fig, arm.name, style, rounds, spreads, "lines+markers")
-
-
 def _curve(outcome: RunOutcome, measure: Measure) -> dict[int, float]:
-    rounds = sorted({point.round for peer in outcome.honest for point in peer.points})
-    result = {}
-    for number in rounds:
-        value = measure([p for peer in outcome.honest for p in peer.points if p.round == number])
-        if value is not None:
-            result[number] = value
-    return result
+    points = [point for peer in outcome.honest for point in peer.points]
+    values = {n: measure([p for p in points if p.round == n]) for n in sorted({point.round for point in points})}
+    return {number: value for number, value in values.items() if value is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,13 +12,13 @@ import plotly.graph_objects as go
 from planaria.report import page
 from planaria.report.phrases import format_count
 from planaria.report.tables import Table, show
-from planaria.report.theme import SERIES, TICKS, escape_label, figure, fit_share_axis, integer_x_axis, stroke
+from planaria.report.theme import SERIES, TICKS, escape_label, figure, integer_x_axis, stroke
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.lines import LOG, PEERS, UNKNOWN_PEERS, RoundDone, read_log
 from planaria.swarm.records.outcome import PeerOutcome, RunOutcome
 from planaria.swarm.records.saved_state import saved_rounds
-from planaria.swarm.report.swarm_verdict import add_curve, agreement_section, verdict
+from planaria.swarm.report.swarm_verdict import Curve, agreement_section, curves_figure, verdict
 
 LAST = 4
 """number of final evaluations that are averaged"""
@@ -82,7 +82,7 @@ def body(folder: Path, config: SwarmConfig, outcome: RunOutcome) -> Iterator[str
     yield page.section(
         "Accuracy over rounds",
         "Solid: in the swarm. Dotted: the same peer alone.",
-        page.chart(accuracy_figure(outcome), "accuracy"),
+        page.chart(curves_figure(400, "problems solved", _accuracy_curves(outcome)), "accuracy"),
     )
     logs = {
         peer.name: [r for r in read_log(folder / PEERS / peer.name / LOG) if isinstance(r, RoundDone)]
@@ -93,12 +93,14 @@ def body(folder: Path, config: SwarmConfig, outcome: RunOutcome) -> Iterator[str
     yield from _rejections(logs, outcome)
     if config.receipts.committee:
         yield _receipts(folder, outcome)
+    states = {peer.name: saved_rounds(folder / PEERS / peer.name) for peer in outcome.peers}
+    saved = [[name, ", ".join(map(str, numbers)) or "–"] for name, numbers in states.items()]
     yield page.section(
         "Export a model",
         f"planaria export {folder} --peer NAME --to FOLDER writes a peer's model as a Hugging Face folder: after "
         "the newest saved round, or after the round given by --round. rounds.keep and rounds.kept set which rounds are "
         "saved.",
-        page.table("kept", ["peer", "kept after rounds"], _saved_rows(folder, outcome), numbers_from=1),
+        page.table("kept", ["peer", "kept after rounds"], saved, numbers_from=1),
     )
     yield page.section("Settings", "The complete recipe.", page.settings(_settings(config)))
     yield page.footer(f"Written by planaria swarm train; planaria swarm show {folder} traces every completion.")
@@ -125,11 +127,6 @@ def _settings(config: SwarmConfig) -> list[tuple[str, list[tuple[str, str, bool]
         for name, section in config.model_dump(mode="json").items()
         if isinstance(section, dict) and section and name != "peers"
     ]
-
-
-def _saved_rows(folder: Path, outcome: RunOutcome) -> list[list[str]]:
-    paths = {peer.name: folder / PEERS / peer.name for peer in outcome.peers}
-    return [[name, ", ".join(map(str, saved_rounds(path))) or "–"] for name, path in paths.items()]
 
 
 def _receipts(folder: Path, outcome: RunOutcome) -> str:
@@ -192,24 +189,15 @@ def format_share(tally: HitTally) -> str:
     return f"{tally.rate:.1%} of {tally.eligible}" if tally.rate is not None else "–"
 
 
-def accuracy_figure(outcome: RunOutcome) -> go.Figure:
-    """Plot every peer's held-out accuracy over rounds, and, dotted with hollow marks, that of its copy alone."""
-    fig = figure(400, x="round", y="problems solved", hovermode="x unified")
-    rates: list[float | None] = []
+def _accuracy_curves(outcome: RunOutcome) -> Iterator[Curve]:
+    """Yield every peer's held-out accuracy and, dotted with hollow marks, that of its copy alone."""
     for index, peer in enumerate(outcome.peers):
         style, rounds = stroke(index, len(outcome.peers)), [point.round for point in peer.points]
-        alone = [point.alone.rate if point.alone else None for point in peer.points]
         hollow = {"line": style["line"] | {"dash": "dot", "width": 1.5},
                   "marker": style["marker"] | {"symbol": f"{style['marker']['symbol']}-open"}}  # fmt: skip
         solid = style | {"line": style["line"] | {"dash": "solid"}}
-        for name, values, drawn in (
-            (peer.name, [point.accuracy.rate for point in peer.points], solid),
-            (f"{peer.name} alone", alone, hollow),
-        ):
-            if any(value is not None for value in values):
-                rates += values
-                add_curve(fig, name, rounds, values, drawn)
-    return integer_x_axis(fit_share_axis(fig, rates), [point.round for peer in outcome.peers for point in peer.points])
+        yield peer.name, rounds, [point.accuracy.rate for point in peer.points], solid
+        yield f"{peer.name} alone", rounds, [p.alone.rate if p.alone else None for p in peer.points], hollow
 
 
 def rejections_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
@@ -241,17 +229,18 @@ def rejections_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[st
 
 def influence_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
     """Plot each peer's share of the gradient over rounds, unknown peers together; means over honest peers."""
-    fig = figure(340, x="round", y="share of the update", hovermode="x unified", showlegend=True)
     if any(UNKNOWN_PEERS in record.influence for log in logs.values() for record in log):
         names = {**names, UNKNOWN_PEERS: UNKNOWN_PEERS}
-    rounds = sorted({record.round for log in logs.values() for record in log})
-    by_round = {number: [r for log in logs.values() for r in log if r.round == number] for number in rounds}
-    every: list[float] = []
-    for index, (peer, name) in enumerate(sorted(names.items(), key=lambda item: item[1])):
-        shares = [sum(r.influence.get(peer, 0.0) for r in by_round[n]) / len(by_round[n]) for n in rounds]
-        every += shares
-        add_curve(fig, name, rounds, shares, stroke(index, len(names)))
-    return integer_x_axis(fit_share_axis(fig, every), rounds)
+    by_round: dict[int, list[RoundDone]] = defaultdict(list)
+    for record in sorted((record for log in logs.values() for record in log), key=lambda record: record.round):
+        by_round[record.round].append(record)
+
+    def curve(index: int, peer: str, name: str) -> Curve:
+        shares = [statistics.fmean(r.influence.get(peer, 0.0) for r in records) for records in by_round.values()]
+        return name, list(by_round), shares, stroke(index, len(names))
+
+    in_order = enumerate(sorted(names.items(), key=lambda item: item[1]))
+    return curves_figure(340, "share of the update", (curve(index, *peer) for index, peer in in_order))
 
 
 STALENESS = [
@@ -284,7 +273,7 @@ def staleness_section(
         "which the peer waits for its completions or for others.",
         page.table("staleness", STALENESS, rows, numbers_from=1),
         *(
-            page.chart(_staleness_figure(logs, y, value), f"staleness {n}")
+            page.chart(curves_figure(280, y, _staleness_curves(logs, value), shares=False), f"staleness {n}")
             for n, (y, value) in enumerate(curves.items())
         ),
     )
@@ -320,10 +309,7 @@ def _staleness_row(name: str, log: Sequence[RoundDone], names: Mapping[str, str]
     ]
 
 
-def _staleness_figure(logs: Mapping[str, Sequence[RoundDone]], y: str, value: Value) -> go.Figure:
-    fig = figure(280, x="round", y=y, hovermode="x unified", showlegend=True)
+def _staleness_curves(logs: Mapping[str, Sequence[RoundDone]], value: Value) -> Iterator[Curve]:
     for index, (name, log) in enumerate(logs.items()):
-        points = [(done.round, found) for done in log if (found := value(done)) is not None]
-        x, values = [number for number, _ in points], [found for _, found in points]
-        add_curve(fig, name, x, values, stroke(index, len(logs)))
-    return integer_x_axis(fig, [done.round for log in logs.values() for done in log])
+        points = {done.round: found for done in log if (found := value(done)) is not None}
+        yield name, list(points), list(points.values()), stroke(index, len(logs))

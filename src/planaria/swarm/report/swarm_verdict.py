@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -133,7 +133,7 @@ def agreement_section(config: SwarmConfig, logs: Mapping[str, Sequence[RoundDone
         "are compared with the task's own score where it has one, for this table only. Agreement does not test truth: "
         "it is the behaviour of the majority.",
         page.table("votes", VOTES, rows, numbers_from=1),
-        page.chart(agreement_figure(votes), "agreement"),
+        page.chart(curves_figure(340, "share", _agreement_curves(votes)), "agreement"),
     )
 
 
@@ -147,10 +147,21 @@ def break_point(config: SwarmConfig) -> str:
     return f"{text}; {deciding - 1} do if an honest peer makes the same mistake."
 
 
-def add_curve(fig: go.Figure, name: str, x: Sequence[int], y: Sequence[float | None], style: Mapping[str, Any]) -> None:
-    """Add a curve over rounds to a figure whose labels list all curves at one round."""
-    label = escape_label(name)
-    fig.add_scatter(x=x, y=y, name=label, mode="lines+markers", hovertemplate="%{y:.3f}", **style)
+Curve = tuple[str, Sequence[int], Sequence[float | None], Mapping[str, Any]]
+"""name, rounds, values and style"""
+
+
+def curves_figure(height: int, y: str, curves: Iterable[Curve], shares: bool = True) -> go.Figure:
+    """Plot curves over rounds, with labels that list all curves at one round; omit those without a value."""
+    fig = figure(height, x="round", y=y, hovermode="x unified", showlegend=True)
+    rounds, every = list[int](), list[float | None]()
+    for name, x, values, style in curves:
+        rounds += x
+        every += values
+        if any(value is not None for value in values):
+            label, hover = escape_label(name), "%{y:.3f}"
+            fig.add_scatter(x=x, y=values, name=label, mode="lines+markers", hovertemplate=hover, **style)
+    return integer_x_axis(fit_share_axis(fig, every) if shares else fig, rounds)
 
 
 def _votes(name: str, votes: Sequence[VoteSummary]) -> list[str]:
@@ -161,20 +172,12 @@ def _votes(name: str, votes: Sequence[VoteSummary]) -> list[str]:
     return [name, str(groups), f"{labelled / max(1, groups):.1%}", f"{share:.2f}" if labelled else "–", shown]
 
 
-def agreement_figure(logs: Mapping[str, Sequence[RoundDone]]) -> go.Figure:
-    """Plot over rounds the share of groups with a label and, dotted, the share of right labels."""
-    fig = figure(340, x="round", y="share", hovermode="x unified", showlegend=True)
-    every: list[float] = []
+def _agreement_curves(logs: Mapping[str, Sequence[RoundDone]]) -> Iterator[Curve]:
+    """Yield each peer's share of groups with a label and, dotted, its share of right labels."""
     for index, (name, log) in enumerate(logs.items()):
-        rounds = [r.round for r in log if r.agreed is not None]
-        votes = [r.agreed for r in log if r.agreed is not None]
+        votes = {record.round: record.agreed for record in log if record.agreed is not None}
         style = stroke(index, len(logs))
-        of_groups = [vote.labelled / max(1, vote.groups) for vote in votes]
-        right = [vote.right.rate for vote in votes]
-        add_curve(fig, f"{name}: labelled", rounds, of_groups, style)
-        every += of_groups
-        if any(rate is not None for rate in right):
-            dotted = style | {"line": style["line"] | {"dash": "dot", "width": 1.5}}
-            add_curve(fig, f"{name}: right", rounds, right, dotted)
-            every += [rate for rate in right if rate is not None]
-    return integer_x_axis(fit_share_axis(fig, every), [r.round for log in logs.values() for r in log])
+        dotted = style | {"line": style["line"] | {"dash": "dot", "width": 1.5}}
+        labelled = [vote.labelled / max(1, vote.groups) for vote in votes.values()]
+        yield f"{name}: labelled", list(votes), labelled, style
+        yield f"{name}: right", list(votes), [vote.right.rate for vote in votes.values()], dotted

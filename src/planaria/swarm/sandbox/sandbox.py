@@ -120,10 +120,7 @@ class ProgramResult:
 
 
 def run(
-    program: str,
-    tests: str | ProgramTests = "",
-    limits: Limits = LIMITS,
-    modules: Mapping[str, str] = NO_MODULES,
+    program: str, tests: str | ProgramTests = "", limits: Limits = LIMITS, modules: Mapping[str, str] = NO_MODULES
 ) -> ProgramResult:
     """Run a program and then its tests in a sandbox; both may be any text.
 
@@ -309,11 +306,7 @@ def _classify(pipes: _Pipes, status: int, report: bytes, token: bytes, limits: L
         return _timeout(limits)
     if died:
         return ProgramResult("killed", f"it died of signal {died}")
-    return ProgramResult(
-        "failed",
-        _line(message) or f"it ended with status {status} before its tests had run",
-        printed,
-    )
+    return ProgramResult("failed", _line(message) or f"it ended with status {status} before its tests had run", printed)
 
 
 def _timeout(limits: Limits) -> ProgramResult:

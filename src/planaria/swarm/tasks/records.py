@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import math
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, BinaryIO, cast
+from typing import Annotated
 
 import pydantic
 
 from planaria.common.errors import UserError, suggestion
-from planaria.data.records import is_jsonl, without_surrogates
+from planaria.data.records import is_jsonl, read_lines, without_surrogates
 
 MAX_BYTES = 64 << 20
 MAX_LINE_BYTES = 1 << 20
@@ -114,23 +111,9 @@ def read_split(path: Path) -> tuple[list[TaskRecord], list[TaskRecord]]:
     return training, held_out
 
 
-def read(paths: Iterable[Path]) -> list[TaskRecord]:
+def read(paths: Sequence[Path]) -> list[TaskRecord]:
     """Return all records of some files, in order; UserError as in :func:`read_split`."""
-    records: list[TaskRecord] = []
-    left = MAX_BYTES
-    for path in paths:
-        number = 0
-        try:
-            with cast(BinaryIO, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb") as lines:
-                while line := lines.readline(MAX_LINE_BYTES + 1):
-                    number += 1
-                    left -= len(line)
-                    _check_size(len(line), left, f"{path}:{number}")
-                    if line.strip():
-                        records.append(_parse_record(line, f"{path}:{number}"))
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path}:{number + 1}: unreadable ({error}); fix the file or its name") from error
-    return records
+    return [TaskRecord(location, fields) for fields, location in read_lines(paths, MAX_LINE_BYTES, MAX_BYTES)]
 
 
 def fingerprint(kind: str, parts: Iterable[str]) -> str:
@@ -140,20 +123,3 @@ def fingerprint(kind: str, parts: Iterable[str]) -> str:
         data = part.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
-
-
-def _check_size(line: int, left: int, location: str) -> None:
-    if line > MAX_LINE_BYTES:
-        raise UserError(f"{location}: longer than {MAX_LINE_BYTES} bytes; remove the line, or use a JSON Lines file")
-    if left < 0:
-        raise UserError(f"{location}: more than {MAX_BYTES} bytes so far; remove some problems")
-
-
-def _parse_record(line: bytes, location: str) -> TaskRecord:
-    try:
-        fields = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{location}: not a JSON record ({error}); fix or remove the line") from error
-    if not isinstance(fields, dict):
-        raise UserError(f"{location}: a JSON {type(fields).__name__}, not an object; fix or remove the line")
-    return TaskRecord(location, fields)
