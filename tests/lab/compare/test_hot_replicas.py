@@ -147,6 +147,9 @@ def test_the_clock_counts_microbatches_in_proportion(tmp_path: Path) -> None:
     message = str(refused.value)
     assert "compare.arms.hot-replicas: pipeline.microbatches = 2 of 4 are not a multiple of " in message
     assert message.endswith("odd.toml's 3; use another number, or another compare.clock")
+    narrow = hot.config.model_copy(update={"model": hot.config.model.model_copy(update={"dim": 32})})
+    with pytest.raises(UserError, match=r"compare\.arms\.hot-replicas\.model\.dim = 32: compare\.clock"):
+        clock_config(path, comparison, hot.model_copy(update={"config": narrow}), arms[0].config)
 
 
 @pytest.mark.parametrize("name", ["recovery", "pareto", "exchange", "bursts"])

@@ -135,6 +135,11 @@ def test_arms_may_differ_in_their_optimizer(tmp_path: Path) -> None:
     assert [arm.config.optim.kind for arm in found] == ["adamw", "muon"]
 
 
+def test_an_arm_may_be_a_narrower_model(tmp_path: Path) -> None:
+    _, found = race_spec.load(compared(tmp_path, "[compare.arms.a]\nmodel.dim = 16\n"), {})
+    assert found[1].config.model.dim == 16 < found[0].config.model.dim
+
+
 @pytest.mark.parametrize("name", ["tuned", "fault-free"])
 def test_names_of_added_arms_are_reserved(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=f"compare.arms.{name}: the name is reserved"):

@@ -38,8 +38,8 @@ RULES = ArmRules(
     RunConfig,
     free=(
         "recovery", "checkpoint", "exchange", "optim.kind", "optim.lr", "optim.beta1", "optim.beta2", "optim.eps",
-        "optim.clip", "pipeline.microbatches", "pipeline.wire", "routing.kind", "routing.mixed", "model.share",
-        "model.share_over", "model.subspace",
+        "optim.clip", "pipeline.microbatches", "pipeline.wire", "routing.kind", "routing.mixed", "model.dim",
+        "model.share", "model.share_over", "model.subspace",
     ),
 )  # fmt: skip
 

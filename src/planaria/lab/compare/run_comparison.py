@@ -150,7 +150,7 @@ def score_arms(
         own = {race.config.seed: course for race, course in zip(races, courses, strict=True) if race.arm == arm.name}
         free = free or own
         clocked = clock_config(path, comparison, arm, base)
-        scale = _scale(base, clocked)
+        scale = _scale(base, clocked) if comparison.clock else 1.0  # an arm's own model determines its hours
         arm_runs = score(free, own, (clock, clocks[arm.name]), digests, comparison.target_at, scale)
         (search if arm.searched else scored).append(
             _score_arm(base, arm, clocked, clocks[arm.name], arm_runs, list(own.values()), scale)
@@ -311,6 +311,11 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm, base: RunConfig) 
             f"{path}: compare.clock = {comparison.clock!r} has {clock.pipeline.stages} block stages, "
             f"this comparison {arm.config.pipeline.stages}; set pipeline.stages = {clock.pipeline.stages} in {path}, "
             f"or pipeline.stages = {arm.config.pipeline.stages} in {recipe_file}"
+        )
+    if arm.config.model.dim != base.model.dim:
+        raise UserError(
+            f"{path}: compare.arms.{arm.name}.model.dim = {arm.config.model.dim}: compare.clock takes the hours of all "
+            "arms from one model; remove compare.clock"
         )
     product = clock.pipeline.microbatches * arm.config.pipeline.microbatches
     count, left = divmod(product, base.pipeline.microbatches)
