@@ -9,7 +9,7 @@ import time
 import zlib
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
@@ -237,7 +237,7 @@ def _sent_messages(wire: str, steps: int) -> dict[Leg, list[Tensor]]:
         tempfile.TemporaryDirectory(prefix="planaria-entropy-") as folder,
         patch.object(GroupQuantiser, "encode", keep),
     ):
-        _final(128, wire, 0, steps, Path(folder))
+        final_loss(128, wire, 0, steps, Path(folder))
     return kept
 
 
@@ -359,7 +359,7 @@ def _best(width: int, wire: str, args: Namespace, folder: Path) -> tuple[float, 
     codec, microbatches = _arm(wire, args.microbatches)
     found = {
         rate: [
-            _final(width, codec, seed, args.steps, folder, microbatches, args.untied, rate)
+            final_loss(width, codec, seed, args.steps, folder, microbatches, args.untied, rate)
             for seed in range(args.seeds)
         ]
         for rate in args.rates
@@ -368,21 +368,34 @@ def _best(width: int, wire: str, args: Namespace, folder: Path) -> tuple[float, 
     return rate, found[rate]
 
 
-def _final(
-    width: int, wire: str, seed: int, steps: int, folder: Path,
+def final_loss(
+    width: int, wire: str | Mapping[str, Any], seed: int, steps: int, folder: Path,
     microbatches: int = 8, untied: bool = False, rate: float = 1.0, trace: Path | None = None,
+    start: Path | None = None,
 ) -> float:  # fmt: skip
     """Return the validation loss at the end of a run, nats; CheckFree rebuilds the stages that ``trace`` kills."""
+    run = trained(width, wire, seed, steps, folder, microbatches, untied, rate, trace, start)
+    shutil.rmtree(run.folder)
+    return run.validations[steps]
+
+
+def trained(
+    width: int, wire: str | Mapping[str, Any], seed: int, steps: int, folder: Path,
+    microbatches: int = 8, untied: bool = False, rate: float = 1.0, trace: Path | None = None,
+    start: Path | None = None,
+) -> planaria.Run:  # fmt: skip
+    """Return a finished run with this codec (a name of :func:`wire_of`, or its table), from random weights or from
+    those of the run ``start``."""
     settings = {
-        "engine": "inline", "seed": seed, "out": str(folder), "name": "run",
-        "model.dim": width, "model.heads": 4, "model.tied": not untied, "pipeline.wire": wire_of(wire, width),
+        "engine": "inline", "seed": seed, "out": str(folder), "name": f"run-{seed}",
+        "model.dim": width, "model.heads": 4, "model.tied": not untied,
+        "pipeline.wire": wire_of(wire, width) if isinstance(wire, str) else dict(wire),
         "pipeline.microbatches": microbatches, "train.steps": steps, "train.eval_every": steps,
+        "train.start": None if start is None else str(start),
         "optim.warmup": 20, "optim.lr": LEARNING_RATE * rate, "chaos.trace": None if trace is None else str(trace),
         "recovery.strategy": "checkfree" if trace else "checkpoint", "checkpoint.every": 0 if trace else steps,
     }  # fmt: skip
-    run = planaria.train("demo", settings=settings, progress=False)
-    shutil.rmtree(run.folder)
-    return run.validations[steps]
+    return planaria.train("demo", settings=settings, progress=False, allow_code=True)
 
 
 STEP_S, EDGES = 91.3, {1, 4}
@@ -414,7 +427,7 @@ def run_failures(args: Namespace) -> Measurement:
         for wire in args.wires:
             free, faulty = (
                 [
-                    _final(args.width, wire, seed, args.steps, folder, args.microbatches, True, trace=path)
+                    final_loss(args.width, wire, seed, args.steps, folder, args.microbatches, True, trace=path)
                     for seed, path in chosen.items()
                 ]
                 for chosen in (dict.fromkeys(traces), traces)
