@@ -19,7 +19,6 @@ from planaria.report.run.event_lines import timed_lines
 from planaria.runtime.checkpoint.loading import load_model
 from support.live import harness
 from support.live.harness import (
-    apart,
     ending,
     facts,
     folder_of,
@@ -32,7 +31,6 @@ from support.live.harness import (
     train,
 )
 
-TOLERANCE = 1e-5
 HEAVY = {"alpha": 0.3, "momentum": "heavy_ball"}
 
 
@@ -88,7 +86,7 @@ def test_the_fleet_trains_as_inline(tmp_path: Path, exchange: dict[str, Any]) ->
     config = several(tmp_path, exchange=exchange)
     record = train(config)
     assert ending(record).outcome == "finished"
-    assert apart(harness.mean_losses(record), harness.inline_losses(config)) <= TOLERANCE
+    assert harness.mean_losses(record) == harness.inline_losses(config), "to the last bit"
     single = harness.in_one_process(config)
     assert shortened(record) == shortened(single)
     assert bool(shortened(record)) == (exchange == {"options": {"bits": 8}} or "compress" in exchange)

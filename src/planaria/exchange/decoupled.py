@@ -92,4 +92,7 @@ class Decoupled(Streaming):
         return exchange
 
     def aggregate(self, decoded: Mapping[int, Weights]) -> dict[str, Tensor]:
-        return AGGREGATORS[self.aggregator](decoded, self._known_weights or equal_weights(decoded))
+        """Return the weighted aggregate. Equal weights count as 1: other numbers would round sums differently."""
+        weights = self._known_weights or {}
+        unequal = len(set(weights.values())) > 1
+        return AGGREGATORS[self.aggregator](decoded, weights if unequal else equal_weights(decoded))
