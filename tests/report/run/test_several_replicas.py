@@ -47,6 +47,13 @@ def test_a_stage_is_rebuilt_from_another_replica_or_from_its_own() -> None:
     )
 
 
+def test_a_rebuilt_stage_names_the_step_of_its_donor() -> None:
+    again = r.form(2, "eg", 2, "recovered", rebuilt={1: [1]})
+    committed = [d.Commit(replica=0, generation=1, step=step, progress=step) for step in (5, 6, 7)]
+    lines = line_texts(*committed[:2], r.lost("f"), again, committed[2], r.linked(2, 1, "g", generation=2))
+    assert lines[1] == "stage 1 of replica 2 rebuilt in g from replica 0 (at step 7) in 3.00 s"
+
+
 def test_overlapping_faults_of_two_replicas_are_distinguished() -> None:
     lines = line_texts(
         r.lost("f"),

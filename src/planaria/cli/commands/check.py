@@ -17,13 +17,18 @@ if TYPE_CHECKING:
 def _check(
     run: Annotated[Path, run_argument("a run; with --accept also an exported model")],
     *,
+    losses: Annotated[
+        bool, switch("--losses", "also repeat the training in this process, and compare every loss")
+    ] = False,
     accept: Annotated[bool, switch("--accept", "accept manual changes to the folder, and check nothing")] = False,
 ) -> int:
     """Replay a run's log, and compare the decisions."""
     if accept:
         print("\n".join(_accept_changes(run)))
-    else:
-        print(replay_run(run))
+        return 0
+    print(replay_run(run))
+    if losses:
+        print(repeat_training(run))
     return 0
 
 
@@ -66,6 +71,26 @@ def replay_run(folder: Path) -> str:
         f"continued in another shape: {started.recut}" for _, started in record.starts if started.recut is not None
     ]
     return "\n".join([answer, *shapes])
+
+
+def repeat_training(folder: Path) -> str:
+    """Repeat the last part of a run in this process, in the order of its log; return a description of the result.
+
+    :raises RunStopped: if a loss or gradient norm differs.
+    :raises UserError: if the run cannot be repeated.
+    """
+    import tempfile
+
+    from planaria.control.log.reader import read_run
+    from planaria.runtime.engine.repetition import repeat_run
+
+    record = read_run(folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        repeated = repeat_run(record.config, record.history, folder, Path(scratch))
+    if repeated.differing:
+        shown = "\n".join(repeated.differing[:10])
+        raise RunStopped(f"{folder}: {len(repeated.differing)} of {repeated.compared} results differ:\n{shown}")
+    return f"{repeated.compared} losses and gradient norms were reproduced bit for bit"
 
 
 def _comparable(state: StateFile) -> dict[str, object]:

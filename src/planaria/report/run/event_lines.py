@@ -70,6 +70,10 @@ class Narrator:
         """lines on differing weights, each shown once, although every save finds them"""
         self._copies: dict[int, str] = {}
         """replica that is copied as a whole → text to show when that is done"""
+        self._steps: dict[int, int] = {}
+        """replica → its committed steps, once it has made one"""
+        self._donor_step: dict[int, int] = {}
+        """node that receives another replica's state → committed steps of the donor"""
 
     def describe(self, t: float, fact: e.Event | d.Decision) -> EventLine | None:
         """Process a fact; return its line, if any."""
@@ -142,10 +146,20 @@ class Narrator:
         return self._line("loss", text, self._replica_of(node))
 
     @_line_of.register
+    def _on_commit(self, commit: d.Commit) -> None:
+        self._steps[commit.replica] = commit.step + 1
+
+    @_line_of.register
     def _on_form(self, form: d.Form) -> EventLine | None:
         replica = form.replica
         self._drop_pending(replica)
         rebuilt = {m.node: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
+        for node, source in rebuilt.items():
+            donor = next(map(self._naming.replica, source.donors), replica)
+            if donor != replica and donor in self._steps:
+                self._donor_step[node] = self._steps[donor]
+        if replica in self._steps:  # it may roll back
+            self._steps[replica] = form.step
         self._rebuilding |= rebuilt | {m.node: m.source for m in form.members if isinstance(m.source, d.Handover)}
         donor_replicas = {self._naming.replica(donor) for source in rebuilt.values() for donor in source.donors}
         if len(rebuilt) == len(form.members) and replica not in donor_replicas:
@@ -201,6 +215,8 @@ class Narrator:
             return None if left else self._line("recovery", f"replica {replica} {self._copies.pop(replica)}", replica)
         after = "" if lost_at is None else f" in {self._t - lost_at:.2f} s"
         origin = self._source_clause(replica, source)
+        if (step := self._donor_step.pop(linked.node, None)) is not None:
+            origin += f" (at step {step})"
         text = f"{self._naming.name([linked.node])} rebuilt in {linked.worker} {origin}{after}"
         return self._line("recovery", text, replica)
 

@@ -24,8 +24,7 @@ from planaria.control.checkpoint_cadence import CheckpointCadence
 from planaria.control.decide import decide
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
-from planaria.control.facts.decisions import state_link
-from planaria.control.facts.orders import Donate, ExitWorker, Order
+from planaria.control.facts.orders import ExitWorker
 from planaria.control.failover import FailoverState
 from planaria.control.log.state_file import STATE, StateWriter
 from planaria.control.machine_loss_costs import machine_loss_costs
@@ -34,10 +33,9 @@ from planaria.control.run_deadlines import BrokenEdges, RunDeadlines
 from planaria.control.state.run import RunState
 from planaria.control.stop_reasons import underlying_error
 from planaria.control.stuck_workers import ActionDeadlines
-from planaria.exchange.coded.coded_facts import CloseRound
-from planaria.runtime.checkpoint.store import MANIFEST, CheckpointStore
+from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.runtime.controller.executor import DecisionExecutor
 from planaria.runtime.controller.fact_logging import log_fact
-from planaria.runtime.controller.manifest import manifest_of, saved_generations
 from planaria.runtime.controller.relay_watch import RelayWatch
 from planaria.runtime.fleet.base import Elastic, FaultRequested, Joined, Leaving, Left, Notice, Reported, WorkerEnded
 from planaria.runtime.transport.listener import unreachable
@@ -83,7 +81,7 @@ class Controller:
         self._faults = faults
         self._planner = planner
         self._relays = relays
-        self._store = CheckpointStore(folder / "checkpoints")
+        self._executor = DecisionExecutor(config, fleet, CheckpointStore(folder / "checkpoints"))
         self._action_deadlines = ActionDeadlines(config)
         self._cadence = _cadence_of(config, started)
         self._ending: d.Finish | None = None
@@ -149,7 +147,7 @@ class Controller:
         for order in unfinished:
             numbers = [order.replica] if isinstance(order, d.Commit) else order.members
             waiting = {worker for number in numbers for worker in self.state.replicas[number].waiting}
-            self._order(order, sorted(name for name in waiting if self.state.workers[name].status != "dead"))
+            self._executor.order(order, sorted(name for name in waiting if self.state.workers[name].status != "dead"))
 
     def _lost_machines(self) -> list[e.Event]:
         """Return the loss of all joined machines: their connections ended with the former controller; they rejoin."""
@@ -322,79 +320,20 @@ class Controller:
             self._state_file_written = True
 
     def _carry_out(self, decision: d.Decision) -> None:
+        """Carry out a decision, and record when its results are due."""
+        now = time.monotonic()
         match decision:
-            case d.Spawn():
-                self._fleet.spawn(decision.worker, decision.incarnation, decision.host)
-            case d.Release():
-                self._order(ExitWorker(), [decision.worker])
-            case d.RemoveMachine():
-                self._fleet.remove_machine(decision.host, decision.reason)
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
                 requested = self.state.replicas[decision.replica].waiting
                 to_write = isinstance(decision, d.Save) and decision.background
-                self._action_deadlines.record_order(time.monotonic(), requested, to_write)
-                if isinstance(decision, d.Save):
-                    self._create_checkpoint_folders(decision)
-                self._order(decision, requested)
-                if isinstance(decision, d.Form):
-                    self._order_transfers(decision)
-            case d.LeaveOut() | CloseRound():
-                self._order(decision, self.state.replicas[decision.replica].holders.values())
-            case d.OpenPrefetchLinks() | d.BeginRound() | d.Settle():
+                self._action_deadlines.record_order(now, requested, to_write)
+            case d.Settle():
                 for number in decision.members:
-                    members = self.state.replicas[number].holders.values()
-                    if isinstance(decision, d.Settle):
-                        self._action_deadlines.record_order(time.monotonic(), members)
-                    self._order(decision, members)
-            case d.Disband():
-                self._order(decision, decision.workers)
-            case d.ExcludeMember():
-                for worker in decision.workers:
-                    self._fleet.signal(worker, self.state.workers[worker].incarnation, signal.SIGKILL)
+                    self._action_deadlines.record_order(now, self.state.replicas[number].holders.values())
             case d.Replan():
                 assert self._planner is not None, "only runs with a schedule are planned again"
                 self._planner.ask(decision)
-            case d.Seal():
-                self._seal(decision)
-            case d.Discard():
-                self._store.discard_unfinished(decision.step)
             case d.Finish():
                 self._ending = decision
-                self._order(ExitWorker(), [w for w, s in self.state.workers.items() if s.status != "dead"])
-
-    def _order(self, order: Order, workers: Iterable[str]) -> None:
-        text = order.model_dump_json().encode()
-        for worker in workers:
-            self._fleet.send(worker, text)
-
-    def _order_transfers(self, form: d.Form) -> None:
-        """Order workers of another replica, or leaving ones, to transfer their stages. Each has all earlier orders."""
-        holders = self.state.holders
-        for member in form.members:
-            if isinstance(member.source, d.Handover):
-                link = state_link(form.generation, d.PREDECESSOR, member.node)
-                order = Donate(donor=d.PREDECESSOR, to=member.node, stage=member.stage, link=link, at=member.at)
-                self._order(order, [member.source.worker])
-            for donor in member.source.donors if isinstance(member.source, d.Rebuild) else ():
-                if donor in self.state.replicas[form.replica].donor_workers:
-                    link = state_link(form.generation, donor, member.node)
-                    order = Donate(
-                        donor=donor, to=member.node, stage=member.stage, link=link, at=member.at,
-                        only_outer=isinstance(member.source, d.CatchUp),
-                    )  # fmt: skip
-                    self._order(order, [holders[donor]])
-
-    def _create_checkpoint_folders(self, save: d.Save) -> None:
-        """Create the folders for the files of a checkpoint."""
-        settings = self.state.started
-        for column in range(settings.lockstep_replicas) if settings.lockstep_replicas else [save.replica]:
-            self._store.create_replica_folder(save.step, settings.saved_replicas, column, save.generation)
-
-    def _seal(self, seal: d.Seal) -> None:
-        manifest = manifest_of(seal, self.state.started, self._config)
-        try:
-            self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, saved_generations(self.state))
-        except OSError as error:
-            detail = write_error(self._store.folder / seal.folder / MANIFEST, error)
-            fields = {"worker": e.CONTROLLER, "stage": -1, "generation": -1, "step": seal.step}
-            self._process_event(e.SaveFailed.model_validate(fields | {"detail": detail}))
+        if (failed := self._executor.carry_out(decision, self.state)) is not None:
+            self._process_event(failed)
