@@ -37,10 +37,7 @@ def rebuild(engine: ReferenceEngine, state: str, draw: random.Random) -> None:
     donor = others[draw.randrange(len(others))]
     assert engine.replicas is not None
     outer = engine.replicas.outer[donor]
-    if state == CURRENT:
-        donated = engine.runners[donor].state().trained
-    else:
-        donated = StageState(dict(outer.settled["slow"]))
+    donated = engine.runners[donor].state().trained if state == CURRENT else StageState(dict(outer.settled["slow"]))
     donated.outer = outer.state_for_transfer(to_successor=False)
     engine.load_states({node: unpack(pack(donated))})
     engine.replicas.rebuilt([node])
