@@ -15,10 +15,9 @@ from benchmarks.fleet_run import finished, sleeping, small_run, step_seconds
 from benchmarks.harness import RUNS, Claim, Flag, Measurement, Row, benchmark, start
 from planaria.config.recipe import with_flags
 from planaria.config.schema import RunConfig
-from planaria.lab.commands.advise_machines import Strategy, weigh_machines
+from planaria.lab.commands.machine_strategies import Strategy, weigh_machines
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.network.topology import Node, Topology
-from planaria.pipeline.plan.build import max_in_flight
 from planaria.planner.problem import Solution, problem_of
 from planaria.planner.schedule import ProvedBound, SearchRecord, make_schedule, write
 
@@ -66,11 +65,14 @@ def base(name: str, steps: int, width: int = 128, wire: str = "fp32", **sections
 
 
 def measured_s(strategy: Strategy, topology: Topology, name: str, steps: int) -> float:
-    """Return the median step of a fleet that trains a pipeline on its machines."""
+    """Return the median step of a fleet that trains a pipeline on its machines.
+
+    Schedules have links of their own for each pair of machines. Machines may hold all microbatches: under a schedule's
+    rule (first come, first served), which differs from 1F1B, the simulated step is then within 5 % of the advised one.
+    """
     config, machines = _equal_stages(strategy.config, strategy.machines)
     stages = len(machines)
-    in_flight = max_in_flight(config.pipeline, config.pipeline.microbatches)
-    own = Topology(tuple(replace(machine, memory=in_flight) for machine in machines), topology.links)
+    own = Topology(tuple(replace(one, memory=config.pipeline.microbatches) for one in machines), topology.links)
     routes = np.tile(np.arange(1, stages), (config.pipeline.microbatches, 1))
     plan = Solution(np.arange(stages), np.zeros(len(routes), np.int64), routes)
     record, bound = SearchRecord(seed=0, moves=0, seconds=0), ProvedBound(step_s=0, binds="none")

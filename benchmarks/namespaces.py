@@ -42,7 +42,7 @@ def run_namespaces(args: Namespace) -> Measurement:
 
     Stages sleep; messages have the codec's bytes. The controller, the ends and each stage are alone on a host. Needs
     root and iproute2. Claim: steps are within 10 % of the simulated ones, in which messages to a host queue for its
-    link.
+    link, plus half a link's latency for the controller's order and for the answer.
     """
     rows = []
     weather = Weather(latency_s=args.latency / 2, rate=args.mbit * MBIT)
@@ -57,7 +57,7 @@ def run_namespaces(args: Namespace) -> Measurement:
             update={"latency_s": args.latency, "bandwidth": weather.rate, "inbound": "shared"}
         )
         size = message_bytes(config.model, config.pipeline)
-        step_s = simulate(ResolvedRun(config).training(0), Costs(links), size).step_s
+        step_s = simulate(ResolvedRun(config).training(0), Costs(links), size).step_s + args.latency
         columns = {"measured": milliseconds(measured), "simulated": milliseconds([step_s]), "lost": lost,
                    "message, KB": size.forward / 1e3}  # fmt: skip
         what = f"{wire}, microbatches of {microbatch}"

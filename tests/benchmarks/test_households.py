@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.fleet_run import bytes_data
 from benchmarks.households import HOUSEHOLDS, base, topology_of
 
-from planaria.lab.commands.advise_machines import weigh_machines
+from planaria.lab.commands.machine_strategies import weigh_machines
 
 
 def test_one_machine_is_advised_beside_slow_ones_and_pipelines_otherwise(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.lab.commands.advise_machines import weigh_machines
+from planaria.lab.commands.advise_machines import practically_fastest
 from planaria.lab.commands.advise_wire import WIRES, weigh_wires
+from planaria.lab.commands.machine_strategies import weigh_machines
 from planaria.pipeline.network.topology import Topology, read
 from support.command_line import refused
 
@@ -197,3 +198,12 @@ def test_slower_machines_hold_fewer_layers_and_the_advised_command_is_accepted(
     assert "--pipeline.layers '[6, 2]'" in command and "recovery      CheckFree needs stages of one size" in out
     assert "stages        0 to 2: Oslo 1, Bern 1, Rome 1" in out
     assert cli.run([*shlex.split(command), "--model.layers", "8", "--chaos.trace", "none", "--dry-run"]) == 0
+
+
+def test_of_practically_equal_pipelines_the_one_with_more_bits_is_advised(tmp_path: Path) -> None:
+    found = {}
+    for mbit in (10_000, 20):
+        weighed = weigh_machines(home_recipe(), read(household(tmp_path, mbit)))
+        pipelines = [one for one in weighed if one.name.startswith("pipeline")]
+        found[mbit] = pipelines[0].name, practically_fastest(pipelines).name
+    assert found == {10_000: ("pipeline, 6/4", "pipeline, bf16"), 20: ("pipeline, 6/4", "pipeline, 6/4")}
