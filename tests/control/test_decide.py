@@ -222,6 +222,30 @@ def test_after_too_many_generations_the_underlying_error_is_named() -> None:
     assert error == "the last error: w1 (stage 1): Network is unreachable"
 
 
+def test_rejections_that_prove_nothing_exclude_no_worker() -> None:
+    lost = fleet()
+    reject(lost, 2, 1, 3)  # CheckFree cannot rebuild the first block stage
+    spoofed = fleet()
+    for _ in range(3):
+        work_until(spoofed, "run", 1)
+        spoofed.report(spoofed.alive["w4"], e.EdgeBroken, node=2, peer=3, detail="closed", cause="closed", invalid=True)
+        spoofed.break_edge((1, 2))
+        spoofed.expire_grace()
+    repeated = fleet(spares=2)
+    work_until(repeated, "run", 1)
+    repeated.break_edge((1, 2), invalid=True)
+    repeated.lose("w4")  # the link of that report stays, and its receiver reports it again
+    repeated.break_edge((1, 2), invalid=True)
+    repeated.expire_grace()
+    successor = fleet(spares=2)
+    reject(successor, 2, 3, 1)
+    work_until(successor, "run", 1)
+    successor.lose("w3")
+    reject(successor, 2, 3, 1)
+    for simulation in (lost, spoofed, repeated, successor):
+        assert not exclusions(simulation)
+
+
 def reject(simulation: SimulatedFleet, receiver: int, sender: int, times: int) -> None:
     """Let ``receiver`` reject a message of ``sender``, and that connection end, in this and the next generations."""
     for _ in range(times):

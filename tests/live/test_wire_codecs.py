@@ -103,20 +103,17 @@ ALWAYS = 1000
 @pytest.mark.usefixtures("allow_code")
 @pytest.mark.parametrize(
     ("factor", "lies"),
-    [
-        ("1e4", ALWAYS),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in [("nan", 1), ("inf", 1), ("nan", ALWAYS)]),
-    ],
+    [("nan", ALWAYS), *(pytest.param(*each, marks=pytest.mark.slow) for each in [("nan", 1), ("inf", 1), ("1e4", 1)])],
 )
 def test_a_member_that_sends_huge_or_infinite_scales_changes_no_loss(tmp_path: Path, factor: str, lies: int) -> None:
-    """The receiver rejects them; after the second generation of a step with such messages, the sender is replaced."""
+    """The receiver rejects them. Whose scales are infinite in the repeated step too is replaced."""
     wire = {"kind": "support.live.lying_codec:LyingCodec", "factor": factor, "lies": lies}
     wire |= {"sample": 9 * 16, "liar": str(tmp_path / "liar")}
     config = tiny(tmp_path, steps=11, pipeline={"wire": wire, "microbatches": 8}, recovery={"strategy": "redundant"})
     record = train(config)
     assert ending(record).outcome == "finished"
-    rejected = [fact for fact in facts(record, EdgeBroken) if fact.invalid]
-    assert {(fact.node, fact.peer) for fact in rejected} == {(1, 2)}
+    rejected = [fact for fact in facts(record, EdgeBroken) if "sent a damaged" in fact.cause]
+    assert {(fact.node, fact.peer, fact.invalid) for fact in rejected} == {(1, 2, factor != "1e4")}
     assert all("sent a damaged BACKWARD" in fact.cause and "step 9" in fact.detail for fact in rejected)
     assert outcomes(record) == ["started", "relinked", *(["recovered"] if lies == ALWAYS else [])]
     assert [fact.workers for fact in facts(record, d.ExcludeMember)] == [["w2"]] * (lies == ALWAYS)

@@ -262,7 +262,9 @@ def on_exclude_member(fact: d.ExcludeMember, run: RunState) -> RunState:
 @handles
 def on_replica_restarted(fact: d.ReplicaRestarted, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
-    return with_replica(run.changed(), replace(replica, phase="idle", attempts=0, saved=-1, skipped=frozenset()))
+    return with_replica(
+        run.changed(), replace(replica, phase="idle", attempts=0, rejections=frozenset(), saved=-1, skipped=frozenset())
+    )
 
 
 @handles

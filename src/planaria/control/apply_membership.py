@@ -112,9 +112,14 @@ def on_edge_broken(fact: e.EdgeBroken, run: RunState) -> RunState:
         run = _without_relay(run, fact.relay, fact.cause)
         replica = run.replicas[replica.number]
     stalled = (*replica.stalled, fact) if fact.waited_s else replica.stalled
-    if fact.invalid:
-        rejections = replica.rejections | {(fact.generation, fact.node, fact.peer)}
-        replica = replace(replica, rejections=rejections, last_edge_failure=fact.detail, explained=fact.generation)
+    if fact.invalid and replica.holders.get(fact.node) == fact.worker and pair in replica.links:
+        rejection = replica.links[pair], fact.worker, replica.holders.get(fact.peer, "")
+        replica = replace(
+            replica,
+            rejections=replica.rejections | {rejection},
+            last_edge_failure=fact.detail,
+            explained=fact.generation,
+        )
     elif fact.cause and fact.generation != replica.explained:
         replica = replace(replica, last_edge_failure=fact.detail)
     return with_replica(run, replace(replica, broken_edges=replica.broken_edges | {pair}, stalled=stalled))

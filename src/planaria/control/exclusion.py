@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from planaria.control.facts import decisions as d
-from planaria.control.spares import count_leaving_nodes, count_suitable_spares, workers_sending_state
+from planaria.control.machine_loss_costs import COMPLETE_COPY_AGE
+from planaria.control.spares import count_leaving_nodes, count_suitable_spares, has_room, workers_sending_state
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
@@ -29,33 +30,44 @@ def exclude_member(run: RunState, replica: ReplicaState) -> d.ExcludeMember | No
     return None
 
 
-INVALID_GENERATIONS = 2
-"""generations in which a step fails because of a node's invalid messages, before a worker is excluded"""
+REJECTIONS = 2
+"""connections over which a worker sends invalid messages in the repetitions of a step, before a worker is excluded"""
 
 
 def exclude_invalid_sender(run: RunState, replica: ReplicaState) -> d.ExcludeMember | None:
     """Dismiss the worker whose messages its neighbour rejects in every repetition of a step.
 
     The rejection proves that one of the two is faulty, not which one. Each machine is believed once; when its workers
-    reject another sender's messages, the one that does is dismissed itself.
+    reject another sender's messages, the one that does is dismissed itself. Nothing is lost that cannot be rebuilt.
     """
     if not replica.rejections or run.stopping or run.allocation.done:
         return None
     counts = Counter((receiver, sender) for _, receiver, sender in sorted(replica.rejections))
-    for (receiver, sender), generations in counts.items():
-        if generations < INVALID_GENERATIONS or not {receiver, sender} <= replica.holders.keys():
+    stages = {worker: replica.arrangement.stage[node] for node, worker in replica.holders.items()}
+    for (accuser, accused), count in counts.items():
+        if count < REJECTIONS or not {accuser, accused} <= stages.keys():
             continue
-        accuser, accused = replica.holders[receiver], replica.holders[sender]
         worker = accuser if run.machine_or_worker(accuser) in run.accusers else accused
-        if worker in workers_sending_state(run) or not _replaceable(run, {worker}):
+        if worker in workers_sending_state(run) or not _expendable(run, worker, stages[worker]):
             continue
-        reason = f"worker {accuser} rejected messages of worker {accused} in {generations} generations of a step"
+        reason = f"worker {accuser} rejected messages of worker {accused} in {count} repetitions of a step"
         if worker == accuser:
             reason += "; an earlier one was excluded on the word of its machine"
-        return d.ExcludeMember(
-            member=replica.number, workers=[worker], strikes=generations, reason=reason, accuser=accuser
-        )
+        return d.ExcludeMember(member=replica.number, workers=[worker], strikes=count, reason=reason, accuser=accuser)
     return None
+
+
+def _expendable(run: RunState, worker: str, stage: int) -> bool:
+    """Return whether a worker outside this one's machine can take over its stage, and others can rebuild that."""
+    host = run.workers[worker].host
+    if host:  # its whole machine leaves
+        held = [holder for holder in run.holders.values() if run.workers[holder].host == host]
+        elsewhere = [one for one in run.spares if run.workers[one].host != host and has_room(run, one, stage)]
+        replaceable = held == [worker] and len(elsewhere) > run.vacancies + count_leaving_nodes(run)
+    else:
+        replaceable = _replaceable(run, {worker})
+    copied = run.started.chain.plan(frozenset({stage}), dict.fromkeys(range(run.started.stages + 1), COMPLETE_COPY_AGE))
+    return replaceable and (len(run.live) > 1 or not copied.reason)
 
 
 def _members(run: RunState, replica: ReplicaState) -> Iterator[tuple[int, Collection[int]]]:

@@ -175,7 +175,7 @@ def test_damaged_messages_of_a_codec_are_refused_or_bounded(chosen: str | Option
 
 @pytest.mark.parametrize("chosen", ["6/4", Options({"kind": "subspace", "rank": 32})])
 def test_messages_far_above_the_usual_magnitude_are_refused(chosen: str | Options) -> None:
-    """16 times as large is accepted; 10,000 times as large only before 64 messages, or once a stage was rebuilt."""
+    """16 times as large is accepted; 10,000 times as large only before 64 messages, or in another generation."""
     shape = (1, 2, 64)
     pipeline = PipelineConfig(wire=chosen)
     model = ModelConfig(vocab=300, dim=64, heads=4, tied=False, subspace=pipeline.subspace(seed=7))
@@ -198,7 +198,4 @@ def test_messages_far_above_the_usual_magnitude_are_refused(chosen: str | Option
     receive(1e4, sender=2)
     receive(16.0)
     frames_in.advance(2, 9)
-    with pytest.raises(WireError, match="times the median"):
-        receive(1e4, generation=2)
-    frames_in.forget_magnitudes()
     receive(1e4, generation=2)

@@ -173,8 +173,8 @@ class ReplicaState(State):
     """the latest broken edge or failed worker since then, with its cause"""
     explained: int = -1
     """generation whose first cause is known; edges that break later in it only follow from it"""
-    rejections: frozenset[tuple[int, int, int]] = frozenset()
-    """(generation, receiver, sender) of invalid messages between nodes since then"""
+    rejections: frozenset[tuple[str, str, str]] = frozenset()
+    """(link, receiving worker, sending worker) of invalid messages since then"""
     evaluated: int = -1
     saved: int = -1
     """step of the last checkpoint that contains this replica; −1: none"""

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from planaria.control.facts import events as e
 from planaria.control.facts.decisions import BeginRound, Commit, Form, OpenPrefetchLinks, Settle
-from planaria.control.facts.members import Keep
 from planaria.control.facts.orders import Donate
 from planaria.pipeline.codecs import make_model_codec
 from planaria.pipeline.plan.actions import Action, Key, PassKind
@@ -26,7 +25,7 @@ from planaria.runtime.worker.assignment import Assignment
 from planaria.runtime.worker.control_link import ControlLink
 from planaria.runtime.worker.exchange_round import RoundMember
 from planaria.runtime.worker.outer_state import UpdateReport
-from planaria.runtime.worker.received_frames import FrameId, ReceivedFrames
+from planaria.runtime.worker.received_frames import FrameId, ReceivedFrames, UnusualMagnitude
 from planaria.runtime.worker.recovery_copies import CopyMessageId, StageCopies
 from planaria.runtime.worker.runner import StageRunner
 from planaria.runtime.worker.setup import Setup
@@ -115,8 +114,6 @@ class PeerMessages:
         self.edges.close_round_edges()
         self.round_member.drop()
         self.advance(form.step)
-        if not all(isinstance(member.source, Keep) for member in form.members):
-            self.frames_in.forget_magnitudes()  # a rebuilt stage may send other magnitudes
         self.edges.form(form, node)
         # An edge may have broken while the controller formed this generation, which has not seen that report.
         self._broken = {edge: broken for edge, broken in self._broken.items() if self.edges.is_current(edge)}
@@ -174,7 +171,8 @@ class PeerMessages:
         try:
             self.frames_in.put(edge.spec.peer, frame.header, frame.payload)
         except WireError as error:
-            self.assignment.report_broken(edge.spec.peer, str(error), invalid=True)
+            proof = not isinstance(error, UnusualMagnitude)
+            self.assignment.report_broken(edge.spec.peer, str(error), invalid=proof)
 
     def _on_edge_failed(self, failure: EdgeFailed) -> None:
         """Report a broken edge; on an edge of a round, the wait for the peer's update ends by time-out instead."""

@@ -28,6 +28,10 @@ MAX_GROWTH = 32.0
 """maximum magnitude of a message relative to that median"""
 
 
+class UnusualMagnitude(WireError):
+    """A message far above its sender's usual ones, which is no proof of a fault: the repeated step may be as large."""
+
+
 class FrameId(NamedTuple):
     """A frame, identified by its sender and label."""
 
@@ -58,17 +62,15 @@ class ReceivedFrames:
         self._frames: dict[FrameId, tuple[tuple[int, int], Tensor]] = {}
         """received frames, each with its generation and step"""
         self._magnitudes = defaultdict[tuple[int, Leg], deque[float]](partial(deque, maxlen=MAGNITUDES))
-        """magnitudes of the last messages by sender and leg"""
+        """magnitudes of the last messages by sender and leg, in this generation"""
         self._now = 0, 0
 
     def advance(self, generation: int, step: int) -> None:
         """Advance to ``step`` of ``generation``, and drop stale frames."""
+        if generation != self._now[0]:  # a rebuilt stage may send other magnitudes
+            self._magnitudes.clear()
         self._now = generation, step
         self._frames = {frame: entry for frame, entry in self._frames.items() if entry[0] >= self._now}
-
-    def forget_magnitudes(self) -> None:
-        """Accept messages of any magnitude until :data:`MAGNITUDES` have arrived."""
-        self._magnitudes.clear()
 
     def put(self, sender: int, header: TensorHeader, payload: Tensor) -> None:
         """Keep a frame unless it is stale.
@@ -97,10 +99,11 @@ class ReceivedFrames:
                 f"sent {label.content.name} {payload.dtype} {list(payload.shape)} for step {label.step}; "
                 f"activations here are {dtype} {list(shape)}"
             )
-        if damage := self._codec.invalid_reason(payload, self._shape, leg) or self._excess(sender, leg, payload):
-            raise WireError(
-                f"sent a damaged {label.content.name} of microbatch {label.microbatch} for step {label.step}: {damage}"
-            )
+        what = f"sent a damaged {label.content.name} of microbatch {label.microbatch} for step {label.step}"
+        if damage := self._codec.invalid_reason(payload, self._shape, leg):
+            raise WireError(f"{what}: {damage}")
+        if excess := self._excess(sender, leg, payload):
+            raise UnusualMagnitude(f"{what}: {excess}")
 
     def _excess(self, sender: int, leg: Leg, payload: Tensor) -> str:
         """Return why a message is too large compared with the sender's previous ones, or an empty string."""
