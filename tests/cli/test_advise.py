@@ -197,7 +197,8 @@ def test_slower_machines_hold_fewer_layers_and_the_advised_command_is_accepted(
     (command,) = re.findall(r"^command +planaria (.*)$", out, re.MULTILINE)
     assert "--pipeline.layers '[6, 2]'" in command and "recovery      CheckFree needs stages of one size" in out
     assert "stages        0 to 2: Oslo 1, Bern 1, Rome 1" in out
-    assert cli.run([*shlex.split(command), "--model.layers", "8", "--chaos.trace", "none", "--dry-run"]) == 0
+    assert "--model.layers 8" in command
+    assert cli.run([*shlex.split(command), "--dry-run"]) == 0
 
 
 def test_of_practically_equal_pipelines_the_one_with_more_bits_is_advised(tmp_path: Path) -> None:

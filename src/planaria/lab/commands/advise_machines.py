@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,8 +39,10 @@ def _sample_bytes(strategy: Strategy) -> float:
 HEAD = ["strategy", "machines", "hours", "range", "s a step", "GB", "price", "fits"]
 
 
-def advise_machines(config: RunConfig, path: Path) -> int:
+def advise_machines(config: RunConfig, path: Path, flags: Mapping[str, str]) -> int:
     """Print the hours of each strategy on the machines of ``network.topology``; return the exit code.
+
+    ``flags`` changed the recipe, and are part of the advised command.
 
     :raises UserError: for an invalid topology, or machines that cannot be weighed.
     """
@@ -50,12 +53,24 @@ def advise_machines(config: RunConfig, path: Path) -> int:
     if config.exchange.replicas > 1:
         alone = " --exchange.replicas 1"
         strategies = [s if s.config.exchange.replicas > 1 else replace(s, flags=s.flags + alone) for s in strategies]
+    strategies = [replace(s, flags=_with_given(s.flags, flags)) for s in strategies]
     steps = config.train.steps
     title = f"{config.name}: {format_count(steps, 'step')} on {len(topology.nodes)} machines"
     show([Table(title, HEAD, [_row(strategy, steps) for strategy in strategies], numbers_from=1)])
     for line in _conclusions(strategies, steps, path):
         print(line)
     return 0
+
+
+def _with_given(chosen: str, given: Mapping[str, str]) -> str:
+    """Return the flags of a strategy and those of the user that it does not set."""
+    divided = "--pipeline.stages " in chosen
+    kept = [
+        name
+        for name in given
+        if not (name.startswith("network.") or f"--{name} " in chosen or (divided and name == "pipeline.layers"))
+    ]
+    return " ".join([chosen, *(f"--{name} {shlex.quote(given[name])}" for name in kept)])
 
 
 def _row(strategy: Strategy, steps: int) -> list[str]:
@@ -88,6 +103,8 @@ def _conclusions(strategies: Sequence[Strategy], steps: int, path: Path) -> Iter
         why = "" if best.sends else ": no pipeline and no exchange over these links is faster"
         if best.sends and best is not fitting[0]:
             why = f"; {fitting[0].name} is less than {CLOSE - 1:.0%} faster"
+        if ", every " in best.name:
+            why = " for equal steps, which end at a higher loss if replicas meet rarely (docs/replicas.md)"
         yield f"advice        {best.name}, {_digits(best.hours(steps))} hours{why}"
         yield f"command       planaria train {path} {best.flags}"
         if best.flags.startswith("--pipeline"):
@@ -106,6 +123,8 @@ def _conclusions(strategies: Sequence[Strategy], steps: int, path: Path) -> Iter
                 f"cheapest      {cheap.name}: {cheap.money(steps):.2f} for {_digits(cheap.hours(steps))} hours; "
                 f"the fastest costs {best.money(steps):.2f}"
             )
+    if not any(strategy.name.startswith("pipeline") for strategy in strategies):
+        yield "pipelines     none: its stages cost differently, and need one machine each and one for the ends"
     for strategy in strategies:
         if strategy.obstacle:
             yield f"does not fit  {strategy.name}: {strategy.obstacle}"

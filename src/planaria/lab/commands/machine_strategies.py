@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Literal
@@ -20,6 +21,7 @@ from planaria.runtime.prediction.layer_division import LayerCost, WorkerCapacity
 from planaria.runtime.prediction.memory import USABLE, StageMemory, stage_memory
 from planaria.runtime.prediction.simulate import simulate
 from planaria.runtime.prediction.traffic import exchange_costs, one_replica
+from planaria.runtime.preparation.config_checks import require_sound
 from planaria.runtime.resolved_run import ResolvedRun
 
 MAX_MACHINES = 7
@@ -158,6 +160,8 @@ def _layouts(config: RunConfig, topology: Topology) -> list[RunConfig]:
     """Return the recipe with each number of block stages: equal ones, and ones that make the slowest machine's passes
     as short as possible. If its stages differ, return only the recipe itself.
     """
+    if config.pipeline.layers == "auto":
+        config = recipe.with_flags(config, {"pipeline.layers": None})
     own, network, machines = config.pipeline.stages, config.network, len(topology.nodes)
     equal = all(len(set(seconds[1:])) <= 1 for seconds in (network.forward_s, network.backward_s))
     if config.pipeline.has_uneven_stages or not equal or config.routing.kind != "full":
@@ -170,10 +174,20 @@ def _layouts(config: RunConfig, topology: Topology) -> list[RunConfig]:
     for count in range(1, min(machines - 1, layers) + 1):
         fitted = divide([LayerCost()] * layers, count, head, capacities)
         even = [layers // count] * count
-        found += [_with_stages(config, sizes) for sizes in (even, fitted) if sum(sizes) == layers]
-        if fitted == even:
-            found.pop()
-    return found
+        divided = [even] if sum(even) == layers else []
+        found += [
+            _accepted(_with_stages(config, sizes)) for sizes in (divided if fitted == even else [*divided, fitted])
+        ]
+    return [layout for layout in found if layout is not None]
+
+
+def _accepted(layout: RunConfig) -> RunConfig | None:
+    """Return the layout if training accepts it, or with checkpoints where the recipe's recovery needs equal stages."""
+    for change in ({}, {"recovery.strategy": "checkpoint"}):
+        with suppress(UserError):
+            require_sound(ResolvedRun(changed := recipe.with_flags(layout, change)))
+            return changed
+    return None
 
 
 def _with_stages(config: RunConfig, sizes: Sequence[int]) -> RunConfig:
@@ -186,8 +200,8 @@ def _with_stages(config: RunConfig, sizes: Sequence[int]) -> RunConfig:
         ends, *blocks = getattr(config.network, name)
         layer = (blocks[0] if blocks else ends) * own / sum(sizes)
         seconds[f"network.{name}"] = [ends, *(layer * size for size in sizes)]
-    layers = {"pipeline.layers": list(sizes)} if uneven else {}
-    return recipe.with_flags(config, {"pipeline.stages": len(sizes), **layers, **seconds})
+    layers = list(sizes) if uneven else None
+    return recipe.with_flags(config, {"pipeline.stages": len(sizes), "pipeline.layers": layers, **seconds})
 
 
 def _best_order(config: RunConfig, topology: Topology) -> tuple[Node, ...] | None:
@@ -242,14 +256,16 @@ def _pipeline(config: RunConfig, topology: Topology, machines: tuple[Node, ...])
 
 
 def _pipeline_flags(config: RunConfig) -> str:
-    """Return the flags of this pipeline. Costs of other stages than the recipe's come with them; CheckFree needs stages
-    of one size.
+    """Return the flags of this pipeline. Costs of other stages than the recipe's come with them; faults in the recipe
+    may hit stages that do not exist.
     """
     pipeline, network = config.pipeline, config.network
     flags = f"--pipeline.wire '{pipeline.wire}' --pipeline.stages {pipeline.stages} {microbatch_flags(pipeline)}"
     if pipeline.has_uneven_stages:
         flags += f" --pipeline.layers '{pipeline.cut}'"
-        flags += " --recovery.strategy checkpoint" * ("checkfree" in config.recovery.strategy)
+        flags += " --recovery.strategy checkpoint" * (config.recovery.strategy == "checkpoint")
+    if config.chaos.trace:
+        flags += " --chaos.trace none"
     for name in ("forward_s", "backward_s"):
         if len(costs := getattr(network, name)) > 1:
             flags += f" --network.{name} '[{', '.join(f'{seconds:.3g}' for seconds in costs)}]'"
@@ -276,7 +292,7 @@ def _replicas(config: RunConfig, topology: Topology) -> Iterator[Strategy]:
     counts = [n for n in range(2, len(fastest) + 1) if config.pipeline.microbatches % n == 0]
     for name, exchange in EXCHANGES.items():
         options = [_replicated(config, topology, fastest[:n], name, exchange) for n in counts]
-        if options:
+        if options and _interval(options[0].config) <= config.train.steps:
             yield min(options, key=lambda strategy: (bool(strategy.obstacle), strategy.step_s))
 
 
@@ -300,5 +316,9 @@ def _meeting_s(config: RunConfig, topology: Topology, machines: Sequence[Node]) 
     """Return the seconds of a step in which replicas wait for updates of all stages over their slowest link."""
     sent = round(sum(cost.critical for cost in exchange_costs(config)))
     sites = [(a.site, b.site) for a, b in permutations(machines, 2)]
-    every = make_exchange(config.exchange).interval or 1
-    return max(topology.carry_s(a, b, sent) for a, b in sites) / every
+    return max(topology.carry_s(a, b, sent) for a, b in sites) / _interval(config)
+
+
+def _interval(config: RunConfig) -> int:
+    """Return the steps from one exchange to the next."""
+    return make_exchange(config.exchange).interval or 1
