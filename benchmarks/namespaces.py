@@ -32,7 +32,7 @@ WIDTH, CONTEXT = 256, 256
 @benchmark(
     "namespaces",
     steps=Flag(8, "of each run, warm-up apart"),
-    stages=Flag(3, "block stages, each on a host of its own"),
+    stages=Flag(3, "block stages, one per host"),
     mbit=Flag(100.0, "of each host's link, each way"),
     latency=Flag(0.03, "seconds from one host to another"),
     wires=Flag(["fp32", "bf16", "8/8", "6/4", "D/4:8/4"], "codecs; D/4:8/4: a subspace"),

@@ -137,5 +137,5 @@ def test_a_difference_fails_the_check(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         "planaria.runtime.engine.repetition.repeat_run", lambda *_: Repetition(3, ["replica 0, stage 1, step 2: …"])
     )
-    with pytest.raises(RunStopped, match="1 of 3 results differ:\nreplica 0"):
+    with pytest.raises(RunStopped, match="1 of 3 results differ: replica 0"):
         repeat_training(record.folder)

@@ -88,8 +88,8 @@ def repeat_training(folder: Path) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         repeated = repeat_run(record.config, record.history, folder, Path(scratch))
     if repeated.differing:
-        shown = "\n".join(repeated.differing[:10])
-        raise RunStopped(f"{folder}: {len(repeated.differing)} of {repeated.compared} results differ:\n{shown}")
+        shown = "; ".join(repeated.differing[:10])
+        raise RunStopped(f"{folder}: {len(repeated.differing)} of {repeated.compared} results differ: {shown}")
     return f"{repeated.compared} losses and gradient norms were reproduced bit for bit"
 
 

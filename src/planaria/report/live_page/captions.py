@@ -46,7 +46,7 @@ FAULT_CAPTIONS = {
 class Captions:
     """Finds captions for facts; ``members`` must process each fact first.
 
-    A fact without a caption of its own has its line of the log as caption, if any.
+    A fact without its own caption has its line of the log as caption, if any.
     """
 
     def __init__(self, members: WorkerAssignments, microbatches: int) -> None:

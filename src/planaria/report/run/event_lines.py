@@ -188,6 +188,9 @@ class Narrator:
         self._rebuilding = {
             node: source for node, source in self._rebuilding.items() if self._naming.replica(node) != replica
         }
+        self._donor_step = {
+            node: step for node, step in self._donor_step.items() if self._naming.replica(node) != replica
+        }
         self._copies.pop(replica, None)
         self._relinked.pop(replica, None)
 

@@ -71,7 +71,12 @@ def repeat_run(config: RunConfig, history: Sequence[Timed], source: Path, scratc
     require_same_data(source, prepared)
     prepared = prepared.with_config(inline_config(prepared.config))
     (scratch / CHECKPOINTS).mkdir(parents=True)
-    for name in {*started.checkpoint_of_stage.values()}:
+    for name in sorted({*started.checkpoint_of_stage.values()}):
+        if not (source / CHECKPOINTS / name).is_dir():
+            raise UserError(
+                f"{source}: {CHECKPOINTS}/{name}, from which its last part started, was removed, so it cannot be "
+                "repeated; keep more of the next run's checkpoints (checkpoint.keep)"
+            )
         (scratch / CHECKPOINTS / name).symlink_to((source / CHECKPOINTS / name).absolute())
     with inline_fleet(prepared.run, prepared.dataset, scratch, started.offset, started.part) as fleet:
         executor = DecisionExecutor(prepared.config, fleet, CheckpointStore(scratch / CHECKPOINTS))
