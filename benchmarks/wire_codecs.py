@@ -1,4 +1,4 @@
-"""A codec between stages that is no part of planaria: groups of few bits after a Hadamard rotation.
+"""Codecs between stages that are no part of planaria: groups of few bits after a Hadamard rotation, and false scales.
 
 ``pipeline.wire = { kind = "benchmarks.wire_codecs:RotatedGroups", rotate = "gated" }`` selects it, with
 ``--allow-code``. A rotation spreads an outlier over the numbers that are rotated with it. ``gated`` rotates only groups
@@ -80,3 +80,16 @@ class RotatedGroups(GroupQuantiser):
     def _flag_bytes(self, shape: Shape, leg: Leg) -> int:
         """Return the bytes that state which groups are rotated, one bit for each."""
         return -(-self._groups(shape) // 8) if leg == "forward" and self.rotate == "gated" else 0
+
+
+class FalseScales(GroupQuantiser):
+    """``6/4``, but the sender at ``hop`` multiplies the scales of its gradients, as a hostile member may."""
+
+    factor: Annotated[float, Field(gt=0)] = 16.0
+    hop: int = 2
+
+    def encode(self, x: Tensor, leg: Leg, visit: Visit, ids: Tensor | None = None) -> Tensor:
+        message = super().encode(x, leg, visit, ids)
+        if leg == "backward" and visit.hop == self.hop:
+            self._scales(message, x.shape).mul_(self.factor)
+        return message

@@ -31,6 +31,9 @@ ROTATIONS: dict[str, Wire] = {
     rotate: {"kind": "benchmarks.wire_codecs:RotatedGroups", "forward": 4, "backward": 6, "rotate": rotate}
     for rotate in ("none", "whole", "gated")
 }
+LIES: dict[str, Wire] = {
+    f"× {factor}": {"kind": "benchmarks.wire_codecs:FalseScales", "factor": factor} for factor in (4, 16)
+}
 FLAGS = {
     "seeds": Flag(3, "of each arm"),
     "steps": Flag(200, "of each run from scratch"),
@@ -79,6 +82,19 @@ def run_rotation(args: Namespace) -> Measurement:
     return Result(rows, [_note(args)])
 
 
+@benchmark("home_links_lies", **FLAGS)
+def run_lies(args: Namespace) -> Measurement:
+    """Multiply one stage's gradients as a liar may whom no receiver rejects: loss minus that of an honest ``6/4``.
+
+    The stages before it get all their gradients from this one. No claim.
+    """
+    with _folder() as folder:
+        honest = _from_scratch("6/4", args, folder)
+        losses = {name: _from_scratch(wire, args, folder) for name, wire in LIES.items()}
+    rows = [Row(f"gradients {name} - 6/4, nats", gaps(each, honest), "0") for name, each in losses.items()]
+    return Result(rows, [_note(args)])
+
+
 @contextmanager
 def _folder() -> Iterator[Path]:
     """Yield a temporary folder of runs."""
@@ -120,4 +136,4 @@ def _note(args: Namespace) -> str:
 
 
 if __name__ == "__main__":
-    start(legs=run_legs, rotation=run_rotation)
+    start(legs=run_legs, rotation=run_rotation, lies=run_lies)

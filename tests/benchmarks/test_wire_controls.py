@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from benchmarks.harness import Row
-from benchmarks.wire_controls import LEGS, NOISE, ROTATIONS, run_legs, run_rotation
+from benchmarks.wire_controls import LEGS, NOISE, ROTATIONS, run_legs, run_lies, run_rotation
 
 from benchmarks import harness
 
@@ -31,6 +31,10 @@ def test_each_rotation_has_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     extra = {name: rows[f"{name} - bf16, 4/6, nats"] for name in ROTATIONS}
     assert all(0 < abs(loss) < 0.1 for loss in extra.values())
     assert rows["whole - none, mean nats"] == pytest.approx(extra["whole"] - extra["none"])
+
+
+def test_false_scales_change_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(row.value for row in measured(run_lies, monkeypatch))
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def iter_records(path: Path | RemoteFile, keys: Sequence[str]) -> Iterator[tuple
     kind = format_of(path)
     if kind == "parquet":
         return _read_parquet(path, keys)
-    return _read_json(path) if kind == "json" else read_lines([path])
+    return _read_json(path) if kind == "json" else read_lines([path], MAX_LINE)
 
 
 def iter_checked_records(
@@ -120,7 +120,7 @@ def without_surrogates(text: str) -> str:
 
 
 def read_lines(
-    paths: Sequence[Path | RemoteFile], max_line: int = MAX_LINE, max_bytes: int = 1 << 62
+    paths: Sequence[Path | RemoteFile], max_line: int, max_bytes: int = 1 << 62
 ) -> Iterator[tuple[Record, str]]:
     """Yield the records of JSON Lines files with their places, in order; skip blank lines.
 
