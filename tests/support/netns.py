@@ -249,7 +249,8 @@ def _carry(links: list[_Link], capture: BinaryIO) -> None:
                 return
             capture.flush()
             address, *numbers, lossy = line.split()
-            by_address[address].weather = Weather(*map(float, numbers), lossy=lossy)  # type: ignore[arg-type]
+            latency_s, jitter_s, loss, rate = map(float, numbers)
+            by_address[address].weather = Weather(latency_s, jitter_s, loss, rate, lossy)  # type: ignore[arg-type]
             print(by_address[address].lost, flush=True)
         for device in by_device.keys() & set(ready):
             source = by_device[device]
