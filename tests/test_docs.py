@@ -215,3 +215,16 @@ def test_every_hint_to_install_an_extra_works_outside_the_checkout() -> None:
     for page in [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
         for hint in hints.finditer(page.read_text()):
             assert hint[0] == f"pip install 'planaria[{hint[1]}]'" and hint[1] in extras, (page, hint[0])
+
+
+def test_pages_link_to_files_that_the_site_contains() -> None:
+    """Of files beside docs/, the site has those in a few folders; ``mkdocs`` refuses links to others."""
+    folders = re.search(r"^FOLDERS = (\(.*\))$", (ROOT / "tools" / "site.py").read_text(), re.MULTILINE)
+    assert folders is not None
+    contained = ast.literal_eval(folders[1])
+    links = [
+        (page.name, link)
+        for page in sorted((ROOT / "docs").glob("*.md"))
+        for link in re.findall(r"\]\(\.\./([^)#]+)", page.read_text())
+    ]
+    assert len(links) > 20 and not [found for found in links if "/" in found[1] and not found[1].startswith(contained)]
