@@ -84,7 +84,7 @@ def run_rotation(args: Namespace) -> Measurement:
 
 @benchmark("home_links_lies", **FLAGS)
 def run_lies(args: Namespace) -> Measurement:
-    """Multiply one stage's gradients as a liar may whom no receiver rejects: loss minus that of an honest ``6/4``.
+    """Multiply one stage's gradients by less than receivers reject: loss minus that of an honest ``6/4``.
 
     The stages before it get all their gradients from this one. No claim.
     """

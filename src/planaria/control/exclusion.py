@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from planaria.control.facts import decisions as d
-from planaria.control.machine_loss_costs import COMPLETE_COPY_AGE
+from planaria.control.machine_loss_costs import plan_of_loss
 from planaria.control.spares import count_leaving_nodes, count_suitable_spares, has_room, workers_sending_state
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.roster import MAX_FAILED_STARTS
@@ -66,8 +66,7 @@ def _expendable(run: RunState, worker: str, stage: int) -> bool:
         replaceable = held == [worker] and len(elsewhere) > run.vacancies + count_leaving_nodes(run)
     else:
         replaceable = _replaceable(run, {worker})
-    copied = run.started.chain.plan(frozenset({stage}), dict.fromkeys(range(run.started.stages + 1), COMPLETE_COPY_AGE))
-    return replaceable and (len(run.live) > 1 or not copied.reason)
+    return replaceable and (len(run.live) > 1 or not plan_of_loss(run.started.chain, frozenset({stage})).reason)
 
 
 def _members(run: RunState, replica: ReplicaState) -> Iterator[tuple[int, Collection[int]]]:

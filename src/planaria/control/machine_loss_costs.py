@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from planaria.control.state.run import RunState
-from planaria.recovery.chain import Chain
+from planaria.recovery.chain import Chain, ChainPlan
 
 COMPLETE_COPY_AGE = 1 << 30
 """commits after which every copy is complete"""
@@ -31,9 +31,14 @@ def machine_loss_costs(run: RunState) -> dict[str, str]:
     return costs
 
 
+def plan_of_loss(chain: Chain, lost: frozenset[int]) -> ChainPlan:
+    """Return how these stages would be rebuilt if all copies were complete."""
+    return chain.plan(lost, dict.fromkeys(range(chain.stages + 1), COMPLETE_COPY_AGE))
+
+
 def _cost(chain: Chain, lost: frozenset[int]) -> str:
     """Return the harm of losing these stages together, besides time; empty: none."""
-    plan = chain.plan(lost, dict.fromkeys(range(chain.stages + 1), COMPLETE_COPY_AGE))
+    plan = plan_of_loss(chain, lost)
     if plan.reason:
         return f"the run cannot continue ({plan.reason})"
     return "all stages roll back to the newest checkpoint" if plan.rollback == "disk" else ""

@@ -232,7 +232,7 @@ class ExcludeMember(Fact):
     """its number among the members of the exchange, or that of the worker's replica"""
     workers: list[str]
     strikes: int
-    """steps, rounds or generations with proof"""
+    """steps, rounds or repetitions with proof"""
     reason: str
     accuser: str = ""
     """worker that rejected another's messages; empty: updates were invalid"""

@@ -66,9 +66,10 @@ def weigh_wires(config: RunConfig) -> WireAdvice:
 
 
 def _best_choice(config: RunConfig, wire: str | Options) -> WireChoice:
-    own_s, _ = _simulate_step(with_wire(config, wire, config.pipeline.microbatch_size))
     weighed = [(*_simulate_step(candidate), candidate.pipeline) for candidate in candidates(config, wire)]
     step_s, sent, pipeline = min(weighed, key=lambda one: one[0])
+    own = with_wire(config, wire, config.pipeline.microbatch_size).pipeline
+    own_s = next(seconds for seconds, _, weighed_pipeline in weighed if weighed_pipeline == own)
     return WireChoice(str(wire), sent, step_s, pipeline, own_s)
 
 
