@@ -17,9 +17,9 @@ class NetworkConfig(Section):
     backward_s: list[Seconds] = Field(default_factory=list)
     """seconds of one microbatch's backward pass at stages 0..S (one number: all equal)"""
     entry_forward_s: Seconds = 0.0
-    """planning: seconds of one microbatch's forward pass at its data node, before it is sent"""
+    """seconds of one microbatch's forward pass at its data node, before it is sent (``model.ends_layers``)"""
     entry_backward_s: Seconds = 0.0
-    """planning: seconds of the backward pass that ends at its data node"""
+    """seconds of the backward pass that ends at its data node"""
     topology: str | None = None
     """planning: TOML file of sites, links and nodes, next to the recipe or at this path"""
     link_time_scale: Annotated[bounds.Scale, formerly("link_time_scale", "scale")] = 1.0

@@ -17,7 +17,7 @@ from planaria.common import documents
 from planaria.common.errors import UserError, suggestion
 from planaria.config import names, shipped
 from planaria.config.kinds import require_kind, without_tables
-from planaria.config.options import NAME, choice_of
+from planaria.config.options import NAME, Options, choice_of
 from planaria.config.schema import RunConfig, Section
 from planaria.config.section import DERIVED, entry_of, meaning, refuse_unknown, section_of, settings_of
 
@@ -236,7 +236,8 @@ def _value(section_type: type[Section], name: str, text: object) -> Any:
     annotation = None if field is None else field.annotation  # None for an option, whose type its choice knows
     if text == "none" and type(None) in get_args(annotation):
         return None
-    if annotation is str or str in get_args(annotation):
+    is_table = Options in get_args(annotation) and text.lstrip().startswith("{")
+    if annotation is str or (str in get_args(annotation) and not is_table):
         return text
     try:
         return documents.parse_toml(f"value = {text}", f"--{name}")["value"]

@@ -24,6 +24,12 @@ def test_a_list_is_indexed_by_stage() -> None:
     assert costs.compute("backward", 2, 1) == 0
 
 
+def test_layers_beside_the_embedding_have_costs_of_their_own() -> None:
+    costs = Costs(NetworkConfig(forward_s=[0.1, 0.2], entry_forward_s=0.4, entry_backward_s=0.8))
+    assert [costs.compute(kind, 0, 0) for kind in ("forward", "backward")] == [0.4, 0.8]
+    assert costs.compute("forward", 0, 3) == 0.1
+
+
 def test_a_list_that_is_too_short_is_refused() -> None:
     with pytest.raises(UserError, match=r"network\.backward_s has 2 numbers, none for stage 4"):
         Costs(NetworkConfig(backward_s=[1.0, 2.0])).compute("backward", 4, 4)

@@ -57,6 +57,16 @@ def test_time_is_stated_only_if_costs_are() -> None:
     assert table(run(), 100, 12.0)[-1] == "time          60 min for 300 steps, at the speed of the steps before"
 
 
+def test_in_one_process_passes_and_memory_add_up() -> None:
+    costs = {"network__forward_s": "[0.1]", "network__backward_s": "[0.2]", "network__latency_s": 9.0}
+    config = run(engine="inline", pipeline__stages=2, pipeline__microbatches=4, train__steps=10, **costs)
+    assert table(config)[-1].startswith("time          36 s for 10 steps")  # three stages, four microbatches
+    cuda = config.model_copy(update={"train": config.train.model_copy(update={"device": "cuda"})})
+    memory = stage_memory(cuda, 80 * GB)
+    tensors = sum(stage.state + stage.kept + stage.working for stage in memory)
+    assert combined_peak(cuda, memory, 1) == tensors + memory[0].process
+
+
 def test_machines_that_join_are_named() -> None:
     lines = table(run(fleet__own=2))
     assert any("this machine: 2 workers" in line for line in lines)

@@ -21,8 +21,9 @@ MBIT = 1e6 / 8
 class Costs:
     """Costs of computation and messages, from ``network``.
 
-    Stage 0 computes at the return visit of a route (norm, head and loss; in the backward pass too); the embedding
-    visit, hop 0, is a table look-up and is free.
+    Stage 0 computes at the return visit of a route (norm, head and loss; in the backward pass too). At the first visit,
+    hop 0, the embedding is a table look-up; layers there (``model.ends_layers``) take ``entry_forward_s`` and
+    ``entry_backward_s``.
     """
 
     network: NetworkConfig
@@ -36,7 +37,9 @@ class Costs:
         """
         setting = f"{kind}_s"
         seconds: list[float] = getattr(self.network, setting)
-        if not seconds or (stage == 0 and hop == 0):
+        if stage == 0 and hop == 0:
+            return self.network.entry_forward_s if kind == "forward" else self.network.entry_backward_s
+        if not seconds:
             return 0.0
         if len(seconds) == 1:
             return seconds[0]

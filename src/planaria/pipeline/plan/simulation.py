@@ -220,6 +220,11 @@ class SimulatedStep:
         }
 
     @property
+    def passes_s(self) -> float:
+        """The seconds of all passes, one after another."""
+        return sum(sum(self.ends[stage]) - sum(starts) for stage, starts in self.starts.items())
+
+    @property
     def busy(self) -> dict[int, float]:
         """The fraction of the step that each stage computed."""
         whole = self.step_s or 1.0

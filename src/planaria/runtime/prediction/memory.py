@@ -191,16 +191,16 @@ def require_room(config: RunConfig, workers: int, devices: Inventory, free: int,
             many = f"{crowd} workers" if crowd > 1 else "a worker"
             raise UserError(
                 f"train.device = {device!r}: {many} {where} would take {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB "
-                f"are free: {_fix(config, memory)}"
+                f"are free: {how_to_reduce(config, memory)}"
             )
 
 
 def combined_peak(config: RunConfig, memory: Sequence[StageMemory], crowd: int) -> int:
     """Return the peak of ``crowd`` workers on one device, or of all stages in one process."""
     replicas = config.exchange.max_replicas or config.exchange.replicas
-    if config.engine == "inline" and config.train.device == "cpu":
+    if config.engine == "inline":
         tensors = sum(stage.state + stage.kept + stage.working for stage in memory)
-        return int(HEAP * replicas * tensors) + memory[0].process
+        return int(memory[0].heap * replicas * tensors) + memory[0].process
     shared = 0 if config.train.device == "cuda" else SHARED
     return _together(memory, crowd, replicas) - (crowd - 1) * shared
 
@@ -274,11 +274,11 @@ def _refusal(config: RunConfig, room: int, crowd: int, memory: Sequence[StageMem
     many = f"{crowd} workers" if crowd > 1 else "a worker"
     return (
         f"train.device = 'cuda': {many} on one device of {room / 1e9:.1f} GB would take {wanted / 1e9:.1f} GB with "
-        f"activations: {_fix(config, memory)}"
+        f"activations: {how_to_reduce(config, memory)}"
     )
 
 
-def _fix(config: RunConfig, memory: Sequence[StageMemory]) -> str:
+def how_to_reduce(config: RunConfig, memory: Sequence[StageMemory]) -> str:
     """Return the setting that saves most."""
     limit, model = config.pipeline.in_flight, config.model
     largest = max(memory, key=lambda stage: stage.tensors)

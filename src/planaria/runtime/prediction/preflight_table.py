@@ -180,11 +180,15 @@ def _time(run: ResolvedRun, steps: int, measured_s: float | None) -> str:
 
 
 def stated_step_s(run: ResolvedRun) -> float | None:
-    """Return the seconds of a step by the schedule or the costs in ``network``, or None without any."""
-    network = run.config.network
+    """Return the seconds of a step by the schedule or the costs in ``network``, or None without any.
+
+    In one process, passes follow one another, those of all replicas too.
+    """
+    config, network = run.config, run.config.network
     if run.schedule is not None:
         return run.schedule.step_s
     if not (network.forward_s or network.backward_s):
         return None
-    plan = ResolvedRun(one_replica(run.config)).training(0)
-    return simulate(plan, Costs(network), message_bytes(run.config.model, run.config.pipeline)).step_s
+    plan = ResolvedRun(one_replica(config)).training(0)
+    simulated = simulate(plan, Costs(network), message_bytes(config.model, config.pipeline))
+    return config.exchange.replicas * simulated.passes_s if config.engine == "inline" else simulated.step_s
