@@ -15,7 +15,8 @@ from benchmarks.fleet_run import finished, sleeping, small_run, step_seconds
 from benchmarks.harness import RUNS, Claim, Flag, Measurement, Row, benchmark, start
 from planaria.config.recipe import with_flags
 from planaria.config.schema import RunConfig
-from planaria.lab.commands.machine_strategies import Strategy, weigh_machines
+from planaria.lab.commands.machine_strategies import weigh_machines
+from planaria.lab.commands.placed_strategy import Strategy
 from planaria.pipeline.network.costs import MBIT
 from planaria.pipeline.network.topology import Node, Topology
 from planaria.planner.problem import Solution, problem_of
@@ -90,13 +91,13 @@ def _equal_stages(config: RunConfig, machines: Sequence[Node]) -> tuple[RunConfi
     sizes = config.pipeline.layers
     if sizes is None or isinstance(sizes, str):
         return config, machines
-    mean, network = sum(sizes) / len(sizes), {}
+    mean, network, layers = sum(sizes) / len(sizes), {}, config.model.ends_layers + len(sizes)
     for name in ("forward_s", "backward_s"):
         ends, *blocks = getattr(config.network, name)
         network[f"network.{name}"] = [ends, *[sum(blocks) / len(blocks)] * len(blocks)]
     speeds = [1.0, *(mean / size for size in sizes)]
     machines = [replace(one, speed=one.speed * factor) for one, factor in zip(machines, speeds, strict=True)]
-    return with_flags(config, {"pipeline.layers": None, "model.layers": len(sizes), **network}), machines
+    return with_flags(config, {"pipeline.layers": None, "model.layers": layers, **network}), machines
 
 
 class Judged(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -11,11 +12,17 @@ import pytest
 
 from planaria import cli
 from planaria.common.errors import UserError
+from planaria.config import recipe, shipped
 from planaria.config.schema import RunConfig
 from planaria.lab.commands.advise_machines import practically_fastest
 from planaria.lab.commands.advise_wire import WIRES, weigh_wires
-from planaria.lab.commands.machine_strategies import weigh_machines
+from planaria.lab.commands.advised_command import deployed, train_command
+from planaria.lab.commands.machine_strategies import not_weighed, weigh_machines
+from planaria.lab.commands.placed_strategy import Strategy
 from planaria.pipeline.network.topology import Topology, read
+from planaria.runtime.prediction.memory import combined_peak, stage_memory
+from planaria.runtime.prediction.preflight_table import stated_step_s
+from planaria.runtime.resolved_run import ResolvedRun
 from support.command_line import refused
 
 
@@ -57,10 +64,14 @@ def advised(capsys: pytest.CaptureFixture[str], *words: str, bandwidth: str = "1
 
 def test_on_slow_links_fewer_bits_and_on_fast_ones_none_are_advised(capsys: pytest.CaptureFixture[str]) -> None:
     slow, fast = advised(capsys), advised(capsys, bandwidth="1.25e9")
-    assert (
-        "fastest       4/4: " in slow
-        and "of one machine's step; --pipeline.wire 4/4 --pipeline.microbatch_size" in slow
-    )
+    assert "fastest       4/4: " in slow
+    assert re.search(r"^command +planaria train .*demo\.toml .*--pipeline\.wire 4/4", slow, re.MULTILINE)
+    assert "not compared with your machines" in slow
+    one_machine = advised(capsys, bandwidth="1e3")
+    assert "advice        one machine" in one_machine and "--engine inline" in one_machine
+    for out in (slow, fast, one_machine):
+        (command,) = re.findall(r"^command +planaria (.*)$", out, re.MULTILINE)
+        assert cli.run([*shlex.split(command), "--dry-run"]) == 0
     assert "advice        bf16: fewer bits make a step less than 1% shorter" in fast
     for wire in WIRES:
         assert f"  {wire} " in slow
@@ -74,7 +85,7 @@ def test_small_messages_prefer_larger_microbatches() -> None:
         {"network": network, "pipeline": pipeline, "model": {"context": 1024, "dim": 1024}}
     )
     found = {choice.wire: choice for choice in weigh_wires(config).choices}
-    assert found["fp32"].pipeline.microbatch_size <= found["6/4"].pipeline.microbatch_size
+    assert found["fp32"].config.pipeline.microbatch_size <= found["6/4"].config.pipeline.microbatch_size
     assert found["6/4"].step_s <= found["6/4"].own_s
     steps = [found[wire].step_s for wire in WIRES]
     assert steps == sorted(steps, reverse=True)
@@ -106,11 +117,13 @@ memory_gb = {memory}
 """
 
 
-def household(folder: Path, mbit: float, memory: float = 24, nodes: str = NODES) -> Path:
+def household(
+    folder: Path, mbit: float, memory: float = 24, nodes: str = NODES, sites: Sequence[str] = ("Bern", "Oslo", "Rome")
+) -> Path:
     """Write a topology with equal links of 10 ms."""
     links = "".join(
         f'[[link]]\nid = "{a}{b}"\nsites = ["{a}", "{b}"]\nlatency_ms = 10\nbandwidth_mbit = {mbit}\n'
-        for a, b in combinations(("Bern", "Oslo", "Rome"), 2)
+        for a, b in combinations(sites, 2)
     )
     (path := folder / "homes.toml").write_text(links + nodes.format(memory=memory))
     return path
@@ -145,14 +158,16 @@ def test_strategies_that_exceed_a_machines_memory_are_not_advised(
 ) -> None:
     out = on_homes(capsys, household(tmp_path, mbit=1000, memory=0.25))
     assert "advice        none" in out
-    assert re.search(r"^does not fit +Bern 1 alone: needs [\d.]+ GB; Bern 1 has 0.25 GB, 0.23 GB usable$", out, re.M)
+    reason = r"needs [\d.]+ GB; Bern 1 has 0.25 GB, 0.23 GB usable: (set|lower|choose|train) .+"
+    assert re.search(rf"^does not fit +Bern 1 alone: {reason}$", out, re.M)
 
 
 def test_a_pipeline_uses_the_machines_that_hold_a_model_too_large_for_one(tmp_path: Path) -> None:
     config = home_recipe()
     config = config.model_copy(update={"model": config.model.model_copy(update={"dim": 2048, "vocab": 1024})})
-    known = {one.name: one for one in weigh_machines(config, read(household(tmp_path, 1000, 24)))}
-    alone, pipeline = known["Bern 1 alone"].peak, known["pipeline, 6/4"].peak
+    least = {one.name: one for one in weigh_machines(config, read(household(tmp_path, 1000, 0.001)))}
+    alone, pipeline = least["Bern 1 alone"].peak, least["pipeline, 6/4"].peak
+    assert least["Bern 1 alone"].config.pipeline.microbatch_size == 1
     assert alone is not None and pipeline is not None and pipeline < alone
     between = (alone + pipeline) / 2 / 0.92e9
     best, *_ = weigh_machines(config, read(household(tmp_path, 1000, between)))
@@ -187,16 +202,17 @@ def test_faster_machines_take_the_larger_share_and_more_than_seven_are_refused(t
 def test_slower_machines_hold_fewer_layers_and_the_advised_command_is_accepted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["recipes", "demo", "--to", str(recipe := tmp_path / "mine.toml")]) == 0
+    assert cli.run(["recipes", "demo", "--to", str(mine := tmp_path / "mine.toml")]) == 0
     nodes = NODES.replace("speed = 0.5", "speed = 0.3").replace('site = "Oslo"', 'site = "Oslo"\nspeed = 0.5')
     costs = ["--network.forward_s", "[0.02]", "--network.backward_s", "[0.04]", "--model.layers", "8"]
     homes = household(tmp_path, mbit=10_000, nodes=nodes)
     capsys.readouterr()
-    assert cli.run(["advise", str(recipe), "--wire", "--network.topology", str(homes), *costs]) == 0
+    assert cli.run(["advise", str(mine), "--wire", "--network.topology", str(homes), *costs]) == 0
     out = capsys.readouterr().out
     (command,) = re.findall(r"^command +planaria (.*)$", out, re.MULTILINE)
-    assert "--pipeline.layers '[6, 2]'" in command and "recovery      CheckFree needs stages of one size" in out
-    assert "stages        0 to 2: Oslo 1, Bern 1, Rome 1" in out
+    assert "--pipeline.layers '[6, 1]'" in command and "recovery      from checkpoints; 'checkfree' does not" in out
+    assert "machines      Oslo 1: the ends, layer 0; Bern 1: stage 1 (layers 1–6); Rome 1: stage 2 (layer 7)" in out
+    assert "then on Bern 1, Rome 1 in any order (the run times all; " in out
     assert "--model.layers 8" in command
     assert cli.run([*shlex.split(command), "--dry-run"]) == 0
 
@@ -208,3 +224,118 @@ def test_of_practically_equal_pipelines_the_one_with_more_bits_is_advised(tmp_pa
         pipelines = [one for one in weighed if one.name.startswith("pipeline")]
         found[mbit] = pipelines[0].name, practically_fastest(pipelines).name
     assert found == {10_000: ("pipeline, 6/4", "pipeline, bf16"), 20: ("pipeline, 6/4", "pipeline, 6/4")}
+
+
+COSTS = {"network.forward_s": "[0.02]", "network.backward_s": "[0.04]"}
+
+
+def commanded(strategy: Strategy, topology: Topology) -> RunConfig:
+    """Return the configuration of the command that is printed for a strategy on the demo's recipe."""
+    path = shipped.find("demo")
+    command = train_command(path, recipe.load(path, COSTS, "train"), deployed(strategy, topology), COSTS)
+    words = shlex.split(command)
+    assert cli.run([*words[1:], "--dry-run"]) == 0
+    names, texts = words[3::2], words[4::2]
+    return recipe.load(path, {name.removeprefix("--"): text for name, text in zip(names, texts, strict=True)}, "train")
+
+
+def test_the_command_of_every_strategy_makes_the_run_that_was_weighed(tmp_path: Path) -> None:
+    topology = read(household(tmp_path, mbit=100))
+    weighed = weigh_machines(recipe.load(shipped.find("demo"), COSTS, "train"), topology)
+    kinds = {"Rome 1 alone", "pipeline, bf16", "2 replicas, noloco, every 50", "2 replicas, allreduce"}
+    chosen = [strategy for strategy in weighed if strategy.name in kinds]
+    assert len(chosen) == len(kinds)
+    for strategy in chosen:
+        run = commanded(strategy, topology)
+        workers = run.fleet.local_workers or 1
+        assert combined_peak(run, stage_memory(run), workers) == strategy.peak
+        step_s, replicas = stated_step_s(ResolvedRun(run)), run.exchange.replicas
+        assert run.samples == 32 and step_s is not None
+        if replicas == 1:
+            assert step_s == pytest.approx(strategy.step_s, rel=0.02)
+        else:  # the time of exchanges is not stated before a run
+            assert run.pipeline.stages == 1 and workers == 2 and step_s < strategy.step_s
+        assert run.chaos.trace is None
+
+
+def test_one_machine_and_replicas_are_weighed_with_smaller_microbatches(tmp_path: Path) -> None:
+    config = home_recipe()
+    usual = {one.name: one for one in weigh_machines(config, read(household(tmp_path, 100)))}
+    least = {one.name: one for one in weigh_machines(config, read(household(tmp_path, 100, 0.001)))}
+    for name in ("Bern 1 alone", "2 replicas, noloco, every 50"):
+        peak = least[name].peak
+        assert peak is not None and usual[name].config.pipeline.microbatch_size == 4
+        tight = read(household(tmp_path, 100, 1.001 * peak / 0.92e9))
+        smaller = next(one for one in weigh_machines(config, tight) if one.name == name)
+        assert not smaller.obstacle and smaller.config.pipeline.microbatch_size == 1
+        assert smaller.config.samples == config.samples
+        assert smaller.step_s == pytest.approx(usual[name].step_s)
+
+
+def test_every_strategy_of_a_replicated_recipe_has_its_samples_per_step(tmp_path: Path) -> None:
+    config = recipe.load(shipped.find("gossip"), COSTS, "train")
+    topology = read(household(tmp_path, 100))
+    weighed = weigh_machines(config, topology)
+    assert config.exchange.replicas == 4 and {one.config.samples for one in weighed} == {config.samples}
+    (line,) = not_weighed(config, topology, weighed)
+    assert line.startswith("replicas, allreduce: exchange.options.every: no option of 'allreduce'")
+
+
+def test_two_equal_machines_share_the_layers(tmp_path: Path) -> None:
+    """The ends take half of the layers; hours count them in both of their visits."""
+    nodes = NODES.partition('[[nodes]]\nsite = "Rome"')[0]
+    topology = read(household(tmp_path, mbit=10_000, nodes=nodes, sites=("Bern", "Oslo")))
+    weighed = {one.name: one for one in weigh_machines(home_recipe(), topology)}
+    pipeline = weighed["pipeline, bf16"]
+    assert pipeline.config.model.ends_layers == 2 and pipeline.config.network.entry_backward_s > 0
+    assert 0.5 < pipeline.step_s / weighed["Bern 1 alone"].step_s < 0.65
+
+
+def test_equal_stages_join_in_order_and_each_machine_has_one_worker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Workers are no replicas."""
+    workers = NODES.replace("speed = 0.5", "").replace('site = "Oslo"', 'site = "Oslo"\nrole = "worker"')
+    workers = workers.replace('site = "Rome"', 'site = "Rome"\nrole = "worker"')
+    homes = household(tmp_path, mbit=10_000, nodes=workers)
+    fixed = ["--network.forward_s", "[0.0, 0.2, 0.2001]", "--network.backward_s", "[0.0, 0.4, 0.4]"]
+    out = advice(capsys, "demo", "--wire", "--network.topology", str(homes), "--pipeline.stages", "2", *fixed)
+    assert "machines      Bern 1: the ends; Oslo 1: stage 1 (layers 0–1); Rome 1: stage 2 (layers 2–3)" in out
+    assert "on Bern 1 (ADDRESS: its address), then on Oslo 1, Rome 1 one after the other, in this order:" in out
+    assert "planaria join ADDRESS:7001 --key-file key --workers 1" in out
+
+
+def test_a_reason_names_the_role_and_the_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    roles = NODES.replace("memory_gb", 'role = "worker"\nmemory_gb')
+    out = on_homes(capsys, household(tmp_path, mbit=1000, nodes=roles))
+    assert "Bern 1 alone or as a replica: its role = 'worker' excludes the ends; set role = 'any'" in out
+    assert "pipelines: no machine may hold the ends: all 3 have role = 'worker'" in out
+    assert "replicas: 0 machines with role = 'any'; at least 2 are required" in out
+    topology = read(household(tmp_path, mbit=1000))
+    fixed, two = home_recipe(forward_s=[0.0, 0.1, 0.2]), Topology(topology.nodes[:2], topology.links)
+    (line,) = (line for line in not_weighed(fixed, two, []) if line.startswith("pipelines"))
+    assert "need 3 machines; there are 2" in line and "network.forward_s" in line
+
+
+def test_a_rival_within_the_range_lowers_the_confidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = on_homes(capsys, household(tmp_path, mbit=0.01))
+    fast = on_homes(capsys, household(tmp_path, mbit=10_000))
+    assert "range         1 to 1.15 of the simulated step" in fast
+    assert re.search(r"^advice .+ hours \(low confidence\)", fast, re.MULTILINE)
+    assert re.search(r"^confidence +low: .+ hours, is within the range of the advice$", fast, re.MULTILINE)
+    assert "advice        Bern 1 alone" in alone and "confidence  " not in alone
+
+
+def test_a_table_as_codec_is_weighed_and_written_as_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = '{backward = 3, forward = 3, kind = "groups"}'
+    assert f"  {table} " in advised(capsys, "--pipeline.wire", table)
+    assert f"pipeline, {table} " in on_homes(capsys, household(tmp_path, 100), "--pipeline.wire", table)
+    slow = on_homes(
+        capsys, household(tmp_path, 20), "--pipeline.wire", '{kind="subspace", rank=8}', "--model.tied", "false"
+    )
+    assert 'pipeline, {kind = "subspace", rank = 8}' in slow
+
+
+def test_missing_costs_name_the_command_that_measures_them(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "advise", "home_links", "--wire")
+    assert "network.forward_s" in line and "`planaria report RUN --waits`" in line

@@ -61,7 +61,7 @@ def advise(
     if wire:
         if config.routing.schedule:
             raise UserError(f"{path}: routing.schedule: --wire compares its own routes and codecs; remove it")
-        return advise_machines(config, path, flags) if config.network.topology else advise_wire(config, path)
+        return advise_machines(config, path, flags) if config.network.topology else advise_wire(config, path, flags)
     _require_costs(config, path)
     known = experience()
     advice = weigh_all(config, known)

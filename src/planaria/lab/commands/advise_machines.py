@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from planaria.config.schema import RunConfig
 from planaria.lab.commands.advise_wire import CLOSE
-from planaria.lab.commands.machine_strategies import Strategy, weigh_machines
+from planaria.lab.commands.advised_command import deployed, join_command, train_command
+from planaria.lab.commands.machine_strategies import not_weighed, weigh_machines
+from planaria.lab.commands.placed_strategy import Strategy
 from planaria.lab.compare.advice import require_costs
+from planaria.models.llama_stages import stage_layers
 from planaria.pipeline.network.costs import message_bytes
-from planaria.pipeline.network.topology import read
+from planaria.pipeline.network.topology import Topology, read
 from planaria.report.phrases import format_count
 from planaria.report.tables import Table, show
 from planaria.runtime.preparation.prepare import relative_to_recipe
 
 SLOWER = (1.0, 1.15)
 """steps of real processes over simulated ones (docs/plan.md); the range of predicted hours"""
+RARELY = ", every "
+"""part of the names of replicas that do not exchange in every step"""
+HEAD = ["strategy", "machines", "hours", "range", "s a step", "GB", "price", "fits"]
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A recipe, the flags with which it was loaded, and the machines."""
+
+    path: Path
+    config: RunConfig
+    flags: Mapping[str, str]
+    topology: Topology
 
 
 def practically_fastest(fitting: Sequence[Strategy]) -> Strategy:
-    """Return the fastest strategy, or one practically as fast that sends nothing or, of pipelines, with more bits."""
+    """Return the fastest strategy, or one practically as fast that sends nothing, that exchanges in every step, or, of
+    pipelines, with more bits.
+    """
     close = [one for one in fitting if one.step_s <= CLOSE * fitting[0].step_s]
     if alone := next((one for one in close if not one.sends), None):
         return alone
-    pipelines = [one for one in close if one.name.startswith("pipeline")]
-    return max(pipelines, key=_sample_bytes) if fitting[0] in pipelines else fitting[0]
+    close = [one for one in close if RARELY not in one.name] or close
+    pipelines = [one for one in close if one.is_pipeline]
+    return max(pipelines, key=_sample_bytes) if close[0] in pipelines else close[0]
 
 
 def _sample_bytes(strategy: Strategy) -> float:
     """Return the bytes that a sample takes between two stages, both ways."""
     config = strategy.config
     return sum(message_bytes(config.model, config.pipeline)) / config.pipeline.microbatch_size
-
-
-HEAD = ["strategy", "machines", "hours", "range", "s a step", "GB", "price", "fits"]
 
 
 def advise_machines(config: RunConfig, path: Path, flags: Mapping[str, str]) -> int:
@@ -50,27 +65,22 @@ def advise_machines(config: RunConfig, path: Path, flags: Mapping[str, str]) -> 
     require_costs(config.network, path, "forward_s", "backward_s")
     topology = read(relative_to_recipe(path, config.network.topology), config.network.link_time_scale)
     strategies = weigh_machines(config, topology)
-    if config.exchange.replicas > 1:
-        alone = " --exchange.replicas 1"
-        strategies = [s if s.config.exchange.replicas > 1 else replace(s, flags=s.flags + alone) for s in strategies]
-    strategies = [replace(s, flags=_with_given(s.flags, flags)) for s in strategies]
     steps = config.train.steps
-    title = f"{config.name}: {format_count(steps, 'step')} on {len(topology.nodes)} machines"
+    title = f"{config.name}: {format_count(steps, 'step')} on {format_count(len(topology.nodes), 'machine')}"
     show([Table(title, HEAD, [_row(strategy, steps) for strategy in strategies], numbers_from=1)])
-    for line in _conclusions(strategies, steps, path):
+    print(
+        f"range         {SLOWER[0]:g} to {SLOWER[1]:g} of the simulated step, as measured (docs/plan.md); one machine "
+        "sends nothing. With low confidence, another kind of strategy may be faster: time both for some steps"
+    )
+    for line in _conclusions(strategies, _Request(path, config, flags, topology)):
         print(line)
+    for line in not_weighed(config, topology, strategies):
+        print(f"not weighed   {line}")
+    print(
+        "loss          hours are for equal steps. A small model ended 0.020 nats above bf16 with 6/4 (docs/plan.md); "
+        "replicas that meet rarely ended 10 % above all-reduce (`planaria compare compression_race`)"
+    )
     return 0
-
-
-def _with_given(chosen: str, given: Mapping[str, str]) -> str:
-    """Return the flags of a strategy and those of the user that it does not set."""
-    divided = "--pipeline.stages " in chosen
-    kept = [
-        name
-        for name in given
-        if not (name.startswith("network.") or f"--{name} " in chosen or (divided and name == "pipeline.layers"))
-    ]
-    return " ".join([chosen, *(f"--{name} {shlex.quote(given[name])}" for name in kept)])
 
 
 def _row(strategy: Strategy, steps: int) -> list[str]:
@@ -94,41 +104,75 @@ def _digits(hours: float) -> str:
     return f"{hours:.3g}" if hours < 1000 else f"{hours:.0f}"
 
 
-def _conclusions(strategies: Sequence[Strategy], steps: int, path: Path) -> Iterator[str]:
+def _conclusions(strategies: Sequence[Strategy], request: _Request) -> Iterator[str]:
     fitting = [strategy for strategy in strategies if not strategy.obstacle]
-    if not fitting:
-        yield "advice        none: no strategy fits these machines; add memory or stages, or lower model sizes"
-    else:
+    if fitting:
         best = practically_fastest(fitting)
-        why = "" if best.sends else ": no pipeline and no exchange over these links is faster"
-        if best.sends and best is not fitting[0]:
-            why = f"; {fitting[0].name} is less than {CLOSE - 1:.0%} faster"
-        if ", every " in best.name:
-            why = " for equal steps, which end at a higher loss if replicas meet rarely (docs/replicas.md)"
-        yield f"advice        {best.name}, {_digits(best.hours(steps))} hours{why}"
-        yield f"command       planaria train {path} {best.flags}"
-        if best.flags.startswith("--pipeline"):
-            yield f"stages        0 to {len(best.machines) - 1}: {', '.join(machine.name for machine in best.machines)}"
-        if "--pipeline.layers" in best.flags and "--recovery" in best.flags:
-            yield "recovery      CheckFree needs stages of one size; this command restores lost ones from checkpoints"
-        single = next((strategy for strategy in fitting if len(strategy.machines) == 1), None)
-        if single is not None and single is not best:
-            share, hours = best.step_s / single.step_s, _digits(single.hours(steps))
-            yield f"one machine   {single.name}: {hours} hours; the advice takes {share:.3f} of it"
-            if share * SLOWER[1] >= 1:
-                yield f"confidence    low: at {SLOWER[1]:g} of the simulated step, one machine is faster"
-        if any(strategy.money(steps) for strategy in fitting):
-            cheap = min(fitting, key=lambda strategy: strategy.money(steps))
-            yield (
-                f"cheapest      {cheap.name}: {cheap.money(steps):.2f} for {_digits(cheap.hours(steps))} hours; "
-                f"the fastest costs {best.money(steps):.2f}"
-            )
-    if not any(strategy.name.startswith("pipeline") for strategy in strategies):
-        yield "pipelines     none: its stages cost differently, and need one machine each and one for the ends"
+        yield from _advice(best, fitting, request.config.train.steps)
+        yield from _how_to_run(best, request)
+        yield from _alternatives(best, fitting, request.config.train.steps)
+    else:
+        yield "advice        none: no strategy fits these machines"
     for strategy in strategies:
         if strategy.obstacle:
             yield f"does not fit  {strategy.name}: {strategy.obstacle}"
-    yield (
-        "loss          hours are for equal steps. A small model ended 0.020 nats above bf16 with 6/4 (docs/plan.md); "
-        "replicas that meet rarely ended 10 % above all-reduce (`planaria compare compression_race`)"
-    )
+
+
+def _advice(best: Strategy, fitting: Sequence[Strategy], steps: int) -> Iterator[str]:
+    why = "" if best.sends else ": no pipeline and no exchange over these links is faster"
+    if best.sends and best is not fitting[0]:
+        why = f"; {fitting[0].name} is less than {CLOSE - 1:.0%} faster"
+    if RARELY in best.name:
+        why = " for equal steps, which end at a higher loss if replicas meet rarely (docs/replicas.md)"
+    slower = [one for one in fitting if one.sends != best.sends or one.is_pipeline != best.is_pipeline]
+    rivals = [one for one in slower if best.sends and one.step_s <= SLOWER[1] * best.step_s]
+    low = " (low confidence)" if rivals else ""
+    yield f"advice        {best.name}, {_digits(best.hours(steps))} hours{low}{why}"
+    if rivals:
+        rival = min(rivals, key=lambda one: one.step_s)
+        yield (
+            f"confidence    low: {rival.name}, {_digits(rival.hours(steps))} hours, is within the range of the advice"
+        )
+
+
+def _alternatives(best: Strategy, fitting: Sequence[Strategy], steps: int) -> Iterator[str]:
+    single = next((strategy for strategy in fitting if len(strategy.machines) == 1), None)
+    if single is not None and single is not best:
+        share, hours = best.step_s / single.step_s, _digits(single.hours(steps))
+        yield f"one machine   {single.name}: {hours} hours; the advice takes {share:.3f} of it"
+    if any(strategy.money(steps) for strategy in fitting):
+        cheap = min(fitting, key=lambda strategy: strategy.money(steps))
+        yield (
+            f"cheapest      {cheap.name}: {cheap.money(steps):.2f} for {_digits(cheap.hours(steps))} hours; "
+            f"the fastest costs {best.money(steps):.2f}"
+        )
+
+
+def _how_to_run(best: Strategy, request: _Request) -> Iterator[str]:
+    """Yield the command of a strategy, the machines of its stages, and the commands of the other machines."""
+    run, machines = deployed(best, request.topology), best.machines
+    yield f"command       {train_command(request.path, request.config, run, request.flags)}"
+    if not best.sends:
+        yield f"machine       {machines[0].name}"
+        return
+    held = [_layers(best.config, stage) if best.is_pipeline else "one replica" for stage in range(len(machines))]
+    pairs = zip(machines, held, strict=True)
+    yield f"machines      {'; '.join(f'{machine.name}: {part}' for machine, part in pairs)}"
+    order = " in any order (the run times all; the fastest gets the most work)"
+    if not run.pipeline.has_uneven_stages:
+        order = " one after the other, in this order" if machines[2:] else ""
+    first, *others = (machine.name for machine in machines)
+    yield f"join          start the command on {first} (ADDRESS: its address), then on {', '.join(others)}{order}:"
+    yield f"              {join_command(run)}"
+    if run.recovery.strategy != request.config.recovery.strategy:
+        yield f"recovery      from checkpoints; {request.config.recovery.strategy!r} does not support these stages"
+
+
+def _layers(config: RunConfig, stage: int) -> str:
+    """Return the layers of a stage, such as "stage 1 (layers 0–3)"."""
+    layers = stage_layers(config.model, config.pipeline.stages, stage)
+    span = f"{layers.start}–{layers.stop - 1}" if len(layers) > 1 else f"{layers.start}" if layers else ""
+    numbered = f"layer{'s' * (len(layers) > 1)} {span}" if span else ""
+    if not stage:
+        return f"the ends, {numbered}" if numbered else "the ends"
+    return f"stage {stage} ({numbered})"

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from planaria.config import recipe
 from planaria.config.options import Options
-from planaria.config.schema import PipelineConfig, RunConfig
+from planaria.config.schema import RunConfig
+from planaria.lab.commands.advised_command import train_command
+from planaria.lab.commands.flag_text import wire_text
+from planaria.lab.commands.placed_strategy import in_one_process
 from planaria.lab.compare.advice import require_costs
 from planaria.models.families import stage_parameters
 from planaria.pipeline.network.costs import Costs, message_bytes
 from planaria.pipeline.plan.build import max_in_flight
 from planaria.report.tables import Table, show
+from planaria.runtime.fleet.devices import UNKNOWN
 from planaria.runtime.prediction.copy_costs import state_bytes
+from planaria.runtime.prediction.memory import stage_memory
+from planaria.runtime.prediction.preflight_table import stated_step_s
 from planaria.runtime.prediction.simulate import simulate
 from planaria.runtime.prediction.traffic import one_replica
 from planaria.runtime.resolved_run import ResolvedRun
@@ -31,10 +37,12 @@ class WireChoice:
     """A codec with the microbatches that make its step shortest."""
 
     wire: str
+    """as a recipe writes it"""
     sent_bytes: int
     """bytes that all workers send in a step"""
     step_s: float
-    pipeline: PipelineConfig
+    config: RunConfig
+    """the recipe with this codec and these microbatches"""
     own_s: float
     """seconds of a step with the recipe's own microbatches"""
 
@@ -58,26 +66,22 @@ def weigh_wires(config: RunConfig) -> WireAdvice:
     alone = one_replica(config)
     own = [] if alone.pipeline.wire in WIRES else [alone.pipeline.wire]
     each = [_best_choice(alone, wire) for wire in (*WIRES, *own)]
-    passes = Costs(alone.network)
-    work = sum(
-        passes.compute(kind, stage, 1) for kind in ("forward", "backward") for stage in range(alone.pipeline.stages + 1)
-    )
-    return WireAdvice(each, work * alone.pipeline.microbatches)
+    return WireAdvice(each, stated_step_s(ResolvedRun(alone.model_copy(update={"engine": "inline"}))) or 0.0)
 
 
 def _best_choice(config: RunConfig, wire: str | Options) -> WireChoice:
-    weighed = [(*_simulate_step(candidate), candidate.pipeline) for candidate in candidates(config, wire)]
-    step_s, sent, pipeline = min(weighed, key=lambda one: one[0])
+    weighed = [(*_simulate_step(candidate), candidate) for candidate in candidates(config, wire)]
+    step_s, sent, chosen = min(weighed, key=lambda one: one[0])
     own = with_wire(config, wire, config.pipeline.microbatch_size).pipeline
-    own_s = next(seconds for seconds, _, weighed_pipeline in weighed if weighed_pipeline == own)
-    return WireChoice(str(wire), sent, step_s, pipeline, own_s)
+    own_s = next(seconds for seconds, _, candidate in weighed if candidate.pipeline == own)
+    return WireChoice(wire_text(wire), sent, step_s, chosen, own_s)
 
 
 def candidates(config: RunConfig, wire: str | Options) -> Iterator[RunConfig]:
     """Yield the recipe with this codec and the microbatches to weigh, those that need less memory first: sizes that
     divide the samples of a step; in flight the recipe's own number, or else the default and its doubles up to all.
     """
-    for size in _microbatch_sizes(config):
+    for size in microbatch_sizes(config):
         sized = with_wire(config, wire, size)
         yield sized
         microbatches = sized.pipeline.microbatches
@@ -87,15 +91,7 @@ def candidates(config: RunConfig, wire: str | Options) -> Iterator[RunConfig]:
             yield sized.model_copy(update={"pipeline": more})
 
 
-def microbatch_flags(pipeline: PipelineConfig) -> str:
-    """Return the flags of ``planaria train`` for these microbatches."""
-    limit = f" --pipeline.in_flight {pipeline.in_flight}" if pipeline.in_flight else ""
-    return (
-        f"--pipeline.microbatch_size {pipeline.microbatch_size} --pipeline.microbatches {pipeline.microbatches}{limit}"
-    )
-
-
-def _microbatch_sizes(config: RunConfig) -> list[int]:
+def microbatch_sizes(config: RunConfig) -> list[int]:
     """Return the microbatch sizes that divide the samples of a step."""
     own, samples = config.pipeline.microbatch_size, config.pipeline.samples
     return [
@@ -112,7 +108,10 @@ def with_wire(config: RunConfig, wire: str | Options, size: int) -> RunConfig:
     resized = pipeline.model_copy(
         update={"wire": wire, "microbatch_size": size, "microbatches": pipeline.samples // size}
     )
-    scaled = {name: [seconds * factor for seconds in getattr(network, name)] for name in ("forward_s", "backward_s")}
+    scaled: dict[str, object] = {}
+    for name in ("forward_s", "backward_s"):
+        scaled[name] = [seconds * factor for seconds in getattr(network, name)]
+        scaled[f"entry_{name}"] = getattr(network, f"entry_{name}") * factor
     return config.model_copy(update={"pipeline": resized, "network": network.model_copy(update=scaled)})
 
 
@@ -129,8 +128,10 @@ CLOSE = 1.01
 """ratio of steps that are practically equal"""
 
 
-def advise_wire(config: RunConfig, path: Path) -> int:
+def advise_wire(config: RunConfig, path: Path, flags: Mapping[str, str]) -> int:
     """Print the step of each codec, and conclusions; return the exit code.
+
+    ``flags`` changed the recipe, and are part of the advised command.
 
     :raises UserError: if [network] lacks costs.
     """
@@ -140,14 +141,14 @@ def advise_wire(config: RunConfig, path: Path) -> int:
     network = config.network
     links = f"{network.bandwidth:.3g} bytes/s, {network.latency_s:g} s, {network.inbound}"
     show([Table(f"{config.name}: {config.pipeline.stages + 1} workers, {links}", HEAD, rows, numbers_from=1)])
-    for line in _conclusions(config, advice):
+    for line in _conclusions(config, advice, lambda run: train_command(path, config, run, flags)):
         print(line)
     return 0
 
 
 def _row(choice: WireChoice, reference: WireChoice) -> list[str]:
     share = f"{choice.step_s / reference.step_s:.3f}"
-    pipeline = choice.pipeline
+    pipeline = choice.config.pipeline
     return [
         choice.wire,
         f"{choice.sent_bytes / 1e6:.3g}",
@@ -159,7 +160,8 @@ def _row(choice: WireChoice, reference: WireChoice) -> list[str]:
     ]
 
 
-def _conclusions(config: RunConfig, advice: WireAdvice) -> Iterator[str]:
+def _conclusions(config: RunConfig, advice: WireAdvice, command: Callable[[RunConfig], str]) -> Iterator[str]:
+    """Yield the advice; ``command`` returns the command line of a run."""
     stages = config.pipeline.stages
     parameters = sum(stage_parameters(config.model, stages, stage) for stage in range(stages + 1))
     state = (state_bytes(config) + GRADIENT_BYTES) * parameters
@@ -173,14 +175,32 @@ def _conclusions(config: RunConfig, advice: WireAdvice) -> Iterator[str]:
             "advice        one machine, if it has the memory: no codec makes this pipeline faster; replicas that meet "
             "rarely (exchange.kind = 'noloco') use the others"
         )
-    elif advice.reference.step_s <= CLOSE * best.step_s:
-        yield f"advice        {REFERENCE}: fewer bits make a step less than {CLOSE - 1:.0%} shorter"
+        yield f"command       {command(recipe.with_flags(config, {'exchange.replicas': 1, **in_one_process(config)}))}"
     else:
-        yield (
-            f"fastest       {best.wire}: {best.step_s:.4g} s, {best.step_s / advice.alone_s:.3f} of one machine's "
-            f"step; --pipeline.wire {shlex.quote(best.wire)} {microbatch_flags(best.pipeline)}"
+        chosen = best
+        line = (
+            f"fastest       {best.wire}: {best.step_s:.4g} s, {best.step_s / advice.alone_s:.3f} of one machine's step"
         )
+        if advice.reference.step_s <= CLOSE * best.step_s:
+            chosen = advice.reference
+            line = f"advice        {REFERENCE}: fewer bits make a step less than {CLOSE - 1:.0%} shorter"
+        yield line
+        changed = {"pipeline": chosen.config.pipeline, "network": chosen.config.network}
+        yield f"command       {command(config.model_copy(update=changed))}"
+        yield f"memory        {_memory(config, chosen.config)}"
     yield (
         "loss          not predicted; a small model ended 0.001 nats above bf16 with 8/8, 0.020 with 6/4 and 0.29 with "
         "4/4 (docs/plan.md); `planaria compare wire` races codecs"
+    )
+
+
+def _memory(config: RunConfig, chosen: RunConfig) -> str:
+    """Return a line about the largest stage with the advised microbatches, which no memory limits here."""
+    device = 0 if config.train.device == "cpu" else UNKNOWN
+    peaks = [max((stage.peak for stage in stage_memory(run, device)), default=0) for run in (chosen, config)]
+    if not all(peaks):
+        return "not known, and not considered"
+    return (
+        f"{peaks[0] / 1e9:.3g} GB for the largest stage, {peaks[1] / 1e9:.3g} GB with the recipe's microbatches; not "
+        "compared with your machines: describe them in network.topology with memory_gb"
     )

@@ -75,7 +75,10 @@ class StrategyAdvice:
 def require_costs(network: NetworkConfig, path: Path, *needed: str) -> None:
     """Raise UserError if [network] lacks one of the costs that advice needs."""
     if missing := [f"network.{name}" for name in needed if not getattr(network, name)]:
-        raise UserError(f"{path}: advice needs {', '.join(missing)}; set each in [network] or as a flag")
+        measure = ""
+        if any(name.endswith("_s") for name in missing):
+            measure = "; to measure passes, train a few steps, then run `planaria report RUN --waits` (docs/plan.md)"
+        raise UserError(f"{path}: advice needs {', '.join(missing)}; set each in [network] or as a flag{measure}")
 
 
 def weigh_strategies(config: RunConfig, experience: Experience) -> list[StrategyPrediction]:
