@@ -15,6 +15,7 @@ from planaria.control.replay import replay
 from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
 from planaria.control.stop_reasons import stop_blockers, underlying_error
+from support.control.open_fleet import OpenFleet
 from support.control.scenarios import STAGES, decision_kinds, fleet, last, seals, work_until
 from support.control.simulated_fleet import SimulatedFleet
 
@@ -282,6 +283,27 @@ def test_rejections_in_different_steps_and_of_workers_without_a_replacement_excl
     alone = fleet(spares=0, replace=False)
     reject(alone, 1, 2, 3)
     assert not exclusions(simulation) and not exclusions(alone)
+
+
+@pytest.mark.parametrize(("rooms", "excluded"), [([2], []), ([1, 1], [["w4"]])])
+def test_spares_on_the_machine_of_an_invalid_sender_do_not_replace_it(rooms: list[int], excluded: list[str]) -> None:
+    started = fleet(local_workers=STAGES, recovery={"strategy": "checkpoint"}).started
+    simulation = OpenFleet(started)
+    for room in rooms:
+        simulation.join(room)
+    work_until(simulation, "run", 1)
+    assert simulation.state.holders[4] == "w4" and simulation.run.spares == ("w5",)
+    reject(simulation, 3, 4, 3 if not excluded else 2)
+    assert exclusions(simulation) == excluded
+    simulation.behave()
+    assert simulation.ending == d.Finish(outcome="finished")
+
+
+def test_a_spare_without_room_for_its_stage_does_not_replace_an_invalid_sender() -> None:
+    simulation = fleet(replace=False, memory_needs=[1, 1, 1, 5, 1], stage_work=[1.0] * 5)
+    simulation.machines = {f"w{number}": (5 if number < 5 else 2, 1.0) for number in range(6)}
+    reject(simulation, 2, 3, 3)
+    assert not exclusions(simulation)
 
 
 def test_the_last_error_is_a_workers_own_and_not_a_connection_closed_by_its_exit() -> None:

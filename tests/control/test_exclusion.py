@@ -13,13 +13,17 @@ from planaria.control.apply_base import mark_decided
 from planaria.control.decide import decide
 from planaria.control.facts import decisions as d
 from planaria.runtime.preparation.unused_settings import unused
-from support.control.replica_steps import facts, finished, simulate
+from support.control.open_replicas import OpenReplicas
+from support.control.replica_steps import facts, finished, simulate, started
 from support.control.simulated_replicas import SimulatedReplicas
 
 
 def misled(byzantine_member: int, accuser: int | None = None, **changed: Any) -> SimulatedReplicas:
     """Run to the end; all receivers, or only ``accuser``, reject the updates of ``byzantine_member``."""
-    simulation = simulate(changed.pop("replicas", 4), **changed)
+    return mislead(simulate(changed.pop("replicas", 4), **changed), byzantine_member, accuser)
+
+
+def mislead(simulation: SimulatedReplicas, byzantine_member: int, accuser: int | None = None) -> SimulatedReplicas:
     for turn in range(3000):
         if simulation.run.over:
             return simulation
@@ -93,6 +97,26 @@ def test_a_replica_that_the_robust_rule_needs_stays(replicas: int, gone: list[in
     robust = {"rule": "median", "byzantine": 2}
     exchange = {"options": {"every": 1}, "strikes": 2, "robust": robust}
     simulation = misled(1, kind="diloco", replicas=replicas, exchange=exchange, steps=20, spares=0, replace=False)
+    assert [fact.member for fact in facts(simulation, d.ExcludeMember)] == gone
+
+
+@pytest.mark.parametrize(("rooms", "gone"), [([4], []), ([2, 2], [4])])
+def test_spares_on_the_machine_of_a_replica_do_not_replace_it(rooms: list[int], gone: list[int]) -> None:
+    """The machine leaves with its spares, and the robust rule needs every replica."""
+    exchange = {
+        "kind": "diloco",
+        "options": {"every": 1},
+        "strikes": 2,
+        "robust": {"rule": "median", "byzantine": 2},
+    }
+    simulation = OpenReplicas(started(5, 1, exchange, local_workers=8, spares=0, replace=False, steps=20))
+    for room in [0, *rooms]:  # the other four replicas are on the run's own machine
+        if room:
+            simulation.join(room)
+        for worker in simulation.pending():
+            simulation.work(worker)
+    mislead(simulation, 4)
+    assert simulation.ending == d.Finish(outcome="finished")
     assert [fact.member for fact in facts(simulation, d.ExcludeMember)] == gone
 
 

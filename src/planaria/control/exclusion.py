@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from planaria.control.facts import decisions as d
 from planaria.control.machine_loss_costs import plan_of_loss
-from planaria.control.spares import count_leaving_nodes, count_suitable_spares, has_room, workers_sending_state
+from planaria.control.spares import count_leaving_nodes, has_room, workers_sending_state
 from planaria.control.state.replica import ReplicaState
 from planaria.control.state.roster import MAX_FAILED_STARTS
 from planaria.control.state.run import RunState
@@ -58,15 +58,10 @@ def exclude_invalid_sender(run: RunState, replica: ReplicaState) -> d.ExcludeMem
 
 
 def _expendable(run: RunState, worker: str, stage: int) -> bool:
-    """Return whether a worker outside this one's machine can take over its stage, and others can rebuild that."""
-    host = run.workers[worker].host
-    if host:  # its whole machine leaves
-        held = [holder for holder in run.holders.values() if run.workers[holder].host == host]
-        elsewhere = [one for one in run.spares if run.workers[one].host != host and has_room(run, one, stage)]
-        replaceable = held == [worker] and len(elsewhere) > run.vacancies + count_leaving_nodes(run)
-    else:
-        replaceable = _replaceable(run, {worker})
-    return replaceable and (len(run.live) > 1 or not plan_of_loss(run.started.chain, frozenset({stage})).reason)
+    """Return whether another worker can take over from this one, and others can rebuild its stage and lose no other."""
+    alone = len(_leaving_nodes(run, {worker})) == 1
+    rebuilt = len(run.live) > 1 or not plan_of_loss(run.started.chain, frozenset({stage})).reason
+    return alone and rebuilt and _replaceable(run, {worker})
 
 
 def _members(run: RunState, replica: ReplicaState) -> Iterator[tuple[int, Collection[int]]]:
@@ -79,10 +74,25 @@ def _members(run: RunState, replica: ReplicaState) -> Iterator[tuple[int, Collec
 
 
 def _replaceable(run: RunState, workers: Collection[str]) -> bool:
-    if count_suitable_spares(run) - run.vacancies - count_leaving_nodes(run) >= len(workers):
+    """Return whether spares of other machines, or new workers, can take over from ``workers`` and from all that leave
+    with them."""
+    hosts, leaving = _hosts(run, workers), _leaving_nodes(run, workers)
+    stages = {run.started.stage_of[node] for node in leaving}
+    others = (spare for spare in run.spares if run.workers[spare].host not in hosts)
+    spares = sum(all(has_room(run, spare, stage) for stage in stages) for spare in others)
+    if spares - run.vacancies - count_leaving_nodes(run) >= len(leaving):
         return True
-    at_home = not any(run.workers[worker].host for worker in workers)
-    return run.started.replace and at_home and run.failed_starts < MAX_FAILED_STARTS
+    return run.started.replace and not hosts and run.failed_starts < MAX_FAILED_STARTS
+
+
+def _leaving_nodes(run: RunState, workers: Collection[str]) -> list[int]:
+    """Return the nodes of these workers and of all others on the joined machines that leave with them."""
+    hosts = _hosts(run, workers)
+    return [node for node, holder in run.holders.items() if holder in workers or run.workers[holder].host in hosts]
+
+
+def _hosts(run: RunState, workers: Collection[str]) -> set[str]:
+    return {run.workers[worker].host for worker in workers} - {""}
 
 
 def _dispensable(run: RunState) -> bool:

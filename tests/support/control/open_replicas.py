@@ -132,6 +132,9 @@ class OpenReplicas(SimulatedReplicas):
         match decision:
             case d.Release():
                 self.order(ExitWorker(), [decision.worker])
+            case d.ExcludeMember():
+                for host in {self.run.workers[worker].host for worker in decision.workers} - {""}:
+                    self.machines[host].failed = True
             case d.RemoveMachine():
                 self.parting.append(decision.host)
             case d.Finish():
