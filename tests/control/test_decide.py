@@ -105,6 +105,14 @@ def test_an_unrecoverable_loss_ends_the_run_with_the_survivors_saved() -> None:
     assert simulation.ending is not None
     assert simulation.ending.outcome == "cannot"
     assert "first block stage" in simulation.ending.reason
+    assert simulation.ending.reason.endswith("add ', checkpoint': --recovery.strategy 'checkfree, checkpoint'")
+
+
+def test_other_failures_suggest_no_rollback() -> None:
+    simulation = fleet(spares=0, replace=False)
+    work_until(simulation, "run", 1)
+    simulation.lose("w2")
+    assert simulation.cannot is not None and "roll back" not in simulation.cannot.reason
 
 
 def test_a_broken_edge_is_replaced_if_no_worker_died() -> None:
@@ -221,6 +229,25 @@ def test_after_too_many_generations_the_underlying_error_is_named() -> None:
     first, _, error = simulation.cannot.reason.partition("; ")
     assert first == f"{MAX_ATTEMPTS} generations in a row did not get step 1 committed"
     assert error == "the last error: w1 (stage 1): Network is unreachable"
+
+
+def test_the_replay_of_an_older_log_keeps_its_reasons() -> None:
+    """Older versions named another error, or worded it differently."""
+    simulation = fleet()
+    work_until(simulation, "run", 1)
+    simulation.lose("w1")
+    simulation.behave()
+    older = [
+        fact.model_copy(update={"reason": "the last error: closed"})
+        if isinstance(fact, d.Unrecoverable | d.Finish)
+        else fact
+        for fact in simulation.history
+    ]
+    replayed = replay(older)
+    assert replayed.problems == [] and replayed.state.replicas[0].unrecoverable_reason == "the last error: closed"
+    other = [f.model_copy(update={"lost": [2]}) if isinstance(f, d.Unrecoverable) else f for f in simulation.history]
+    (problem, *_) = replay(other).problems
+    assert "logged Unrecoverable" in problem
 
 
 def test_rejections_that_prove_nothing_exclude_no_worker() -> None:

@@ -68,7 +68,11 @@ def _why_impossible(run: RunState, plan: ChainPlan) -> str:
     """Return why the replica cannot continue from ``plan``, or an empty string if it can."""
     if plan.rollback and not plan.reason and run.started.start_from_first_worker:
         return "all members with the group's weights are lost"  # other first weights would be another model
-    return plan.reason
+    chain = run.started.chain
+    if not plan.reason or "checkpoint" in chain.strategies or chain.control_strategy or len(run.live) > 1:
+        return plan.reason
+    added = f"--recovery.strategy '{run.started.recovery.strategy}, checkpoint'"
+    return f"{plan.reason}; to roll back to the newest checkpoint instead, add ', checkpoint': {added}"
 
 
 def _roll_back(

@@ -11,14 +11,6 @@ from planaria.pipeline.routing.arrangement import Arrangement
 from planaria.recovery.base import Copy, DamagedReplica, Recovery, RollbackTarget
 from planaria.recovery.snapshot_schedule import SnapshotSchedule
 
-_CANNOT = " cannot rebuild it: "
-"""text between a strategy and its reason in :attr:`ChainPlan.reason`"""
-
-
-def is_refusal(reason: str) -> bool:
-    """Return whether a run ended for this ``reason`` because its strategies could not recover lost stages."""
-    return _CANNOT in reason
-
 
 class CopySlot(NamedTuple):
     """A copy and the strategy that keeps it. Messages name copies by index in ``Chain.slots``."""
@@ -98,8 +90,8 @@ class Chain:
             rebuilt |= {stage: (name, donors) for stage, donors in plan.donors.items() if stage in left}
             refused |= {(stage, name): why for stage, why in plan.refused.items()}
             left -= plan.donors.keys()
-        reasons = [f"{name}{_CANNOT}{why}" for (stage, name), why in sorted(refused.items()) if stage in left]
-        return ChainPlan(dict(sorted(rebuilt.items())), None, "; ".join(dict.fromkeys(reasons)))
+        reasons = {f"{name} cannot rebuild it: {refused[s, name]}": s for s, name in sorted(refused) if s in left}
+        return ChainPlan(dict(sorted(rebuilt.items())), None, "; ".join(reasons))
 
     def slots_on_nodes(self, arrangement: Arrangement) -> list[CopySlot]:
         """Return the slots with nodes instead of stages: a stage's first node sends and hosts for it."""

@@ -21,7 +21,6 @@ from planaria.control.log.reader import EVENTS, ID, identity, read_run
 from planaria.control.log.state_file import STATE
 from planaria.models.families import make_family
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
-from planaria.recovery.chain import is_refusal
 from planaria.report.observe.progress import NoProgress, Progress
 from planaria.report.observe.run_observer import RunIdentity, RunObserver
 from planaria.report.observe.step_callbacks import Step, StepListener
@@ -42,7 +41,6 @@ from planaria.runtime.prediction.preflight_table import table
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.prepare import PreparedRun
 from planaria.runtime.preparation.run_start import Origin
-from planaria.runtime.resolved_run import ResolvedRun
 from planaria.runtime.shared_log.leadership import Leadership, lead_run
 from planaria.runtime.standby.followed_run import FollowedRun
 from planaria.runtime.worker.log_file import last_error
@@ -143,7 +141,7 @@ class RunExecution:
             raise display.error
         if ending.outcome == "finished" or ending.reason == REQUEST:
             return require_complete(folder)
-        raise _failure(self.prepared, folder, ending, watch)
+        raise _failure(folder, ending, watch)
 
     def _train(self, display: NoProgress, leadership: Leadership | None) -> tuple[Finish, RunObserver]:
         """Train to the end of the run; return how it ended, and its observer."""
@@ -234,13 +232,13 @@ def _report_end(
         callbacks.notify(f"workers' logs {folder / 'workers'}\nresume with   planaria train --resume {folder}")
 
 
-def _failure(prepared: PreparedRun, folder: Path, ending: Finish, watch: RunObserver) -> UserError | RunStopped:
+def _failure(folder: Path, ending: Finish, watch: RunObserver) -> UserError | RunStopped:
     error: UserError | RunStopped
     if ending.outcome == "failed" or watch.trouble:
         error = UserError(ending.reason)
     else:
         reason = f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason
-        error = RunStopped("; ".join(filter(None, (reason, ending.detail, _remedy(prepared.run, ending)))))
+        error = RunStopped("; ".join(filter(None, (reason, ending.detail))))
     error.folder = folder
     return error
 
@@ -254,19 +252,6 @@ def require_complete(folder: Path) -> Run:
         error.folder = folder
         raise
     return run
-
-
-def _remedy(run: ResolvedRun, ending: Finish) -> str:
-    """Return advice on a strategy that would have continued this run, or an empty string if its own failed for another
-    reason.
-    """
-    refused = ending.outcome == "cannot" and is_refusal(ending.reason)
-    if not refused or "checkpoint" in run.recovery.strategies or run.recovery.control_strategy:
-        return ""
-    return (
-        "to roll back to the newest checkpoint instead, add ', checkpoint': "
-        f"--recovery.strategy '{run.config.recovery.strategy}, checkpoint'"
-    )
 
 
 def conclude(config: RunConfig, folder: Path, notify: Notify) -> None:
