@@ -7,15 +7,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import planaria
 from planaria.control.facts import decisions as d
 from planaria.control.log.reader import read_run
-from planaria.group.member_runner import OwnerLoopSteps
+from planaria.group.member_runner import MemberRunner, OwnerLoopSteps
+from planaria.group.membership import Membership
 from planaria.group.shard import MappedBlocks
 from planaria.report.run.sample_ledger import require_exactly_once
 from planaria.report.run.summary import key_metrics, summary
@@ -88,6 +91,32 @@ def test_a_member_computes_its_next_block_before_that_step_is_ordered(
     assert key_metrics(record).loss is None and not any("nan" in line for line in summary(record)), (
         "no loss was reported"
     )
+
+
+@pytest.mark.parametrize(("every", "called"), [(4, (MemberRunner, "commit")), (1, (OwnerLoopSteps, "samples_of"))])
+def test_a_dismissed_member_gets_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, called: tuple[type, str]
+) -> None:
+    """The order to exit arrives while the member applies its update, or while the next step begins."""
+    batches = list[Tensor]()
+
+    def dismiss(self: object, *args: Any, **named: Any) -> object:
+        if len(batches) == 6:
+            assert isinstance(group._member, Membership)
+            group._member._pool.dismiss()
+        return method(self, *args, **named)
+
+    method = getattr(*called)
+    monkeypatch.setattr(*called, dismiss)
+    model = torch.nn.Linear(3, 1)
+    with planaria.host(key=tmp_path / "key", out=tmp_path, notify=lambda line: None) as group:
+        optimizer = group.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, exchange="noloco", every=every)
+        for batch in group.shard(DataLoader(TensorDataset(torch.randn(48, 3)), 3)):
+            batches.append(batch[0])
+            model(batch[0]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(batches) == 6
 
 
 @pytest.mark.parametrize("dies_after", [0, 7])

@@ -168,6 +168,7 @@ class OwnerLoopSteps:
         if not self._runner.computed <= set(wanted):  # of another step
             self._runner.forget()
         while missing := [block for block in wanted if block not in self._runner.computed]:
+            messages.handle_pending()  # an order may interrupt this step
             self._compute(missing)
         self._runner.scale_gradient(len(blocks), len(messages.assignment.present.peers(messages.assignment.node)))
         combine_gradients(self._runner.config, messages, runner, spans)

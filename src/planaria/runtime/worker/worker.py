@@ -214,21 +214,19 @@ class Worker:
         began, self._ahead_s = time.monotonic() - self._ahead_s, 0.0
         self.messages.edges.end_transfers()
         self.messages.advance(order.step)
-        plan, train = self._plan_of(order), order.mode == "train"
+        plan, train, me = self._plan_of(order), order.mode == "train", self.assignment
         self.messages.round_member.outer.left_out = order.left_out
         self.messages.wait_timeout.expect(sum(map(len, plan.actions.values())))
         faults = self.control_link.faults
         if train and faults is not None:
-            faults.start_step(plan.actions.get(self.assignment.node, ()))
-        data = self._samples.samples_of(order, self.assignment.stage, None if faults is None else faults.wrap_batches)
+            faults.start_step(plan.actions.get(me.node, ()))
+        data = self._samples.samples_of(order, me.stage, None if faults is None else faults.wrap_batches)
         self._emulate_delay(0)
         if not (train and self.step_work):
             microbatches = len(plan.routes) // (self.resolved.replicas_per_plan if train else 1)
             target_counts = data.target_counts
             if train and target_counts is not None:
-                target_counts = target_counts.at(
-                    self.assignment.node, plan, self.assignment.present, self.resolved.lockstep
-                )
+                target_counts = target_counts.at(me.node, plan, me.present, self.resolved.lockstep)
             step = StepInputs(
                 data.batch, train, microbatches, data.masks,
                 target_counts=target_counts, lengths=data.lengths, first_sample=data.first_sample,
@@ -296,6 +294,7 @@ class Worker:
         return self.runner.finish()
 
     def _drop_step(self) -> None:
+        self._ahead_s = 0.0
         self.runner.drop()
         self.messages.round_member.outer.drop()
         if self.copies is not None:
@@ -311,12 +310,13 @@ class Worker:
         self.messages.report(self.messages.round_member.outer.commit(), order.step, first)
         if self._lockstep is not None and (settled := self._lockstep.take_settled()) is not None:
             self._report_round(*settled, first)
+        idle = self.control_link.inbox.empty()  # before the report, which the order of the next step answers
         self._repeated.report_commit(order)
         log.debug("committed")
         if self.snapshots is not None:
             self.snapshots.write_new(self.copies, order.generation)
         self._report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
-        if self._loop is not None and order.next_block is not None:
+        if self._loop is not None and order.next_block is not None and idle:
             self.control_link.set_activity("step", order.step + 1)
             began = time.monotonic()
             self._loop.compute_ahead(order.next_block)
@@ -391,10 +391,9 @@ class Worker:
         self.assignment.report(e.WorkReport, dropped=dropped, spans=spans, sent_bytes=sent_bytes, **peaks()._asdict())
 
     def _plan_of(self, order: d.RunStep) -> StepPlan:
+        me = self.assignment
         if order.mode == "evaluate":
-            return self.resolved.validation(self.assignment.absent, self.assignment.replica)
+            return self.resolved.validation(me.absent, me.replica)
         if self.step_work is not None:
-            return self.step_work.plan(order.step, self.assignment.number)
-        return self.resolved.training(
-            order.step, self.assignment.absent, self._scheduled_routes, self.assignment.replica
-        )
+            return self.step_work.plan(order.step, me.number)
+        return self.resolved.training(order.step, me.absent, self._scheduled_routes, me.replica)
