@@ -20,6 +20,7 @@ from planaria.control.facts import events as e
 from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord
 from planaria.runtime.preparation.run_folders import config_of
+from planaria.runtime.transport.listener import reserved
 from support.live.harness import Live, checked, ending, facts, live, losses, steps, train
 from support.live.holders import Holders, written_key
 from support.live.shared_log_run import (
@@ -332,7 +333,14 @@ def test_a_standby_that_could_not_lead_a_live_run_is_refused_before_it_copies(tm
         unlisted = planaria(*words, "127.0.0.1:1", "--key-file", machines.key, cwd=elsewhere)
         with socket.create_server((host, int(port))):
             taken = planaria(*words, at, "--key-file", machines.key, cwd=elsewhere)
-    lines = "not the run's key; copy the fleet.key file", "use one of them", f"join --at {at}: fleet.host"
-    for done, line in zip((stranger, unlisted, taken), lines, strict=True):
+        with reserved(at):
+            second = planaria(*words, at, "--key-file", machines.key, cwd=elsewhere)
+    lines = (
+        "not the run's key; copy the fleet.key file",
+        "use one of them",
+        f"join --at {at}: fleet.host",
+        f"join --at {at}: another standby on this machine uses this address",
+    )
+    for done, line in zip((stranger, unlisted, taken, second), lines, strict=True):
         assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not [*elsewhere.iterdir()]

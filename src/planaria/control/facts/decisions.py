@@ -6,9 +6,9 @@ as orders (``control/facts/orders.py``).
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeGuard, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard, get_args
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
 
 from planaria.control.facts.events import Fact, Mode
 from planaria.control.facts.measurements import SlowLink as SlowLink
@@ -212,6 +212,10 @@ class Commit(Fact):
     """the run's step to which the block of samples belongs"""
     next_block: int | None = None
     """block of the next step, if nothing else comes first (``reserve_blocks``)"""
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in serialise(self).items() if value is not None}
 
 
 class Disband(Fact):

@@ -39,7 +39,7 @@ from planaria.runtime.shared_log.client import open_shared_log
 from planaria.runtime.shared_log.leadership import KEY_PROOF, Leadership, proof_of, require_usable
 from planaria.runtime.standby.election import ControllerWatch, RunEnd
 from planaria.runtime.standby.followed_run import FollowedRun
-from planaria.runtime.transport.listener import require_free
+from planaria.runtime.transport.listener import require_free, reserved
 
 NO_KINDS: Mapping[str, type[Candidate]] = MappingProxyType({})
 FOLLOW_S = 10.0
@@ -64,11 +64,12 @@ def stand_by_elsewhere(
         if (finish := RunEnd.of(log).finish) is not None:
             callbacks.notify(_ended(finish))
             return None
-    folder = _new_folder(log, callbacks.notify)
-    with run_folders.lock_for_training(folder):
-        _copy_files(log, folder)
-        kind = kinds.get(config.model.family, Candidate)
-        return kind(log, folder, at, key, callbacks).stand_by(BEGIN)
+    with reserved(at):
+        folder = _new_folder(log, callbacks.notify)
+        with run_folders.lock_for_training(folder):
+            _copy_files(log, folder)
+            kind = kinds.get(config.model.family, Candidate)
+            return kind(log, folder, at, key, callbacks).stand_by(BEGIN)
 
 
 def stand_by_again(
@@ -85,8 +86,9 @@ def stand_by_again(
         raise LeadershipLost(f"{lost}; list {at} in fleet.standby_at to let this machine stand by", lost.position)
     location = f"{str(fleet.shared_log).rstrip('/')}/{folder.name}"
     log = open_shared_log(location, FOLLOW_S, fleet.key)
-    candidate = (kind or Candidate)(log, folder, at, Path(fleet.key), callbacks)
-    return candidate.stand_by(candidate.step_down(lost)) or Run(folder)
+    with reserved(at):
+        candidate = (kind or Candidate)(log, folder, at, Path(fleet.key), callbacks)
+        return candidate.stand_by(candidate.step_down(lost)) or Run(folder)
 
 
 class Candidate:

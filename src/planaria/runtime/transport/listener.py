@@ -15,7 +15,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -150,6 +150,20 @@ class EdgeListener:
 def require_free(host: str, port: int) -> None:
     """Raise UserError if a process cannot listen at ``host``:``port`` now."""
     _bind(host, port).close()
+
+
+@contextlib.contextmanager
+def reserved(at: str) -> Iterator[None]:
+    """Reserve HOST:PORT for this standby, which listens there only once it leads.
+
+    :raises UserError: if another standby on this machine has reserved it.
+    """
+    with socket.socket(socket.AF_UNIX) as reservation:
+        try:
+            reservation.bind(f"\0planaria standby {at}")  # an abstract name, which is freed with the process
+        except OSError:
+            raise UserError(f"join --at {at}: another standby on this machine uses this address; stop it") from None
+        yield
 
 
 def _bind(host: str, port: int) -> socket.socket:
