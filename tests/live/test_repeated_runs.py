@@ -14,8 +14,9 @@ from planaria.config.schema import RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
-from planaria.faults.trace import Fault
+from planaria.faults.trace import Fault, Trace, write
 from planaria.runtime.engine.repetition import Repetition, repeat_run
+from planaria.runtime.preparation.run_folders import TRACE
 from support.live.harness import ending, facts, in_one_process, outcomes, rebuilt, resume, tiny, train
 
 HEAVY = {"alpha": 0.3, "momentum": "heavy_ball"}
@@ -101,11 +102,25 @@ def test_other_runs_are_repeated(tmp_path: Path, sections: dict[str, Any]) -> No
 
 
 @pytest.mark.slow
-def test_the_last_part_of_a_resumed_run_is_repeated(tmp_path: Path) -> None:
-    record = train(several(tmp_path, "noloco", train={"steps": 6}), [Fault(step=3, stage=1)])
+def test_all_parts_of_a_resumed_run_are_repeated(tmp_path: Path) -> None:
+    """The checkpoint from which the second part started was removed; its own repetition starts from the first's."""
+    config = several(tmp_path, "noloco", train={"steps": 6}, checkpoint={"every": 0, "keep": 1})
+    record = train(config, [Fault(step=3, stage=1)])
     record = resume(record.folder, train__steps="10")
-    assert repeat(record, tmp_path / "scratch").compared == 2 * 3 * 4
-    assert "24 losses and gradient norms" in repeat_training(record.folder)
+    record = resume(record.folder, train__steps="12")
+    assert len(list((record.folder / "checkpoints").iterdir())) == 1
+    repeated = repeat(record, tmp_path / "scratch")
+    assert (repeated.differing, repeated.not_covered) == ([], []) and repeated.compared == 2 * 3 * 12
+    assert "72 losses and gradient norms of steps 0–5, 6–9, 10–11 were" in repeat_training(record.folder)
+
+
+def test_parts_that_are_not_covered_are_named(tmp_path: Path) -> None:
+    record = in_one_process(several(tmp_path, "noloco", train={"steps": 4}), [])
+    record = resume(record.folder, train__steps="6", optim__lr="0.001")
+    what = "part from step 0: 18 of 24 results differ, as they do if the run was resumed with other settings"
+    assert repeat(record, tmp_path / "scratch").not_covered == [what]
+    covered = repeat_training(record.folder)
+    assert covered == f"12 losses and gradient norms of steps 4–5 were reproduced bit for bit; not covered: {what}"
 
 
 def test_another_loss_and_a_log_without_a_decision_are_found(tmp_path: Path) -> None:
@@ -126,16 +141,23 @@ def test_another_loss_and_a_log_without_a_decision_are_found(tmp_path: Path) -> 
     assert repeat_run(other, history, record.folder, tmp_path / "other").differing
 
 
-def test_a_run_with_corrupt_updates_is_not_repeated(tmp_path: Path) -> None:
-    record = in_one_process(several(tmp_path, "noloco"), [Fault(step=2, stage=3, signal="corrupt_update")])
-    with pytest.raises(UserError, match="corrupt_update"):
-        repeat(record, tmp_path / "scratch")
+@pytest.mark.parametrize("name", ["noloco", "diloco, clipping"])
+def test_corrupt_updates_of_the_trace_are_repeated(tmp_path: Path, name: str) -> None:
+    faults = [Fault(step=2, stage=3, signal="corrupt_update", until=7), Fault(step=5, stage=1)]
+    write(Trace(faults=tuple(faults)), tmp_path / "trace.json")
+    record = in_one_process(several(tmp_path, name, chaos={"trace": str(tmp_path / "trace.json")}), faults)
+    with pytest.raises(UserError, match=r"part from step 0: .* 'corrupt_update' that its trace\.json lacks"):
+        repeat(record, tmp_path / "without")
+    write(Trace(faults=tuple(faults)), record.folder / TRACE)
+    assert any(fault.signal == "corrupt_update" for fault in facts(record, e.FaultInjected))
+    assert_repeated(record, tmp_path / "scratch")
 
 
 def test_a_difference_fails_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = in_one_process(several(tmp_path, "noloco"))
     monkeypatch.setattr(
-        "planaria.runtime.engine.repetition.repeat_run", lambda *_: Repetition(3, ["replica 0, stage 1, step 2: …"])
+        "planaria.runtime.engine.repetition.repeat_run",
+        lambda *_: Repetition(compared=3, differing=["replica 0, stage 1, step 2: …"]),
     )
     with pytest.raises(RunStopped, match="1 of 3 results differ: replica 0"):
         repeat_training(record.folder)

@@ -74,7 +74,7 @@ def replay_run(folder: Path) -> str:
 
 
 def repeat_training(folder: Path) -> str:
-    """Repeat the last part of a run in this process, in the order of its log; return a description of the result.
+    """Repeat a run in this process, in the order of its log; return a description of the result.
 
     :raises RunStopped: if a loss or gradient norm differs.
     :raises UserError: if the run cannot be repeated.
@@ -90,7 +90,9 @@ def repeat_training(folder: Path) -> str:
     if repeated.differing:
         shown = "; ".join(repeated.differing[:10])
         raise RunStopped(f"{folder}: {len(repeated.differing)} of {repeated.compared} results differ: {shown}")
-    return f"{repeated.compared} losses and gradient norms were reproduced bit for bit"
+    left_out = f"; not covered: {'; '.join(repeated.not_covered)}" if repeated.not_covered else ""
+    count, steps = f"{repeated.compared} losses and gradient norms", ", ".join(repeated.steps)
+    return f"{count} of steps {steps} were reproduced bit for bit{left_out}"
 
 
 def _comparable(state: StateFile) -> dict[str, object]:
