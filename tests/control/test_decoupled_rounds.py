@@ -145,3 +145,21 @@ def test_a_round_whose_first_settler_is_lost_is_settled_by_the_rest(replicas: in
     simulation.lose(*simulation.run.replicas[0].holders.values())
     assert finished(simulation)
     assert len({tuple(settle.contributors) for settle in facts(simulation, d.Settle) if settle.round == 0}) == 2
+
+
+@pytest.mark.parametrize("linked", [0, 1])
+def test_a_replica_keeps_its_weights_if_those_ahead_die_before_it_catches_up(linked: int) -> None:
+    """One of its workers may have caught up by then."""
+    simulation = decoupled(2, steps=60)
+    run_until(simulation, lambda run: all(run.replicas[n].step for n in range(2)))
+    run_until(simulation, lambda run: have_settled(run, 3, [0]), without=[1])
+    run_until(
+        simulation,
+        lambda run: run.replicas[1].phase == "link" and len(run.replicas[1].lost) == 2 - linked,
+        without=[] if linked else [0],
+    )
+    step = simulation.run.replicas[1].step
+    simulation.lose(*simulation.run.replicas[0].holders.values())
+    assert finished(simulation)
+    forms = [form for form in facts(simulation, d.Form) if form.replica == 1]
+    assert forms[-1].step >= step and not any(form.is_rollback for form in facts(simulation, d.Form))

@@ -264,7 +264,7 @@ def _form_replica(run: RunState, replica: ReplicaState, form: d.Form) -> Replica
         evaluated=min(replica.evaluated, form.step),
         rounds=form.rounds,
         steps_since_round=form.inner,
-        behind={},
+        behind={m.node: m.worker for m in form.members if isinstance(m.source, d.CatchUp)},
         settled_at=_nodes_settled(run, replica, form),
         memory=replica.memory and _nodes_with_snapshot(replica.memory, form),
     )

@@ -6,6 +6,7 @@ A replica without enough workers is disbanded here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from planaria.control.checkpoint_decisions import is_being_written
 from planaria.control.donors import find_donor_replicas, lost_stages, state_sources
@@ -32,6 +33,9 @@ def form_generation(run: RunState, replica: ReplicaState) -> d.Decision | None:
     donor_replicas = find_donor_replicas(run, replica, lost)
     if donor_replicas is None:
         return None
+    if not donor_replicas and replica.behind:  # the rounds that it missed are lost: it keeps its own weights
+        replica = replace(replica, lost=replica.lost - replica.behind.keys(), behind={})
+        lost = lost_stages(replica)
     rebuilt_here = lost - donor_replicas.keys()
     staleness = staleness_by_stage(replica.arrangement, replica.stateful, replica.staleness)
     plan = run.started.chain.plan(rebuilt_here, staleness, _stages_with_snapshot(replica))
@@ -287,7 +291,8 @@ def end_replica(run: RunState, replica: ReplicaState, reason: str, lost: list[in
     """End a replica that cannot continue. Others continue without it; the last one saves the remaining stages."""
     if len(run.live) > 1:
         others = [other for number, other in run.live.items() if number != replica.number]
-        first = others[0] if all(other.is_stateless for other in others) else replica  # replicas without state go first
+        stateless = all(other.is_stateless and not other.behind for other in others)
+        first = others[0] if stateless else replica  # replicas without state go first
         return d.Disband(replica=first.number, workers=sorted(first.holders.values()), reason=reason)
     if replica.formed_at_step < 0:
         return d.Finish(outcome="failed", reason=reason)

@@ -102,7 +102,7 @@ class ReplicaWorker(Worker):
         self.generation, self.step, self.rounds, self.inner = form.generation, form.step, form.rounds, form.inner
         self.forming = True
         self.wants = {donor: d.state_link(form.generation, donor, self.node) for donor in donors(worker.source)}
-        if self.wants:
+        if self.wants and not isinstance(worker.source, d.CatchUp):
             self.content = None
         lost = [m for m in form.members if isinstance(m.source, d.Rebuild) and self.node in m.source.donors]
         self.owes = [(d.state_link(form.generation, self.node, m.node), form, m) for m in lost]
