@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -154,13 +155,17 @@ def require_free(host: str, port: int) -> None:
 
 @contextlib.contextmanager
 def reserved(at: str) -> Iterator[None]:
-    """Reserve HOST:PORT for this standby, which listens there only once it leads.
+    """Reserve HOST:PORT for this standby, which listens there only once it leads. Not checked except on Linux.
 
     :raises UserError: if another standby on this machine has reserved it.
     """
+    if sys.platform != "linux":
+        yield
+        return
     with socket.socket(socket.AF_UNIX) as reservation:
         try:
-            reservation.bind(f"\0planaria standby {at}")  # an abstract name, which is freed with the process
+            # An abstract name of at most 107 bytes, which is freed with the process.
+            reservation.bind(f"\0planaria standby {at}"[:100])
         except OSError:
             raise UserError(f"join --at {at}: another standby on this machine uses this address; stop it") from None
         yield
