@@ -239,7 +239,7 @@ def swarm_rows(args: Namespace, weights: Path, data: Path) -> list[Row]:
     rewards = [record.reward for records in noted.values() for record in records]
     columns = {
         "reward, mean of rounds": sum(rewards) / len(rewards),
-        "lessons of the rounds": float(sum(record.training_groups for record in next(iter(noted.values())))),
+        "lessons of the rounds": float(sum(record.training_completions for record in next(iter(noted.values())))),
         "same weights at the end": float(len({record.weights for record in last}) == 1),
         "seconds": seconds,
     }

@@ -32,13 +32,12 @@ def test_published_messages_are_read_by_others(url: str) -> None:
     (first, one), (second, two) = member(url), member(url)
     run = first.rules.run
     assert second.rules == first.rules and first.rules.rules == RULES
-    assert first.read(two.peer, 0) is None
+    assert first.gather(0, [two.peer]).missing == (two.peer,)
     sent = rollouts(two, run, 0)
     second.publish(sent)
-    assert first.read(two.peer, 0) == sent
     gathered = first.gather(0, [one.peer, two.peer])
     assert (gathered.found, gathered.missing, gathered.rejected) == ({two.peer: sent}, (one.peer,), {})
-    assert Board(url).read(two.peer, 0) == sent  # read-only
+    assert Board(url).gather(0, [two.peer]).found == {two.peer: sent}  # read-only
 
 
 def test_all_peers_see_all_hellos(url: str) -> None:
@@ -66,7 +65,7 @@ def test_publishing_is_idempotent_and_never_replaces(url: str) -> None:
     for groups in ((), (ProblemCompletions(problem=1, completions=(Completion(text="y" * 999, ended=True),)),)):
         with pytest.raises(AlreadyPublished, match=r"rounds/000000\.json"):
             board.publish(rollouts(who, run, 0, groups=groups))
-    assert board.read(who.peer, 0) == rollouts(who, run, 0)
+    assert board.gather(0, [who.peer]).found == {who.peer: rollouts(who, run, 0)}
 
 
 def test_other_rules_are_refused_with_the_first_difference(url: str) -> None:
@@ -131,17 +130,17 @@ def test_invalid_messages_are_not_published(url: str, monkeypatch: pytest.Monkey
         board.publish(rollouts(other, run))
     with pytest.raises(ValueError, match="read-only"):
         Board(url).publish(rollouts(who, run))
-    assert board.read(who.peer, 3) is None
+    assert board.gather(3, [who.peer]).missing == (who.peer,)
 
 
 @pytest.mark.parametrize("peer", ["", "..", "../" + "a" * 29, "a" * 31, "A" * 32, "a" * 32 + "\n", "a" * 31 + "/"])
 def test_invalid_peer_ids_and_rounds_are_refused(url: str, peer: str) -> None:
     board, _ = member(url)
     with pytest.raises(ValueError, match="not a peer id"):
-        board.read(peer, 0)
+        board.gather(0, [peer])
     for round in (-1, 10**6):
         with pytest.raises(ValueError, match="out of range"):
-            board.read("a" * 32, round)
+            board.gather(round, ["a" * 32])
 
 
 def test_a_round_closes_when_all_messages_are_there(url: str) -> None:

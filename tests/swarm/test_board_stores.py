@@ -19,12 +19,11 @@ from planaria.common.object_store import Retry, Store, StoreUnreachable
 from planaria.swarm.board.attendance import RoundTerms
 from planaria.swarm.board.board import AlreadyPublished, Board
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.board.message import BadMessage
 from planaria.swarm.records.lines import LOG, PEERS, RoundDone, read_log
 from planaria.swarm.swarm_processes import LiveSwarm
 from support import s3_server
 from support.swarm import stores
-from support.swarm.boards import RULES, Clock, exchange, member, place
+from support.swarm.boards import RULES, Clock, exchange, member, place, read
 from support.swarm.swarm_messages import goodbye, rollouts
 from support.swarm.swarms import tiny
 
@@ -45,7 +44,11 @@ def test_an_unreachable_store_is_reported_after_retries(monkeypatch: pytest.Monk
     monkeypatch.setattr(stores.Flaky, "chance", 0.0)
     board, one = member(place("flaky", tmp_path), clock=clock, retry=Retry(tries=5, seconds=60, first_s=1))
     monkeypatch.setattr(stores.Flaky, "chance", 1.0)
-    for act in (lambda: board.read(one.peer, 0), board.peers, lambda: board.publish(rollouts(one, board.rules.run))):
+    for act in (
+        lambda: board.gather(0, [one.peer]),
+        board.peers,
+        lambda: board.publish(rollouts(one, board.rules.run)),
+    ):
         clock.naps.clear()
         with pytest.raises(StoreUnreachable, match=r"flaky://.*failed 5 times, last with") as failure:
             act()
@@ -70,7 +73,7 @@ def test_missing_files_are_not_retried(tmp_path: Path) -> None:
     clock = Clock()
     for url in (str(tmp_path), place("scratch", tmp_path)):
         board, one = member(url, clock=clock)
-        assert board.read(one.peer, 5) is None
+        assert board.gather(5, [one.peer]).missing == (one.peer,)
     assert not clock.naps
 
 
@@ -98,10 +101,10 @@ def test_connection_errors_of_object_stores_are_retried(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(stores.Scratch, "cat_file", cat_file)
     with pytest.raises(NoConnection):
-        board.read(one.peer, 0)
+        read(board, one.peer, 0)
     monkeypatch.setitem(sys.modules, "botocore.exceptions", library)
     with pytest.raises(StoreUnreachable, match="failed 3 times, last with NoConnection: no route"):
-        board.read(one.peer, 0)
+        read(board, one.peer, 0)
 
 
 def test_a_missing_bucket_is_not_created(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -123,10 +126,8 @@ def test_delayed_and_partial_objects_are_awaited(tmp_path: Path) -> None:
         board.publish(rollouts(who, run, 0))
     seen = []
     for _ in range(12):
-        try:
-            seen.append(second.read(one.peer, 0))
-        except BadMessage as error:
-            seen.append(error.reason)
+        gathered = second.gather(0, [one.peer])
+        seen.append(gathered.rejected.get(one.peer) or gathered.found.get(one.peer))
     assert [s for n, s in enumerate(seen) if n == 0 or s != seen[n - 1]] == [None, "not JSON", rollouts(one, run, 0)]
     closed = first.wait(0, [one.peer, two.peer], RoundTerms(quorum=2, timeout_s=50, patience_s=50))
     assert closed.found == {who.peer: rollouts(who, run, 0) for who in (one, two)}
@@ -143,7 +144,7 @@ def test_writes_work_without_hard_links(tmp_path: Path, monkeypatch: pytest.Monk
     board.publish(sent)
     with pytest.raises(AlreadyPublished):
         board.publish(rollouts(one, board.rules.run, 0, groups=()))
-    assert board.read(one.peer, 0) == sent and not hidden(tmp_path)
+    assert read(board, one.peer, 0) == sent and not hidden(tmp_path)
 
 
 def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +156,7 @@ def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreUnreachable, match="No space left on device"):
         board.publish(rollouts(one, board.rules.run, 0))
-    assert board.read(one.peer, 0) is None and not hidden(tmp_path)
+    assert read(board, one.peer, 0) is None and not hidden(tmp_path)
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ def test_concurrent_processes_found_one_run_and_show_complete_messages(
 
 def there(board: Board, places: set[tuple[str, int]]) -> set[tuple[str, int]]:
     """Those of the places with a message; one that is not whole, or not valid, fails the test (``read`` raises)."""
-    return {(peer, round) for peer, round in places if board.read(peer, round) is not None}
+    return {(peer, round) for peer, round in places if read(board, peer, round) is not None}
 
 
 @pytest.mark.slow
@@ -215,14 +216,14 @@ def test_a_message_killed_before_its_rename_is_invisible(
     process = start(root, tmp_path / "key.pem", 3, 30_000, "hang")
     await_output(process, "hung")
     board, peer = Board(str(root)), PeerIdentity.load_or_create(tmp_path / "key.pem").peer
-    assert board.read(peer, 2) is None
+    assert read(board, peer, 2) is None
     process.kill()
     process.wait()
     assert [path.stat().st_size > 10**6 for path in hidden(root)] == [True]
-    assert [board.read(peer, round) is not None for round in range(3)] == [True, True, False]
+    assert [read(board, peer, round) is not None for round in range(3)] == [True, True, False]
     again = start(root, tmp_path / "key.pem", 3, 30_000)
     assert again.wait() == 0  # and it publishes the same again, and what was missing
-    assert board.read(peer, 2) is not None
+    assert read(board, peer, 2) is not None
 
 
 def test_a_killed_writer_leaves_complete_messages_or_none(
@@ -242,8 +243,8 @@ def test_a_killed_writer_leaves_complete_messages_or_none(
         board = Board(str(root))
         names = sorted(path.name for path in rounds.glob("*.json"))
         assert names == [f"{round:06d}.json" for round in range(len(names))]
-        assert all(board.read(PeerIdentity.load_or_create(key).peer, round) is not None for round in range(len(names)))
-        assert board.read(PeerIdentity.load_or_create(key).peer, len(names)) is None
+        assert all(read(board, PeerIdentity.load_or_create(key).peer, round) is not None for round in range(len(names)))
+        assert read(board, PeerIdentity.load_or_create(key).peer, len(names)) is None
         cut += bool(hidden(rounds))
     assert cut, "no writer was ever killed in the middle"
 

@@ -42,6 +42,6 @@ def test_two_small_instruct_peers_learn_in_little_memory(weights: Path, data: Pa
     assert len(peaks) == len(noted) == 2 and max(peaks) <= 2.5 * 1024
     for records in noted.values():
         assert [record.round for record in records] == [0, 1] and not records[-1].missing
-        assert any(record.reward > 0 for record in records) and any(record.training_groups for record in records)
+        assert any(record.reward > 0 for record in records) and any(record.training_completions for record in records)
     first, other = noted.values()
-    assert first[-1].weights == other[-1].weights != first[0].weights or not first[-1].training_groups
+    assert first[-1].weights == other[-1].weights != first[0].weights or not first[-1].training_completions

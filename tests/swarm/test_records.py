@@ -135,7 +135,7 @@ def test_round_records_survive_any_loss_value(tmp_path: Path, value: float) -> N
         record.layers["support"]["x"].rejected == 1
         and record.off
         and record.quarantined
-        and record.training_groups == 3
+        and record.training_completions == 3
     )
     Log(tmp_path / "log").append(record)
     (again,) = read_log(tmp_path / "log")
@@ -146,9 +146,18 @@ def empty_round(me: str, learned: UpdateResult) -> RoundDone:
     return round_record(0, me, DefenceReport([]), round_advantages([], "horizontal", True), learned, **EMPTY)
 
 
+@pytest.mark.parametrize("name", ["training_groups", "lessons"])
+def test_a_round_record_with_a_former_name_is_read(tmp_path: Path, name: str) -> None:
+    fields = empty_round("me", UpdateResult()).model_dump(mode="json")
+    del fields["training_completions"]
+    (tmp_path / "log").write_text(json.dumps(fields | {name: 3}) + "\n")
+    (record,) = read_log(tmp_path / "log")
+    assert isinstance(record, RoundDone) and record.training_completions == 3
+
+
 def test_a_peer_without_completions_has_zero_reward() -> None:
     record = empty_round("me", UpdateResult())
-    assert record.reward == 0.0 and record.training_groups == 0
+    assert record.reward == 0.0 and record.training_completions == 0
 
 
 def test_influence_of_unknown_peers_is_plotted() -> None:

@@ -77,13 +77,15 @@ def test_an_invalid_reward_is_reported_once_a_round_and_does_not_affect_others()
     assert not scoring.flawed
 
 
-def test_an_invalid_reward_is_one_warning_with_task_value_and_peer() -> None:
+def test_invalid_rewards_and_messages_are_one_warning_each_with_the_peer() -> None:
     stream, flaw = io.StringIO(), "Wild, problem 3: score returned nan, not a number from 0 to 1; it counts as 0"
     with SwarmProgress(4, False, stream) as progress:
         for name, peer in (("p0", "a" * 64), ("p1", "b" * 64)):
             progress.update(name, started(name, peer))
         for number in range(3):
-            progress.update("p0", round_done(number, flawed={"b" * 64: flaw}))
+            invalid = {"c" * 64: "forged"}
+            progress.update("p0", round_done(number, flawed={"b" * 64: flaw}, rejected_messages=invalid))
+    assert stream.getvalue().count("warning: a message of peer cccccccc is invalid: forged\n") == 1
     assert stream.getvalue().count(f"warning: {flaw} (peer p1)\n") == 1
 
 

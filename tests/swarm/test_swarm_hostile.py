@@ -175,6 +175,15 @@ def test_a_dead_peer_is_awaited_once_until_it_returns(tmp_path: Path) -> None:
     assert [seconds >= 10 for seconds in spent] == [False, True, False, False, True]
 
 
+def test_a_peer_with_an_invalid_hello_is_reported(tmp_path: Path) -> None:
+    scene, stranger = Scene(tmp_path, 3), "e" * 32
+    (tmp_path / "peers" / stranger).mkdir()
+    (tmp_path / "peers" / stranger / "hello.json").write_bytes(b"{}")
+    scene.publish(0, 0, 1, 2)
+    scene.meetings[0].begin_round(0)
+    assert scene.meetings[0].gather(0, False).rejected == {stranger: "malformed: key"}
+
+
 def test_fake_peers_do_not_stop_a_run(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 40)
     scene.publish(0, 0, 1, 2)

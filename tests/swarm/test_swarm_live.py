@@ -148,7 +148,7 @@ def test_a_late_peer_joins_at_the_newest_round(tmp_path: Path, pupil: Path) -> N
     (tmp_path / PEERS / "p0").mkdir(parents=True)
     together(config, tmp_path, beside=join)
     assert sorted(rounds(tmp_path, "late"))[-1] == 11 and 0 not in rounds(tmp_path, "late")
-    assert all(record.training_groups or record.skipped for record in rounds(tmp_path, "late").values())
+    assert all(record.training_completions or record.skipped for record in rounds(tmp_path, "late").values())
     assert weights(tmp_path, "p0") == weights(tmp_path, "p1") == weights(tmp_path, "p2")
 
 

@@ -122,7 +122,7 @@ def swarmed(
                 Evaluated(round=number, accuracy=solved, alone=alone, tokens=9.0, watch={}),
                 round_done(
                     number, reward=0.5, layers={"surprisal": {"id2": LayerCounts(examined=4, rejected=1)}},
-                    training_groups=4, influence={"id0": 0.4, "id1": 0.6}, loss=1.0, grad_norm=1.0, agreed=agreed,
+                    training_completions=4, influence={"id0": 0.4, "id1": 0.6}, loss=1.0, grad_norm=1.0, agreed=agreed,
                     **of_round,
                 ),
             )  # fmt: skip

@@ -66,7 +66,7 @@ def comparison_in(folder: Path) -> Path:
 def round_of(number: int, when: float, refused: int = 0, aside: str = "") -> RoundDone:
     layers = {"truth": {IDS["bert"]: LayerCounts(examined=8, rejected=refused)}}
     quarantined = {IDS["bert"]: aside} if aside else {}
-    changes: dict[str, Any] = {"reward": 0.5 + number / 10, "training_groups": 4, "loss": 0.1, "grad_norm": 1.0}
+    changes: dict[str, Any] = {"reward": 0.5 + number / 10, "training_completions": 4, "loss": 0.1, "grad_norm": 1.0}
     return round_done(number, time=when, layers=layers, quarantined=quarantined, **changes)
 
 

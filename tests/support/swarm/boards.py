@@ -59,6 +59,11 @@ def member(
     return opened, who
 
 
+def read(board: Board, peer: str, number: int) -> Rollouts | None:
+    """Return a peer's valid message of a round, or None."""
+    return board.gather(number, [peer]).found.get(peer)
+
+
 def exchange(boards: list[tuple[Board, PeerIdentity]], rounds: int) -> None:
     """Let all publish ``rounds`` rounds, each of which all receive completely."""
     run, everyone = boards[0][0].rules.run, {who.peer for _, who in boards}

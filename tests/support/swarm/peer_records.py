@@ -15,5 +15,5 @@ def started(name: str, id: str = "", attack: str = "none", **changes: Any) -> Pe
 def round_done(number: int, **changes: Any) -> RoundDone:
     tables = ("seconds", "sent", "accepted", "rejected_unread", "rejected_messages", "layers", "off", "quarantined")
     fields: dict[str, Any] = {name: {} for name in (*tables, "influence", "stats")}
-    fields |= dict.fromkeys(("training_groups", "skipped", "reward", "loss", "grad_norm"), 0)
+    fields |= dict.fromkeys(("training_completions", "skipped", "reward", "loss", "grad_norm"), 0)
     return RoundDone.model_validate({"round": number, "missing": [], "weights": ""} | fields | changes)

@@ -9,7 +9,7 @@ import pytest
 from planaria.swarm.drill_arms import Drill, DrilledArm, DrillRun
 from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.outcome import EvaluationPoint, PeerOutcome, RunOutcome
-from planaria.swarm.report.drill_report import _peers, write_drill_report
+from planaria.swarm.report.drill_report import _peers, effect, write_drill_report
 
 
 def peer(name: str, solved: int, attack: str = "none") -> PeerOutcome:
@@ -59,3 +59,23 @@ def test_every_watched_attack_has_a_title(kind: str, named: str, tmp_path: Path)
     victim = peer("p0", 80).model_copy(update={"points": points})
     found = FOUND.model_copy(update={"watch": [kind], "arms": [arm("attacked", "", [victim])]})
     assert named in write_drill_report(found, tmp_path / "report.html").read_text()
+
+
+def shown(name: str, control: str, hits: int, *, attacked: bool) -> DrilledArm:
+    """An arm whose only honest peer shows "text" in ``hits`` of 100 draws."""
+    honest = peer("p0", 50)
+    point = honest.points[0].model_copy(update={"watch": {"text": HitTally(hits=hits, eligible=100)}})
+    victim = honest.model_copy(update={"points": [point]})
+    return arm(name, control, [victim, peer("p1", 0, "text")] if attacked else [victim])
+
+
+def test_each_attacked_arm_is_compared_with_its_own_control() -> None:
+    arms = [
+        shown("plain", "", 60, attacked=False),
+        shown("other", "", 0, attacked=False),
+        shown("attacked", "plain", 62, attacked=True),
+        shown("defended", "other", 1, attacked=True),
+    ]
+    one = effect(FOUND.model_copy(update={"arms": arms}), "text")
+    assert one is not None and (one.worst.name, one.best.name, one.control) == ("attacked", "defended", arms[1])
+    assert not one.had_effect and one.contained, "62 of 100 are not clearly more than the 60 of its own control"

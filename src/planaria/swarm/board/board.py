@@ -169,13 +169,6 @@ class Board:
         polled.goodbyes |= goodbyes
         return Census(dict(sorted(polled.hellos.items())), dict(polled.goodbyes), rejected | wrong)
 
-    def read(self, peer: str, round_number: int) -> Rollouts | None:
-        """Return a peer's completions of a round, or None if they have not been published.
-
-        :raises BadMessage: if the message is invalid; "not JSON" may mean that it is not completely written.
-        """
-        return self._read_message(message_path(peer, round_path("rounds", round_number)), Rollouts, peer)
-
     def gather(self, round_number: int, peers: Iterable[str]) -> RoundMessages:
         """Read the messages of ``peers`` for a round once."""
         requested = sorted(set(peers))

@@ -13,6 +13,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 
 from planaria.swarm.board.attendance import PeerSelector, RoundMessages, RoundTerms
 from planaria.swarm.board.board import AlreadyPublished, Board
@@ -67,6 +68,8 @@ class PeerBoard:
         self.receipts = Agreement(board, me, committee, self._poll_s)
         self._last_members: tuple[int, frozenset[str]] = (-1, frozenset())
         """(round, its members)"""
+        self._invalid_members: dict[str, str] = {}
+        """peer → reason why its hello or goodbye is invalid, when members were last read"""
         self._uncertified: dict[int, str] = {}
         """round without a certificate → the message list that this peer followed"""
         self._past: tuple[int, PeerSelector] | None = None
@@ -144,7 +147,7 @@ class PeerBoard:
         else:
             self.receipts.publish_closing(round_number, self._message_list(round_number, result))
         self._selector.record_round(awaited, result.found.keys())
-        return result
+        return replace(result, rejected=self._invalid_members | result.rejected)
 
     def overruled_round(self, round_number: int) -> int | None:
         """Return the round to restart from if a certificate contradicts what this peer followed; else None.
@@ -263,7 +266,8 @@ class PeerBoard:
         return not self._selector.peers_to_read(self.run, round_number, members) <= awaited
 
     def _read_members(self, round_number: int) -> frozenset[str]:
-        self._last_members = (round_number, self._board.peers().members(round_number))
+        census = self._board.peers()
+        self._last_members, self._invalid_members = (round_number, census.members(round_number)), census.rejected
         return self._last_members[1]
 
     def _known_members(self, round_number: int) -> frozenset[str]:

@@ -23,7 +23,6 @@ from planaria.swarm.assemble import assemble, make_policy, make_task, select_dev
 from planaria.swarm.attacks.attacker import refuse_ineffective_attack
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import PeerIdentity
-from planaria.swarm.board.message import BadMessage
 from planaria.swarm.board.receipts import Agreement, Committee
 from planaria.swarm.checks import make_layers
 from planaria.swarm.completions.client import Client
@@ -207,16 +206,13 @@ def show_completions(
 def _read_texts(config: SwarmConfig, run: Path, lines: list[SampleRecord]) -> dict[tuple[str, int, int, int], str]:
     """Return the texts of the completions, from the board, where all messages remain."""
     board = Board(board_address(config, run))
-    result = {}
-    for peer, number in {(line.peer, line.round) for line in lines}:
-        try:
-            message = board.read(peer, number)
-        except BadMessage:
-            continue
-        for group in message.groups if message is not None else ():
-            for index, completion in enumerate(group.completions):
-                result[peer, number, group.problem, index] = completion.text
-    return result
+    return {
+        (peer, number, group.problem, index): completion.text
+        for number in {line.round for line in lines}
+        for peer, message in board.gather(number, {line.peer for line in lines}).found.items()
+        for group in message.groups
+        for index, completion in enumerate(group.completions)
+    }
 
 
 def _print_completions(

@@ -112,8 +112,12 @@ class Serving(Record):
 
 class RoundDone(Record):
     _former = former_names(
-        rejected_unread="turned", rejected_messages="refused_messages", quarantined="aside", training_groups="lessons"
+        rejected_unread="turned",
+        rejected_messages="refused_messages",
+        quarantined="aside",
+        training_completions="training_groups",
     )
+    _oldest = former_names(training_completions="lessons")
     kind: Literal["round"] = "round"
     time: float = Field(default_factory=time.time)
     round: int
@@ -133,7 +137,7 @@ class RoundDone(Record):
     flawed: dict[str, str] = Field(default_factory=dict)
     """peer → description of its first reward outside 0..1"""
     rejected_messages: dict[str, str]
-    """peer → reason why its message is invalid"""
+    """peer → reason why its completions, hello or goodbye are invalid"""
     missing: list[str]
     certified: list[str] = Field(default_factory=list)
     """committee members whose receipts of the round's message list were seen; empty without a certificate"""
@@ -142,7 +146,8 @@ class RoundDone(Record):
     quarantined: dict[str, str]
     agreed: VoteSummary | None = None
     """result of the votes, if peers vote"""
-    training_groups: int
+    training_completions: int
+    """completions with an advantage, from which the peer learned"""
     skipped: int
     """groups without a learning signal"""
     influence: dict[str, float]

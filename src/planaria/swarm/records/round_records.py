@@ -79,7 +79,7 @@ def round_record(
         },
         off=report.off,
         quarantined=report.quarantined,
-        training_groups=len(advantages.rollouts),
+        training_completions=len(advantages.rollouts),
         skipped=advantages.skipped,
         influence=dict(update.influence),
         loss=update.loss,

@@ -181,13 +181,14 @@ class Effect:
     worst: DrilledArm
     best: DrilledArm
     control: DrilledArm | None
+    """control of the least affected arm"""
     largest: float
     smallest: float
     plain: float | None
     had_effect: bool
-    """whether the largest effect clearly exceeds the control's"""
+    """whether the largest effect clearly exceeds that of its own control"""
     contained: bool
-    """whether the smallest effect does not clearly exceed the control's"""
+    """whether the smallest effect does not clearly exceed that of its own control"""
 
     def format_spread(self, amount: float) -> str:
         return f"{amount:.1f} tokens" if self.kind == "dos" else f"{amount:.0%}"
@@ -206,9 +207,9 @@ class Effect:
             text += f", and {self.format_spread(self.smallest)} in {self.best.name}, the least"
         if self.control is None or self.plain is None:
             return f"{text}; there is no control to compare with."
-        whose = f"the {self.format_spread(self.plain)} of {self.control.name}, without poison"
         if not self.had_effect:
-            return f"{text}: nowhere clearly more than {whose}, so the attack had no effect."
+            return f"{text}: nowhere clearly more than in the control, so the attack had no effect."
+        whose = f"the {self.format_spread(self.plain)} of {self.control.name}, without poison"
         return f"{text}: {'not clearly' if self.contained else 'clearly'} more than {whose}."
 
 
@@ -221,13 +222,18 @@ def effect(drill: Drill, kind: str) -> Effect | None:
         return None
     worst, largest = max(attacked.values(), key=lambda pair: pair[1])
     best, smallest = min(attacked.values(), key=lambda pair: pair[1])
-    unattacked = next((arm for arm in drill.arms if not arm.attackers), None)
-    control = drill.arm(best.control) if best.control else unattacked
+    control = _control(drill, best)
     plain = None if control is None else _amount(drill, control, kind)
     return Effect(
         kind, worst, best, control, largest, smallest, plain,
-        had_effect=_is_above(drill, kind, worst, control), contained=not _is_above(drill, kind, best, control),
+        had_effect=_is_above(drill, kind, worst, _control(drill, worst)),
+        contained=not _is_above(drill, kind, best, control),
     )  # fmt: skip
+
+
+def _control(drill: Drill, arm: DrilledArm) -> DrilledArm | None:
+    """Return an arm's control: the one it names, or else the first arm without attackers, if any."""
+    return drill.arm(arm.control) if arm.control else next((one for one in drill.arms if not one.attackers), None)
 
 
 def _amount(drill: Drill, arm: DrilledArm, kind: str) -> float | None:

@@ -50,8 +50,10 @@ class SwarmProgress:
             self._names[record.id] = name
             self._warn({warning: warning for warning in record.warnings})
         if isinstance(record, RoundDone):
-            senders = {peer: self._names.get(peer, peer[:8]) for peer in record.flawed}
+            senders = {peer: self._names.get(peer, peer[:8]) for peer in (*record.flawed, *record.rejected_messages)}
             self._warn({f"reward {peer}": f"{why} (peer {senders[peer]})" for peer, why in record.flawed.items()})
+            invalid = {f"message {peer}": (senders[peer], why) for peer, why in record.rejected_messages.items()}
+            self._warn({key: f"a message of peer {sender} is invalid: {why}" for key, (sender, why) in invalid.items()})
         if self._live is not None:
             self._live.update(self._table())
         elif not self._quiet:

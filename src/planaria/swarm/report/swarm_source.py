@@ -93,7 +93,6 @@ class SwarmSource(FolderSource):
             "rejected": rejected,
             "aside": aside,
             "missing": len(done.missing),
-            "lessons": done.training_groups,
         }
         line = (done.round, "fault", f"{name} sets aside {', '.join(new)}") if new else None
         return {**before, **after}, line
