@@ -11,9 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.swarm.checks.defence import Quarantine
+from planaria.swarm.checks.defence import Defence, Quarantine
 from planaria.swarm.checks.judge import Judge, Noisy, Steps
-from planaria.swarm.checks.tokens import ClaimsCheck, DuplicatesCheck, SupportCheck, SurprisalCheck, binomial_tail
+from planaria.swarm.checks.tokens import (
+    ClaimsCheck,
+    DuplicatesCheck,
+    ImprobableCheck,
+    SupportCheck,
+    SurprisalCheck,
+    binomial_tail,
+)
+from planaria.swarm.config.swarm_config import DefenceConfig
 from planaria.swarm.peer.completion_intake import RoundAllowance, unscheduled_completions
 from planaria.swarm.peer.rollout import Rollout
 from planaria.swarm.tasks.base import TaskProblem
@@ -50,6 +58,21 @@ class TestSurprisal:
         assert SurprisalCheck(threshold=3.0).examine(cases, CONTEXT).rejected.keys() == {3}
         impossible = case(read=reading([-3.0], entropy=0.0, variance=0.0))
         assert SurprisalCheck(threshold=1e9).examine([impossible], CONTEXT).rejected.keys() == {0}
+
+
+class TestImprobable:
+    def test_completions_far_below_the_policys_own_are_refused_whoever_wrote_them(self) -> None:
+        cases = [case(read=reading([-1.0 - z], variance=1.0)) for z in (3.5, 12.0, 12.5)]
+        assert ImprobableCheck().examine(cases, CONTEXT).rejected == {2: "z = 12.5, above 12"}
+        assert not ImprobableCheck(limit=20.0).examine(cases, CONTEXT).rejected
+
+    def test_colluders_do_not_switch_it_off(self) -> None:
+        far, near = reading([-31.0], variance=1.0), reading([-1.0], variance=1.0)
+        cases = [case(peer, read=read) for peer, read in (("a", near), ("b", near), ("c", far), ("d", far))]
+        config = DefenceConfig(quarantine=0.0)
+        for check, accepted in ((ImprobableCheck(), ["a", "b"]), (SurprisalCheck(), ["a", "b", "c", "d"])):
+            report = Defence(config, [check], CONTEXT).examine(0, cases)
+            assert [rollout.peer for rollout in report.accepted] == accepted
 
 
 class TestDuplicates:

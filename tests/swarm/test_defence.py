@@ -87,6 +87,13 @@ def test_a_layer_that_would_refuse_the_median_peer_is_off() -> None:
     assert report.rejected["rule"]["b"] == (3, 2), "reports what it would have rejected"
 
 
+def test_neither_own_completions_nor_an_unsurprising_attacker_keep_a_layer_on() -> None:
+    defence = rule()
+    cases = from_peers(me="0" * 24, attacker="0" * 24, other="!" + "0" * 23, third="!!" + "0" * 22)
+    assert "4% of the median peer's" in defence.examine(0, cases).off["rule"]
+    assert not rule().examine(0, from_peers(me="000", attacker="!!!", other="000", third="000")).off
+
+
 def test_a_layer_switches_on_again_after_its_window() -> None:
     defence = rule(CALM.model_copy(update={"window": 3}))
     bad, good = from_peers(a="!!!", b="!!!", c="!!!"), from_peers(a="000", b="000", c="000")

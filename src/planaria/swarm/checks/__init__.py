@@ -8,7 +8,7 @@ from planaria.swarm.checks.base import Check
 from planaria.swarm.checks.consensus import ConsensusReward, Filter
 from planaria.swarm.checks.judge import Judge, Noisy, Steps
 from planaria.swarm.checks.prompted_judge import Prompted
-from planaria.swarm.checks.tokens import ClaimsCheck, DuplicatesCheck, SupportCheck, SurprisalCheck
+from planaria.swarm.checks.tokens import ClaimsCheck, DuplicatesCheck, ImprobableCheck, SupportCheck, SurprisalCheck
 from planaria.swarm.config.swarm_config import CONSENSUS, DefenceConfig, SwarmConfig
 
 CHECKS: Registry[Check] = Registry(
@@ -19,6 +19,7 @@ CHECKS: Registry[Check] = Registry(
         "claims": ClaimsCheck,
         "support": SupportCheck,
         "surprisal": SurprisalCheck,
+        "improbable": ImprobableCheck,
         "duplicates": DuplicatesCheck,
         "steps": Steps,
         "noisy": Noisy,

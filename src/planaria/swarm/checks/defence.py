@@ -46,8 +46,10 @@ class Layer:
         """Return why the layer cannot work here, or an empty string if it can.
 
         It would reject more than ``limit`` of the median peer's completions. Fewer than half of the peers are
-        attackers, so the median peer is at most as bad as an honest one. Unknown peers count as one, since their number
-        is arbitrary.
+        attackers, so the median peer is at most as bad as an honest one. Of an even number of peers, the worse of the
+        two in the middle counts: the reader's own completions are never improbable, and an adaptive attacker's need not
+        be, so the mean of both would understate the rejections of honest peers. Unknown peers count as one, since their
+        number is arbitrary.
         """
         totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for counts in self.past:
@@ -55,7 +57,7 @@ class Layer:
                 totals[peer][0] += sent
                 totals[peer][1] += rejected
         shares = [rejected / sent for sent, rejected in totals.values() if sent]
-        median = statistics.median(shares) if shares else 0.0
+        median = statistics.median_high(shares) if shares else 0.0
         if not self.check.fallible or median <= limit:
             return ""
         return f"would reject {median:.0%} of the median peer's completions: the peers' policies differ too much"

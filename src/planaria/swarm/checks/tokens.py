@@ -63,14 +63,33 @@ class SurprisalCheck(Check):
     """maximum z, in standard deviations"""
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
-        scores = [rollout.reading.surprisal for rollout in rollouts]
-        return LayerFindings(
-            {
-                index: f"z = {score:.1f}, above {self.threshold:g}"
-                for index, score in enumerate(scores)
-                if score > self.threshold
-            }
-        )
+        return _reject_above(rollouts, self.threshold)
+
+
+def _reject_above(rollouts: Sequence[Rollout], limit: float) -> LayerFindings:
+    """Reject the completions whose surprisal z exceeds ``limit``."""
+    scores = [rollout.reading.surprisal for rollout in rollouts]
+    return LayerFindings(
+        {index: f"z = {score:.1f}, above {limit:g}" for index, score in enumerate(scores) if score > limit}
+    )
+
+
+class ImprobableCheck(Check):
+    """Reject completions far less likely than the policy's own samples, whoever wrote them; never switched off.
+
+    Learning a text that the policy finds impossible harms it even if every step of the text is true: with two of four
+    peers that write sums in words, accuracy fell to zero. Honest peers of other warm-ups rarely exceed z = 10, and such
+    texts have z = 16 to 53 (``planaria compare drills/schools``). The layer does not assume equal weights. It rejects
+    all completions of a peer with another answer format.
+    """
+
+    name: ClassVar[str] = "improbable"
+    fallible: ClassVar[bool] = False
+    limit: Annotated[float, Field(gt=0)] = 12.0
+    """maximum z, as in :class:`SurprisalCheck`"""
+
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
+        return _reject_above(rollouts, self.limit)
 
 
 class ClaimsCheck(Check):

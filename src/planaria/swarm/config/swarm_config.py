@@ -99,8 +99,9 @@ class SamplingConfig(Section):
 
 class DefenceConfig(Section):
     checks: ChoiceName = "claims, support, surprisal, duplicates, steps"
-    """checks of completions, in order: claims, support, surprisal, duplicates, a judge of rewarded ones (steps, the
-    task's own checker; noisy, for drills; or model, a language model), or 'module:Class'; empty: none"""
+    """checks of completions, in order: claims, support, surprisal, improbable (for peers with different weights),
+    duplicates, a judge of rewarded ones (steps, the task's own checker; noisy, for drills; or model, a language model),
+    or 'module:Class'; empty: none"""
     options: Options = Options()
     """options of the checks"""
     rejected: Annotated[Literal["drop", "zero"], formerly("rejected", "refused")] = "drop"
