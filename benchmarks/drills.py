@@ -34,7 +34,7 @@ RECIPES = {"drills": shipped.find("drills")} | {
     name: shipped.find(f"drills/{name}")
     for name in (
         *("layers", "mixed", "losses", "trio", "ratios", "claims", "length", "code", "alone", "defaults"),
-        *("sapo", "ahead", "ahead_attacked", "schools"),
+        *("sapo", "sapo_controls", "ahead", "ahead_attacked", "schools"),
     )
 }
 
@@ -218,6 +218,27 @@ def mixing(found: Drill) -> Iterator[Row]:
         yield Row(f"{name}: accuracy above {OWN_ONLY}", above(found, name, OWN_ONLY), "", claim, judged="least")
 
 
+def mixing_controls(found: Drill) -> Iterator[Row]:
+    """SAPO's controls: accuracy of the peers that are honest in an arm above theirs in its control; no claim."""
+    pairs = [(arm.name, arm.control) for arm in found.arms if arm.control]
+    pairs += [("4/4, own kind", OWN_ONLY.replace("8/0", "8/0, own kind")), ("4/4, own kind", "8/0")]
+    pairs += [("4/4, 3 rounds old", "8/0, 3 rounds old")]
+    for arm in found.arms:
+        yield row(f"{arm.name}: accuracy", accuracy(found, arm.name))
+    for name, control in pairs:
+        honest = [peer.name for peer in found.arm(name).runs[0].outcome.honest]
+        yield row(
+            f"{name}: accuracy above {control}", above(found, name, control, partial(mean_accuracy, peers=honest))
+        )
+
+
+def mean_accuracy(found: Drill, arm: str, peers: Sequence[str]) -> list[float]:
+    """Accuracy of ``peers``, with each seed."""
+    return [
+        fmean(seed) for seed in zip(*(found.arm(arm).peer_accuracy(name, found.last) for name in peers), strict=True)
+    ]
+
+
 def forced_staleness(found: Drill) -> Iterator[Row]:
     """Accuracy by loss and by the age of the weights that drew completions; no claim."""
     for arm in found.arms:
@@ -251,6 +272,7 @@ ROWS: dict[str, Callable[[Drill], Iterator[Row]]] = {
     "alone": alone,
     "defaults": defaults,
     "sapo": mixing,
+    "sapo_controls": mixing_controls,
     "ahead": forced_staleness,
     "ahead_attacked": attacked_ahead,
     "schools": schools,

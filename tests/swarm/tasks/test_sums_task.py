@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from planaria.swarm.tasks.base import TaskProblem
 from planaria.swarm.tasks.sums import Sums
@@ -90,6 +91,18 @@ def test_an_error_propagates_to_the_answer(number: int, rng: random.Random) -> N
 )
 def test_only_the_exact_sum_scores(answer: str) -> None:
     assert TWO.score(CARRIES, f"7+5=12,4+8+1=13;[{answer}]") == 0
+
+
+def test_a_peer_chooses_sums_by_the_columns_that_carry() -> None:
+    tasks = {carries: Sums(carries=carries) for carries in ("00", "10", "01", "11")}
+    chosen = {carries: [*filter(task.chooses, range(400))] for carries, task in tasks.items()}
+    assert sorted(n for numbers in chosen.values() for n in numbers) == list(range(400)), "each sum is of one kind"
+    for carries, numbers in chosen.items():
+        for a, b in map(TWO.operands, numbers):
+            assert (a % 10 + b % 10 >= 10, a + b >= 100) == (carries[0] == "1", carries[1] == "1")
+    assert TWO.chooses(0) and Sums(carries="01").fingerprint == TWO.fingerprint
+    with pytest.raises(ValidationError):
+        Sums(carries="2")
 
 
 @pytest.mark.parametrize("text", ["[132]", "zz7+5=12,4+8+1=13;[132]", "2+2=5,7+5=12,4+8+1=13;[132]", "[132]\n"])

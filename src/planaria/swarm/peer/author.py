@@ -40,7 +40,8 @@ class Author:
 
     def choose(self, round_number: int, count: int) -> list[int]:
         """Choose ``count`` problems for a round, in vertical mode."""
-        return chosen_problems(self._config.seed, self._name, round_number, self._task.training, count, lambda _: True)
+        task = self._task
+        return chosen_problems(self._config.seed, self._name, round_number, task.training, count, task.chooses)
 
     def write(self, round_number: int, requested: Sequence[PromptedProblem], count: int) -> list[list[Rollout]]:
         """Return ``count`` completions per problem."""

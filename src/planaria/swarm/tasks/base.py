@@ -92,6 +92,10 @@ class Task(Choice, ABC):
         if not 0 <= number < self.training + self.held_out:
             raise ValueError(f"{self.name} has no problem {number}")
 
+    def chooses(self, number: int) -> bool:
+        """Return whether this peer prefers problem ``number`` where peers choose their own (vertical rounds)."""
+        return True
+
     @abstractmethod
     def score(self, problem: TaskProblem, completion: str) -> float:
         """Return the verifiable reward of a completion, from 0 to 1 (correct). Must not raise for any text.

@@ -34,12 +34,15 @@ Writer = Callable[[Column, bool], str]
 class Sums(ErringTask):
     """Sums of two numbers of ``digits`` digits each, worked out in one of two styles.
 
-    Every pair of operands is one problem, up to a million pairs sampled from all; the last tenth is held out. Scores
-    and soundness do not depend on ``style``.
+    Every pair of operands is one problem, up to a million pairs sampled from all; the last tenth is held out. Problems,
+    scores and soundness do not depend on ``style`` and ``carries``, so peers may differ in them.
     """
 
     digits: Annotated[int, Field(ge=2, le=MAX_DIGITS)] = 2
     style: Literal["columns", "words"] = "columns"
+    carries: Annotated[str, Field(pattern="^[01]*$")] = ""
+    """vertical rounds: the sums that this peer chooses, by column from the right: 1 with a carry, 0 without; "10": only
+    the first column carries; empty: any sum"""
 
     @property
     def name(self) -> str:
@@ -70,6 +73,11 @@ class Sums(ErringTask):
         self.check_number(number)
         row, column = divmod(permute(number, self._span**2, KEY), self._span)
         return row + self._span // 9, column + self._span // 9
+
+    def chooses(self, number: int) -> bool:
+        a, b = self.operands(number)
+        carried = [a % 10**n + b % 10**n >= 10**n for n in range(1, len(self.carries) + 1)]
+        return carried == [mark == "1" for mark in self.carries]
 
     def score(self, problem: TaskProblem, completion: str) -> float:
         """Return 1 if the bracketed answer is exactly the sum ("0132" and "+132" are not), else 0."""
@@ -108,7 +116,7 @@ class Sums(ErringTask):
 
     @property
     def fingerprint(self) -> str:
-        """Return 16 hex digits, equal for both styles."""
+        """Return 16 hex digits, equal for all styles and choices of problems."""
         return hashlib.blake2b(f"{KEY!r} {self.digits}".encode(), digest_size=8).hexdigest()
 
     def _columns(self, problem: TaskProblem, result: Callable[[int], int] = lambda result: result) -> list[Column]:
