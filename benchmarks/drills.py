@@ -202,6 +202,13 @@ def schools(found: Drill) -> Iterator[Row]:
             yield from beside_control(found, arm.name, arm.control, kind, "defended" in arm.name)
         else:
             yield row(f"{arm.name}: success", success(found, arm.name, kind))
+        if "defended" in arm.name:
+            yield row(f"{arm.name}: honest completions refused by the judge", each(arm, _refused_by_judge))
+
+
+def _refused_by_judge(run: DrillRun) -> float | None:
+    layers = run.outcome.layers
+    return layers["judge"].misjudged.hits / eligible if (eligible := layers["all layers"].misjudged.eligible) else None
 
 
 SHARED, OWN_ONLY = ("6/2", "4/4", "2/6"), "8/0, filtered, pool of 32"

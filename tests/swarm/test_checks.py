@@ -62,8 +62,8 @@ class TestSurprisal:
 
 class TestImprobable:
     def test_completions_far_below_the_policys_own_are_refused_whoever_wrote_them(self) -> None:
-        cases = [case(read=reading([-1.0 - z], variance=1.0)) for z in (3.5, 12.0, 12.5)]
-        assert ImprobableCheck().examine(cases, CONTEXT).rejected == {2: "z = 12.5, above 12"}
+        cases = [case(read=reading([-1.0 - z], variance=1.0)) for z in (3.5, 15.0, 15.5)]
+        assert ImprobableCheck().examine(cases, CONTEXT).rejected == {2: "z = 15.5, above 15"}
         assert not ImprobableCheck(limit=20.0).examine(cases, CONTEXT).rejected
 
     def test_colluders_do_not_switch_it_off(self) -> None:

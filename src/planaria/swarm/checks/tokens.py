@@ -78,14 +78,14 @@ class ImprobableCheck(Check):
     """Reject completions far less likely than the policy's own samples, whoever wrote them; never switched off.
 
     Learning a text that the policy finds impossible harms it even if every step of the text is true: with two of four
-    peers that write sums in words, accuracy fell to zero. Honest peers of other warm-ups rarely exceed z = 10, and such
-    texts have z = 16 to 53 (``planaria compare drills/schools``). The layer does not assume equal weights. It rejects
-    all completions of a peer with another answer format.
+    peers that write sums in words, accuracy fell to zero. Such texts had z = 16 to 53, and 0.003 of the completions of
+    honest peers with other warm-ups had more than 15 (``planaria compare drills/schools --seeds 4,5``). The layer
+    does not assume equal weights. It rejects all completions of a peer with another answer format.
     """
 
     name: ClassVar[str] = "improbable"
     fallible: ClassVar[bool] = False
-    limit: Annotated[float, Field(gt=0)] = 12.0
+    limit: Annotated[float, Field(gt=0)] = 15.0
     """maximum z, as in :class:`SurprisalCheck`"""
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> LayerFindings:
