@@ -80,7 +80,7 @@ class ImprobableCheck(Check):
     Learning a text that the policy finds impossible harms it even if every step of the text is true: with two of four
     peers that write sums in words, accuracy fell to zero. Such texts had z = 16 to 53, and 0.003 of the completions of
     honest peers with other warm-ups had more than 15 (``planaria compare drills/schools --seeds 4,5``). The layer
-    does not assume equal weights. It rejects all completions of a peer with another answer format.
+    does not assume equal weights. It rejects most completions of a peer with another answer format.
     """
 
     name: ClassVar[str] = "improbable"
