@@ -332,12 +332,12 @@ def test_rows_hold_whole_dialogues_and_count_their_targets(tmp_path: Path, pack:
 def test_long_dialogues_are_cut_and_silent_ones_left_out(tmp_path: Path) -> None:
     long = {"messages": turns([("user", "q"), ("assistant", "a" * 200)])}
     silent = {"messages": turns([("user", "q" * 200), ("assistant", "a")])}
-    reports: list[str] = []
-    dataset = tokenise_corpus(
-        source(tmp_path, [long, silent, {"messages": turns([("user", "q")])}]), 257, reports.append, 63
-    )
-    assert dataset.meta.documents == 1
-    assert any("1 cut at 64 tokens (model.context + 1), 2 skipped that have none" in line for line in reports)
+    data = source(tmp_path, [long, silent, {"messages": turns([("user", "q")])}])
+    for _ in ("tokenised", "cached"):
+        reports: list[str] = []
+        assert tokenise_corpus(data, 257, reports.append, 63).meta.documents == 1
+        assert reports[-1].endswith("1 cut at 64 tokens (model.context + 1), 2 skipped that have none")
+    assert len(reports) == 1
     with pytest.raises(UserError, match=r"learn among its first 64, but 1 have one later; use a larger model.context"):
         tokenise_corpus(source(tmp_path, [silent]), 257, context=63)
 

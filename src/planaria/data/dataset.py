@@ -48,6 +48,8 @@ class CorpusMetadata(documents.Record, strict=True):
     """SHA-256 of the two splits' SHA-256; empty if made by an older planaria"""
     row: Count = 0
     """ids in a row of dialogues, model.context + 1; 0: a stream of text"""
+    notes: tuple[str, ...] = ()
+    """a line on each kind of file or dialogue that was skipped or cut"""
 
     def tokens(self, split: Split) -> int:
         return self.train if split == "train" else self.validation

@@ -20,7 +20,7 @@ from planaria.common.cache import cache_folder, hold_lock
 from planaria.common.errors import UserError
 from planaria.common.memory_pool import trim
 from planaria.config.schema import DataConfig
-from planaria.data.corpus import fingerprint, iter_documents, may_exceed, rename_source_errors
+from planaria.data.corpus import fingerprint, is_local, iter_documents, may_exceed, rename_source_errors
 from planaria.data.dataset import MIXTURE, Ids, Mixture, MixtureMeta, MixtureSource, marks_of, shard_file
 from planaria.data.dataset import CorpusMetadata as CorpusMetadata
 from planaria.data.dataset import CorruptDataset as CorruptDataset
@@ -45,7 +45,24 @@ FORMAT: Final = 1
 SHARD = 2**28
 """tokens in a full shard"""
 
+FIRST = 2**18
+"""characters of a source that are checked before a run"""
+
 Progress = Callable[[str], None]
+
+
+def check_first_records(data: DataConfig, vocab: int) -> None:
+    """Read and tokenise the first records of each local source; URLs and Hub datasets are not read, no file is written.
+
+    :raises UserError: for an invalid tokenizer or chat template, a missing or empty source, or an invalid record.
+    """
+    tokenizer = load_tokenizer(data, vocab, None)
+    for name, source in data.sources.items():
+        if is_local(source.source):
+            first = source.model_copy(update={"max_chars": min(FIRST, source.max_chars or FIRST)})
+            with rename_source_errors(name):
+                for _ in dialogues(first, tokenizer) if first.dialogues else iter_documents(first):
+                    pass
 
 
 def tokenise_corpus(data: DataConfig, vocab: int, on_progress: Progress | None = None, context: int = 0) -> Data:
@@ -90,7 +107,10 @@ def _prepare_source(source: DataConfig, tokenizer: Tokenizer, cache: Path, conte
     with hold_lock(
         cache / f".{folder.name}.lock", lambda: report("waiting for another process that prepares this data")
     ):
-        return _open_intact(folder, report) or _build(folder, source, tokenizer, made_from, length, report)
+        dataset = _open_intact(folder, report) or _build(folder, source, tokenizer, made_from, length, report)
+    for note in dataset.meta.notes:
+        report(note)
+    return dataset
 
 
 def _text_of(template: Template | None) -> object:
@@ -147,6 +167,7 @@ def _write(
 ) -> CorpusMetadata:
     """Write all files of a prepared folder, with at most a batch of documents in memory."""
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab <= 65535 else "uint32"
+    notes = list[str]()
     with ExitStack() as stack:
         names: list[Split] = ["train", "validation"]
         train, held_out, *marks = (
@@ -154,9 +175,10 @@ def _write(
             for name in (*names, *(map(marks_of, names) if length else ()))
         )
         if length:
-            count = _write_rows([(train, marks[0]), (held_out, marks[1])], data, tokenizer, dtype, length, report)
+            splits = [(train, marks[0]), (held_out, marks[1])]
+            count = _write_rows(splits, data, tokenizer, dtype, length, report, notes.append)
         else:
-            count = _write_texts(train, held_out, data, tokenizer, dtype, report)
+            count = _write_texts(train, held_out, data, tokenizer, dtype, report, notes.append)
     text = tokenizer.to_json().encode()
     (folder / "tokenizer.json").write_bytes(text)
     meta = CorpusMetadata(
@@ -170,13 +192,20 @@ def _write(
         fingerprint=made_from,
         ids=hashlib.sha256(b"".join(writer.seen.digest() for writer in (train, held_out, *marks))).hexdigest(),
         row=length,
+        notes=tuple(notes),
     )
     (folder / "meta.json").write_text(meta.model_dump_json(indent=1), encoding="utf-8")
     return meta
 
 
 def _write_texts(
-    train: _Writer, held_out: _Writer, data: DataConfig, tokenizer: Tokenizer, dtype: str, report: Progress
+    train: _Writer,
+    held_out: _Writer,
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    dtype: str,
+    report: Progress,
+    note: Progress,
 ) -> int:
     """Write both splits of a corpus of texts; return the number of documents."""
     legacy = data.tokenization == "legacy"
@@ -185,7 +214,7 @@ def _write_texts(
     pending = 0
     reported = 0
     before, after = _boundary_tokens(tokenizer, legacy)
-    texts = iter_documents(data, report)
+    texts = iter_documents(data, note)
     for count, ids in enumerate(tokenizer.encode_all(texts, legacy), start=1):
         # The share is of all documents so far, so that very short documents count too.
         total, withheld = total + len(ids), pending
@@ -209,6 +238,7 @@ def _write_rows(
     dtype: str,
     length: int,
     report: Progress,
+    note: Progress,
 ) -> int:
     """Write both splits of a corpus of dialogues, each as ids and marks; return the number of dialogues."""
     count = DialogueCounts()
@@ -222,7 +252,7 @@ def _write_rows(
                 writer.append(column)
 
     for withheld, dialogue in split(
-        learnable_dialogues(dialogues(data, tokenizer, report), length, count), data.validation
+        learnable_dialogues(dialogues(data, tokenizer, note), length, count), data.validation
     ):
         write(withheld, packers[withheld].add(dialogue))
         if count.tokens >> 20 > reported:
@@ -239,7 +269,7 @@ def _write_rows(
         raise UserError(f"data.source = {data.source!r}: no dialogue has a token to learn{where}; use {fix}")
     skipped = f", {count.skipped:,} skipped that have none" if count.skipped else ""
     cut = f", {count.cut:,} cut at {length:,} tokens (model.context + 1)" if count.cut else ""
-    report(f"{count.learned / count.tokens:.0%} of the tokens are learned{cut}{skipped}")
+    note(f"{count.learned / count.tokens:.0%} of the tokens are learned{cut}{skipped}")
     return count.taken
 
 
