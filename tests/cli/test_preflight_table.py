@@ -47,17 +47,62 @@ def test_a_dry_run_prints_the_table_and_starts_nothing(home: Path, capsys: pytes
     assert "# time          unknown until step 3" in output and "# memory        this machine: 4 workers" in output
     assert not (home / "runs").exists()
     assert cli.run(["train", "small.toml", "--dry-run", "--engine", "inline"]) == 0
-    assert "this machine: 1 worker, at most" in capsys.readouterr().out
+    assert "this machine: 1 worker, about" in capsys.readouterr().out
 
 
-def test_too_much_memory_is_refused_before_anything_starts(home: Path) -> None:
+def test_too_much_memory_is_refused_with_the_table_before_anything_starts(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["--pipeline.microbatch_size", "256", "--model.context", "8192", "--model.dim", "3840"]
     for more in (["--dry-run"], []):
         with pytest.raises(
             UserError, match=r"4 workers on this machine would take .* GB are free: set train.recompute"
         ):
             cli.run(["train", "small.toml", *words, *more])
+        output = capsys.readouterr().out
+        assert [row[:2] for row in table_of(output)] == [["ends", "–"], ["1", "0–1"], ["2", "2–3"]]
+        assert ("microbatch_size = 256" in output) == bool(more)
     assert not (home / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "refusal"),
+    [
+        (None, [], "there is no 'data.jsonl'"),
+        ("", [], "holds no UTF-8 text"),
+        ('{"txt": "a"}', [], "data.jsonl:1: no field 'text' .did you mean 'txt'"),
+        ('{"text": "a"}\n{"text": 3}', [], "data.jsonl:2: field 'text' holds int, not text"),
+        ('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}', [], "data.jsonl:2: no 'completion'"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', [], "has no chat template"),
+        ('{"messages": [{"role": "user"}]}', ["--data.template", "chat.jinja"], r"messages\[0\]: its content is not"),
+        ('{"messages": [{"from": "user"}]}', ["--data.template", "chat.jinja"], r"messages\[0\]: not an object with"),
+    ],
+)
+def test_a_dry_run_checks_the_first_records(home: Path, content: str | None, flags: list[str], refusal: str) -> None:
+    (home / "chat.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    if content is not None:
+        (home / "data.jsonl").write_text(content)
+    before = sorted(home.iterdir())
+    words = ["train", "small.toml", "--dry-run", "--data.source", "data.jsonl", "--data.tokenizer", "bpe"]
+    with pytest.raises(UserError, match=refusal):
+        cli.run([*words, *flags])
+    assert sorted(home.iterdir()) == before
+
+
+def test_a_dry_run_reads_no_later_records(home: Path) -> None:
+    (home / "data.jsonl").write_text('{"text": "%s"}\n' % ("a" * 1000) * 400 + "damaged\n")
+    assert cli.run(["train", "small.toml", "--dry-run", "--data.source", "data.jsonl"]) == 0
+
+
+@pytest.mark.timeout(300)
+def test_the_memory_of_one_process_is_predicted(home: Path) -> None:
+    words = ["train", "small.toml", "--engine", "inline", "--model.dim", "48", "--model.hidden", "128"]
+    output = subprocess.run(
+        [sys.executable, "-m", "planaria", *words], cwd=home, capture_output=True, text=True, check=True
+    ).stdout
+    predicted = float(output.partition("1 worker, about ")[2].partition(" MB")[0])
+    (peak,) = stage_peaks(read_run(home / "runs" / "small"))
+    assert 0.9 <= predicted / (peak.bytes / 1e6) <= 1.25
 
 
 @pytest.mark.timeout(300)

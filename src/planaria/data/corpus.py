@@ -117,7 +117,7 @@ def resolve_formats(config: DataConfig) -> DataConfig:
 
 def _format(config: DataConfig) -> Format:
     """Return the format of one source; 'auto' if it is text, or not local."""
-    if config.format != "auto" or _is_hub(config.source) or _is_remote(config.source):
+    if config.format != "auto" or not is_local(config.source):
         return config.format
     if not expand_home(config.source.removeprefix(LOCAL)).exists():
         return "auto"
@@ -181,7 +181,7 @@ def may_exceed(config: DataConfig, characters: int) -> bool:
     """
     if config.max_chars is not None and config.max_chars <= characters:
         return False
-    if _is_remote(config.source) or _is_hub(config.source):
+    if not is_local(config.source):
         return True
     root, names = list_files(config, {})
     return any((root / name).stat().st_size > characters or name.endswith((".gz", ".parquet")) for name in names)
@@ -272,6 +272,11 @@ def _report_skipped(
     if on_progress:
         for line in lines:
             on_progress(line)
+
+
+def is_local(source: str) -> bool:
+    """Return whether a source is on this machine, not at a URL or on the Hub."""
+    return not (_is_hub(source) or _is_remote(source))
 
 
 def _is_remote(source: str) -> bool:

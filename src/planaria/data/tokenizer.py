@@ -213,17 +213,17 @@ class Tokenizer:
 
 
 def load_tokenizer(
-    data: DataConfig, vocab: int, cache: Path, on_progress: Callable[[str], None] | None = None
+    data: DataConfig, vocab: int, cache: Path | None, on_progress: Callable[[str], None] | None = None
 ) -> Tokenizer:
     """Return the tokenizer of ``data.tokenizer``; BPE is trained on first use and cached in ``cache``.
 
-    ``vocab`` is the number of ids in the model.
+    ``vocab`` is the number of ids in the model. Without ``cache``, bytes stand in for BPE.
 
     :raises UserError: if the tokenizer has more ids, cannot be read, or has no corpus to train on.
     :raises OSError: if ``cache`` cannot be written.
     """
     trained = data.tokenizer in ("bpe", "bytes")
-    if data.tokenizer == "bpe" and vocab >= MIN_OWN_VOCAB:
+    if data.tokenizer == "bpe" and vocab >= MIN_OWN_VOCAB and cache is not None:
         return _train_cached(data, vocab, cache, on_progress)
     tokenizer = _byte_tokenizer() if trained else Tokenizer.open(expand_home(data.tokenizer))
     if tokenizer.vocab > vocab:

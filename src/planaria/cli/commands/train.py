@@ -102,12 +102,16 @@ def _print_simulation(config: RunConfig) -> None:
 
 
 def _print_dry_run(config: RunConfig, auto: bool) -> None:
-    """Print the complete recipe, and as comments what training it would need."""
+    """Print the complete recipe, and as comments what training it would need.
+
+    :raises UserError: for an invalid setting or data; after printing, if the run does not fit into memory.
+    """
     from planaria.config.recipe import dump
+    from planaria.data.shards import check_first_records
     from planaria.report.observe.trackers import trackers
     from planaria.runtime.api.training import existing_run
     from planaria.runtime.prediction.copy_costs import copies_stated
-    from planaria.runtime.prediction.memory import fit_to_this_machine
+    from planaria.runtime.prediction.memory import DoesNotFit, fit_to_this_machine
     from planaria.runtime.prediction.preflight_table import table
     from planaria.runtime.preparation.config_checks import check, read_faults
     from planaria.runtime.preparation.starting_weights import starting_weights, weight_warnings
@@ -116,10 +120,14 @@ def _print_dry_run(config: RunConfig, auto: bool) -> None:
     simulated = config.engine == "simulate"
     if not simulated:
         require_used(config)
-    run, needs = check(config), list[str]()
+    run, needs, refusal = check(config), list[str](), None
     if not simulated:
-        fitted, note = fit_to_this_machine(config)
         read_faults(run)
+        check_first_records(config.data, config.model.vocab)
+        try:
+            fitted, note = fit_to_this_machine(config)
+        except DoesNotFit as error:
+            fitted, note, refusal = error.config, "", error
         needs = [*filter(None, (note,)), *table(fitted)]
     trackers(config.observe)
     print(dump(config).rstrip("\n"))
@@ -129,6 +137,8 @@ def _print_dry_run(config: RunConfig, auto: bool) -> None:
         notes.append(f"--resume auto: {f'continues {earlier}' if earlier else 'starts a new run'}")
     for line in notes:
         print(f"# {line}")
+    if refusal is not None:
+        raise refusal
 
 
 def _preload(config: RunConfig) -> list[str]:

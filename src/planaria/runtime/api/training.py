@@ -35,7 +35,7 @@ from planaria.runtime.api.execution import (
 from planaria.runtime.api.run import MODEL, Run
 from planaria.runtime.checkpoint.mirror import Mirror
 from planaria.runtime.fleet.supervised_fleet import has_supervisor
-from planaria.runtime.prediction.memory import fit_to_this_machine
+from planaria.runtime.prediction.preflight_table import fit_or_show
 from planaria.runtime.prediction.profiling import resumed_layers, with_measured_layers
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.prepare import PreparedRun, on_schedule, prepare
@@ -120,7 +120,7 @@ def _begin(config: RunConfig, callbacks: Callbacks, again: bool) -> Run:
         callbacks.notify(line)
     config = with_measured_layers(config, prepared.dataset, callbacks.notify, callbacks.stopped)
     if config is not prepared.config:  # sized, so its memory is known only now
-        config, note = fit_to_this_machine(config)
+        config, note = fit_or_show(config, callbacks.data_notify)
         if note:
             callbacks.notify(note)
     prepared = prepared.with_config(config)

@@ -29,10 +29,21 @@ PROCESS = 290_000_000
 """resident bytes of a worker on a CPU before it has a stage: Python and PyTorch"""
 PRELOADED = 100_000_000
 """further ones, if the family imports a library"""
+CONTROLLER = 120_000_000
+"""further ones of an inline run: workers are forked with what the first step imports, the controller reports the run"""
 SHARED = 190_000_000
 """bytes of :data:`PROCESS` that all workers of a machine share"""
 HEAP = 1.1
 """resident bytes of a CPU's heap relative to its tensors"""
+
+
+class DoesNotFit(UserError):
+    """A run takes more memory than there is."""
+
+    def __init__(self, message: str, config: RunConfig) -> None:
+        super().__init__(message)
+        self.config = config
+        """the smallest configuration that was tried"""
 
 
 class StageMemory(NamedTuple):
@@ -148,7 +159,7 @@ def fit_to_this_machine(config: RunConfig) -> tuple[RunConfig, str]:
     """Return ``config`` fitted to this machine's devices (:func:`fit_to_memory`), since others' are not known yet,
     and a line about what was chosen.
 
-    :raises UserError: if the settings do not fit into its memory.
+    :raises DoesNotFit: if the settings do not fit into its memory.
     """
     if config.train.device != "cuda":
         resolved = _resolve_recompute(config, False)
@@ -177,7 +188,7 @@ def require_room(config: RunConfig, workers: int, devices: Inventory, free: int,
 
     :param devices: its CUDA devices
     :param free: the bytes that new processes can use there; 0: unknown
-    :raises UserError: if they do not fit.
+    :raises DoesNotFit: if they do not fit.
     """
     memory, device = predicted_peaks(config, devices), config.train.device
     rooms = {cuda_device.name: int(USABLE * cuda_device.memory) for cuda_device in devices.devices}
@@ -189,9 +200,10 @@ def require_room(config: RunConfig, workers: int, devices: Inventory, free: int,
     for where, (room, crowd) in crowds.items() if memory and workers else ():
         if room and (needed := combined_peak(config, memory, crowd)) > room:
             many = f"{crowd} workers" if crowd > 1 else "a worker"
-            raise UserError(
+            raise DoesNotFit(
                 f"train.device = {device!r}: {many} {where} would take {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB "
-                f"are free: {how_to_reduce(config, memory)}"
+                f"are free: {how_to_reduce(config, memory)}",
+                config,
             )
 
 
@@ -200,7 +212,8 @@ def combined_peak(config: RunConfig, memory: Sequence[StageMemory], crowd: int) 
     replicas = config.exchange.max_replicas or config.exchange.replicas
     if config.engine == "inline":
         tensors = sum(stage.state + stage.kept + stage.working for stage in memory)
-        return int(memory[0].heap * replicas * tensors) + memory[0].process
+        own = memory[0].process + (0 if config.train.device == "cuda" else CONTROLLER)
+        return int(memory[0].heap * replicas * tensors) + own
     shared = 0 if config.train.device == "cuda" else SHARED
     return _together(memory, crowd, replicas) - (crowd - 1) * shared
 
@@ -220,7 +233,7 @@ def fit_to_memory(config: RunConfig, devices: Inventory, workers: int) -> tuple[
     The microbatches in flight are reduced first, down to one more than there are devices; then, under ``recompute =
     "auto"``, activations are recomputed; then microbatches are reduced to one. Settings that the recipe gives stay.
 
-    :raises UserError: if the given settings do not fit.
+    :raises DoesNotFit: if the given settings do not fit.
     """
     if not devices.devices:
         return _resolve_recompute(config, False), ""
@@ -231,7 +244,7 @@ def fit_to_memory(config: RunConfig, devices: Inventory, workers: int) -> tuple[
         memory = stage_memory(choice, room)
         if not memory or _together(memory, crowd, replicas) <= USABLE * room:
             return choice, _line(choice, config)
-    raise UserError(_refusal(config, room, crowd, memory, _together(memory, crowd, replicas)))
+    raise DoesNotFit(_refusal(config, room, crowd, memory, _together(memory, crowd, replicas)), choice)
 
 
 def _choices(config: RunConfig, devices: int) -> Iterator[RunConfig]:

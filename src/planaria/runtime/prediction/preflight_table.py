@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from planaria.common.stdio import Notify
 from planaria.config import durations
 from planaria.config.schema import RunConfig
 from planaria.models.families import stage_parameters, trained_parameters
@@ -16,9 +17,11 @@ from planaria.models.llama_stages import stage_layers
 from planaria.pipeline.network.costs import Costs, message_bytes
 from planaria.runtime.fleet.devices import NO_INVENTORY, Inventory, free_memory
 from planaria.runtime.prediction.memory import (
+    DoesNotFit,
     StageMemory,
     combined_peak,
     devices_of,
+    fit_to_this_machine,
     homes_of,
     own_workers,
     predicted_peaks,
@@ -72,8 +75,22 @@ def _bytes_sent(config: RunConfig) -> Counter[int]:
     return Counter({stage: nbytes // len(arrangement.nodes(stage)) for stage, nbytes in sent_bytes.items()})
 
 
+def fit_or_show(config: RunConfig, notify: Notify | None) -> tuple[RunConfig, str]:
+    """Return :func:`fit_to_this_machine`; first send the table of a run that does not fit to ``notify``.
+
+    :raises DoesNotFit: if the settings do not fit.
+    """
+    try:
+        return fit_to_this_machine(config)
+    except DoesNotFit as error:
+        if notify is not None:
+            for line in table(error.config):
+                notify(line)
+        raise
+
+
 def table(config: RunConfig, done: int = 0, step_s: float | None = None) -> list[str]:
-    """Return the lines about a run, which has been checked and fitted, to print before it starts.
+    """Return the lines about a checked run, to print before it starts.
 
     :param done: steps that an earlier part of the run has made
     :param step_s: seconds of a step as measured in that part
@@ -117,11 +134,11 @@ def _cells(group: Sequence[StageRow]) -> list[str]:
 def size(nbytes: float) -> str:
     """Return bytes with two or three digits.
 
-    >>> size(4.2e9), size(0), size(12_345)
-    ('4.20 GB', '0', '0.01 MB')
+    >>> size(4.2e9), size(227e9), size(0), size(12_345)
+    ('4.20 GB', '227 GB', '0', '0.01 MB')
     """
     if nbytes >= 1e9:
-        return f"{nbytes / 1e9:#.3g} GB"
+        return f"{nbytes / 1e9:#.3g} GB".replace(". ", " ")
     return f"{nbytes / 1e6:.{0 if nbytes >= 1e7 else 2}f} MB" if nbytes else "0"
 
 
@@ -146,7 +163,7 @@ def _machine_lines(config: RunConfig, rows: Sequence[StageRow], devices: Invento
     for location, workers, room in positions if memory else ():
         of = f" of {size(room)}{free}" if 0 < room < 1 << 60 else ""
         peak = size(combined_peak(config, memory, workers))
-        yield f"memory        {location}: {_pluralise(workers)}, at most {peak}{of}"
+        yield f"memory        {location}: {_pluralise(workers)}, about {peak}{of}"
     if not memory and config.train.device == "cuda" and not devices.devices:
         yield f"memory        not predicted: no device is known here ({devices.lacks or 'other machines have them'})"
     elif not memory:

@@ -22,7 +22,7 @@ from planaria.planner.guidelines import find_violations
 from planaria.planner.schedule import read as read_schedule
 from planaria.recovery.codes.sparse import read_code
 from planaria.runtime.prediction.copy_costs import resolve_best_options
-from planaria.runtime.prediction.memory import fit_to_this_machine
+from planaria.runtime.prediction.preflight_table import fit_or_show
 from planaria.runtime.preparation.config_checks import check, read_faults, standby_warnings
 from planaria.runtime.preparation.starting_weights import require_tokenizer, starting_weights, weight_warnings
 from planaria.runtime.preparation.unused_settings import require_used, without_effect
@@ -73,7 +73,7 @@ def prepare(
         require_used(config)
     run, fits = check(config), ""
     if begins and config.pipeline.layers != "auto":
-        config, fits = fit_to_this_machine(config)
+        config, fits = fit_or_show(config, notify)
         run = run if config is run.config else ResolvedRun(config)
     if trace is not None:
         require_receivers(config, trace.faults, config.chaos.trace or "the trace")
