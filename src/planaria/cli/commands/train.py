@@ -104,7 +104,7 @@ def _print_simulation(config: RunConfig) -> None:
 def _print_dry_run(config: RunConfig, auto: bool) -> None:
     """Print the complete recipe, and as comments what training it would need.
 
-    :raises UserError: for an invalid setting or data; after printing, if the run does not fit into memory.
+    :raises UserError: for an invalid setting; after printing, for invalid data or too little memory.
     """
     from planaria.config.recipe import dump
     from planaria.data.shards import check_first_records
@@ -120,14 +120,18 @@ def _print_dry_run(config: RunConfig, auto: bool) -> None:
     simulated = config.engine == "simulate"
     if not simulated:
         require_used(config)
-    run, needs, refusal = check(config), list[str](), None
+    run, needs, refusals = check(config), list[str](), list[UserError]()
     if not simulated:
         read_faults(run)
-        check_first_records(config.data, config.model.vocab)
+        try:
+            check_first_records(config.data, config.model.vocab)
+        except UserError as error:
+            refusals.append(error)
         try:
             fitted, note = fit_to_this_machine(config)
         except DoesNotFit as error:
-            fitted, note, refusal = error.config, "", error
+            fitted, note = error.config, ""
+            refusals.append(error)
         needs = [*filter(None, (note,)), *table(fitted)]
     trackers(config.observe)
     print(dump(config).rstrip("\n"))
@@ -137,8 +141,8 @@ def _print_dry_run(config: RunConfig, auto: bool) -> None:
         notes.append(f"--resume auto: {f'continues {earlier}' if earlier else 'starts a new run'}")
     for line in notes:
         print(f"# {line}")
-    if refusal is not None:
-        raise refusal
+    if refusals:
+        raise refusals[0]
 
 
 def _preload(config: RunConfig) -> list[str]:

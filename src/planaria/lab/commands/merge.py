@@ -81,8 +81,7 @@ def fuse(
     sources = gather(run, to, safe)
     mean = 1 / len(sources.parts)
     weight = mean if by == "average" else SCALES[by] if scale is None else scale
-    texts = _run_path(run) if by == "average" else ""
-    record = Fused(by=by, scale=weight, seed=seed, parent=sources.origin, parts=sources.parts, run=texts)
+    record = Fused(by=by, scale=weight, seed=seed, parent=sources.origin, parts=sources.parts, run=str(run.absolute()))
     parent = weights_of(sources.parent)
     added = fused.contributions(record, parent, [weights_of(expert) for expert in sources.experts])
     whole = sources.parent.clone()
@@ -148,7 +147,7 @@ def merge(run: Path, to: Path, routers: Routers, bias: bool, safe: str | None) -
     experts = [_llama(policy) for policy in sources.experts]
     model = merging.merge_experts(experts, routers.of(len(experts)), bias)
     sums = {part.name: merging.domain_sums(model, n, texts[part.domain]) for n, part in enumerate(sources.parts)}
-    record = Fused(by="dume", parent=sources.origin, parts=sources.parts, run=_run_path(run), routers=routers)
+    record = Fused(by="dume", parent=sources.origin, parts=sources.parts, run=str(run.absolute()), routers=routers)
     _write_merged(to, model, sources.experts[0], record, sums)
     return 0
 
@@ -279,7 +278,3 @@ def _llama(policy: LlamaPolicy) -> Llama:
     module = policy.module
     assert isinstance(module, Llama), "experts of an ensemble are LLaMAs"
     return module
-
-
-def _run_path(run: Path) -> str:
-    return str(run.absolute())
