@@ -50,6 +50,26 @@ def test_a_run_continues_in_another_cut(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(torch.allclose(one.tensor(name), other.tensor(name), atol=1e-6) for name in one.shapes)
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
+def test_merged_adapters_are_a_whole_model(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-2 stores its matrices transposed."""
+    peft = pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    base = given(tmp_path, kind)
+    assert train(tmp_path, "adapted", 1e-2, "--model.lora.rank", "4") == 0
+    assert cli.run(["export", "runs/adapted", "--to", "merged", "--merge"]) == 0
+    whole = transformers.AutoModelForCausalLM.from_pretrained("merged", dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(base, "runs/adapted/model").merge_and_unload()
+    for name, tensor in theirs.state_dict().items():
+        torch.testing.assert_close(whole.state_dict()[name], tensor, rtol=0, atol=1e-7)
+    assert cli.run(["eval", "merged", "--text", "text.txt"]) == 0
+    assert train(tmp_path, "plain", 1e-2) == 0
+    with pytest.raises(UserError, match=r"runs/plain: it trained no adapters to merge; remove --merge"):
+        cli.run(["export", "runs/plain", "--to", "none", "--merge"])
+    with pytest.raises(UserError, match=r"model holds adapters without their model; use .*--merge"):
+        cli.run(["export", "runs/adapted/model", "--to", "none"])
+
+
 def test_adapters_survive_kills_and_load_in_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the fleet, exact copies of adapters; frozen weights come from the base model's folder."""
     peft = pytest.importorskip("peft")

@@ -309,6 +309,15 @@ def test_training_starts_from_a_file_on_the_fleet(tmp_path: Path, capsys: pytest
     assert f'tokenizer = "{file}"' in capsys.readouterr().out
 
 
+def test_a_file_is_exported_without_training(tmp_path: Path) -> None:
+    file = write(tmp_path / "m.gguf", model := Llama(CONFIG, seed=1), end="<|endoftext|>")
+    assert cli.run(["export", str(file), "--to", str(tmp_path / "out")]) == 0
+    exported, tokenizer = open_model(tmp_path / "out")
+    for name, tensor in model.global_state().items():
+        assert torch.equal(exported.global_state()[name], tensor)
+    assert tokenizer.encode("ab c") == [7, 8] and tokenizer.end == 0
+
+
 def test_a_non_finite_number_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
     model = Llama(CONFIG, seed=1)
     model.global_state()["model.norm.weight"][3] = float("nan")

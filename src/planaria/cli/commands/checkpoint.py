@@ -91,7 +91,7 @@ def _convert(
 
 @command("export")
 def _export(
-    run: Annotated[Path, run_argument("a run, or a merged model")],
+    run: Annotated[Path, run_argument("a run, or a Llama: a model's folder, a GGUF file or hf:NAME")],
     *,
     to: Annotated[Path, flag("FOLDER", "folder to write")],
     kind: Annotated[Format, Option("--format", help=FORMATS)] = "hf",
@@ -101,6 +101,7 @@ def _export(
         int | None,
         Option(metavar="MIB", min=1, max=1 << 20, help="hf: largest file, unless a tensor or layer is larger (4096)"),
     ] = None,
+    merge: Annotated[bool, switch("--merge", "hf: add LoRA adapters to the weights of their base model")] = False,
     peer: Annotated[str | None, flag("NAME", "in a swarm's run: the model of this peer")] = None,
     number: Annotated[
         int | None, flag("N", "with --peer: after N rounds (default: the newest kept)", "--round")
@@ -109,19 +110,21 @@ def _export(
     """Export a run's model as a Hugging Face folder, or its checkpoint for another program."""
     from planaria.models.huggingface import is_exported
     from planaria.runtime.api.import_export import export_again
+    from planaria.runtime.preparation.weight_sources import HUB
 
-    swarm, merged = folders.find_kind("swarm"), is_exported(run)
+    swarm, model = folders.find_kind("swarm"), is_exported(run) or run.is_file() or str(run).startswith(HUB)
     if peer is None and (swarm.matches(run) or number is not None):
         raise UserError(f"{run}: pass --peer, such as --peer p0")
-    if peer is None and not merged:
-        print("\n".join(_export_run(run, checkpoint, kind, to, precision, shard)))
+    if peer is None and not model:
+        print("\n".join(_export_run(run, checkpoint, kind, to, precision, shard, merge)))
         return 0
-    source = "a swarm's peer" if peer is not None else "an exported model"
+    source = "a swarm's peer" if peer is not None else "a model"
     options = {
         "format": None if kind == "hf" else kind,
         "checkpoint": checkpoint,
         "precision": precision,
         "shard": shard,
+        "merge": merge or None,
     }
     reject_flags(options, f"is for a run's checkpoint, and {run} is {source}; remove it")
     print(export_again(run, to) if peer is None else swarm.function("export_peer")(run, peer, to, number, print))
@@ -242,6 +245,7 @@ def _export_run(
     to: Path,
     precision: Precision | None,
     shard_mb: int | None,
+    merge: bool,
 ) -> list[str]:
     """Export a checkpoint (default: the newest whole one) for another program; return notes."""
     from planaria.runtime.api.import_export import export_run, export_state
@@ -250,10 +254,10 @@ def _export_run(
     run_folders.config_of(folder)
     saved = run_folders.newest_whole(folder) if name is None else _choose_checkpoint(folder, name)
     if kind == "hf":
-        export_run(folder, to, saved, precision or "fp32", (shard_mb or SHARD_MB) << 20)
+        export_run(folder, to, saved, precision or "fp32", (shard_mb or SHARD_MB) << 20, merge)
         return [str(to)]
     reject_flags(
-        {"precision": precision, "shard": shard_mb},
+        {"precision": precision, "shard": shard_mb, "merge": merge or None},
         "requires --format hf; moments are exported with fp32 weights, tensor by tensor",
     )
     return [*export_state(folder, to, kind, saved), str(to)]

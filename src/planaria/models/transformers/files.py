@@ -12,12 +12,13 @@ from torch import Tensor
 
 from planaria.common import digests, documents
 from planaria.common.errors import UserError
+from planaria.config.model_config import AdapterConfig
 from planaria.config.schema import ModelConfig
 from planaria.models.foreign_weights import WeightsFile, validate_config
 from planaria.models.huggingface import read_tensor, tensor_shapes, tokenizer_of
 from planaria.models.model_metadata import ModelMetadata, config_file, metadata_of_folder
 from planaria.models.packing import Spec
-from planaria.models.transformers.adapters import ADAPTERS, global_name_of, settings_of, write_adapters
+from planaria.models.transformers.adapters import ADAPTERS, base_reader, global_name_of, settings_of, write_adapters
 from planaria.models.transformers.loading import load_weights
 from planaria.models.transformers.recipe_section import decoder_of, model_section
 from planaria.models.transformers.skeleton import skeleton
@@ -118,6 +119,35 @@ def export_adapters(config: ModelConfig, read: Callable[[str], Tensor], folder: 
     with torch.device("meta"):
         layers = decoder.base.build(config.model_copy(update={"ends_layers": 0, "block_layers": None}), 1, 1).layers
     write_adapters(decoder.lora, layers, {name: read(name).to(dtype) for name in decoder.shapes(config)}, folder)
+
+
+def merged_weights(config: ModelConfig, read: Callable[[str], Tensor]) -> tuple[ModelConfig, Callable[[str], Tensor]]:
+    """Return a model without adapters and a reader of its weights, to which the adapters are added as in ``peft``.
+
+    ``read`` returns an adapter by its global name. One weight is in memory at a time.
+
+    :raises UserError: if the base model is missing or has changed; the reader, if its files are damaged.
+    """
+    decoder, flat = decoder_of(config), config.model_copy(update={"ends_layers": 0, "block_layers": None})
+    assert decoder.lora is not None, "a model with adapters"
+    with torch.device("meta"):
+        modules: dict[str, Any] = dict(decoder.build(flat, 1, 1).named_modules())
+    adapted = {  # to whether the matrix is stored transposed
+        decoder.global_name(flat, 1, 1, name): bool(module.fan_in_fan_out)
+        for name, module in modules.items()
+        if hasattr(module, "lora_A")
+    }
+    base, scale = base_reader(decoder.lora, decoder.text), decoder.lora.alpha / decoder.lora.rank
+
+    def merged(name: str) -> Tensor:
+        matrix = name.removesuffix(".weight")
+        if name == matrix or matrix not in adapted:
+            return base(name)
+        first, second = (read(f"{matrix}.lora_{side}.default.weight") for side in "AB")
+        change = second @ first
+        return base(name).float() + (change.T if adapted[matrix] else change) * scale
+
+    return config.model_copy(update={"lora": AdapterConfig()}), merged
 
 
 def _saved_buffers(model: Any) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Models and checkpoints of other programs: export a run to them, or start a run from their checkpoint."""
+"""Models and checkpoints of other programs: export a run or model to them, or start a run from their checkpoint."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from torch import Tensor
+
 from planaria.common.atomic import new_folder, write_error
 from planaria.common.errors import UserError
 from planaria.config.schema import ExchangeConfig, RunConfig
@@ -16,6 +18,8 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.models.families import make_family
 from planaria.models.huggingface import export_folder, export_model
 from planaria.models.llama_stages import Llama
+from planaria.models.transformers.adapters import ADAPTERS
+from planaria.models.transformers.files import merged_weights
 from planaria.runtime.checkpoint.foreign import ReadReply, ReadRequest, dcp, huggingface, read_apart, universal
 from planaria.runtime.checkpoint.foreign.folder import DigestedParameter, ExportNote, leave_note
 from planaria.runtime.checkpoint.foreign.huggingface import Precision
@@ -36,29 +40,39 @@ def export_run(
     saved: SealedCheckpoint | None = None,
     precision: Precision = "fp32",
     largest: int | None = None,
+    merge: bool = False,
 ) -> Path:
     """Export a checkpoint of the run in ``folder`` as a Hugging Face model to ``to``, one tensor at a time.
 
     Default: the newest whole checkpoint. More than ``largest`` bytes of tensors are split into several files with an
-    index.
+    index. With ``merge``, adapters are added to the weights of their base model.
+
+    :raises UserError: if there are no adapters to merge, or the export cannot be written.
     """
     bare = run_folders.config_of(folder, run_folders.TOKENIZER).data.tokenization == "legacy"
     tokenizer = Tokenizer.open(folder / run_folders.TOKENIZER, bare=bare)
     saved = saved or run_folders.newest_whole(folder)
     atoms, dtype = weights_of(saved), str(huggingface.DTYPES[precision]).removeprefix("torch.")
+    model, named = saved.manifest.model.dense, {atom.name: atom for atom in atoms}
+    if merge and not model.lora.rank:
+        raise UserError(f"{folder}: it trained no adapters to merge; remove --merge")
+
+    def stored(name: str) -> Tensor:
+        return named[name].read("weights")
+
+    model, read = merged_weights(model, stored) if merge else (model, stored)
 
     def write(made: Path) -> None:
-        model, most = saved.manifest.model, largest or sys.maxsize
+        most = largest or sys.maxsize
         if model.family == "transformers":
-            named = {atom.name: atom for atom in atoms}
-            huggingface.write_decoder(model, lambda name: named[name].read("weights"), made, precision, most)
+            huggingface.write_decoder(model, read, made, precision, most)
         else:
             huggingface.write_llama(atoms, made, precision, most)
 
     with tempfile.TemporaryDirectory() as temporary:
         tokenizer.save(file := Path(temporary) / run_folders.TOKENIZER)
         export_folder(
-            saved.manifest.model.dense,
+            model,
             to,
             write,
             file,
@@ -122,15 +136,22 @@ def _notes(saved: SealedCheckpoint, atoms: Sequence[ParameterState]) -> list[str
     return lines
 
 
-def export_again(folder: Path, to: Path) -> Path:
-    """Export the model in ``folder`` as a Llama or a Mixtral.
+def export_again(source: Path, to: Path) -> Path:
+    """Export a model of another program, or one that was exported, as a Llama or a Mixtral.
 
-    :raises UserError: if its routers have biases that Mixtral does not support.
+    :raises UserError: if there is none, it is no Llama, or its routers have biases that Mixtral does not support.
     """
-    weights = open_weights(folder)
-    model = _as_mixtral(folder, weights.model())
-    end = None if weights.tokenizer is None else Tokenizer.open(weights.tokenizer).end
-    export_model(model, to, weights.tokenizer, end, weights.usage)
+    if (source / ADAPTERS).is_file():
+        raise UserError(f"{source} holds adapters without their model; use `planaria export RUN --merge`")
+    weights = open_weights(source)
+    model = _as_mixtral(source, weights.model())
+    if weights.tokenizer is None:
+        export_model(model, to, used=weights.usage)
+        return to
+    tokenizer = Tokenizer.open(weights.tokenizer)
+    with tempfile.TemporaryDirectory() as temporary:
+        tokenizer.save(file := Path(temporary) / run_folders.TOKENIZER)
+        export_model(model, to, file, tokenizer.end, weights.usage)
     return to
 
 

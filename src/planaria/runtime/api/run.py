@@ -119,12 +119,14 @@ class Run:
         """
         return complete(self.folder, prompt, max_new, temperature, top_k, seed)
 
-    def export(self, to: str | Path) -> Path:
+    def export(self, to: str | Path, merge: bool = False) -> Path:
         """Export the newest whole checkpoint as a Hugging Face model to the folder ``to``.
+
+        With ``merge``, LoRA adapters are added to the weights of their base model.
 
         :raises UserError: if there is no checkpoint, or the folder cannot be written.
         """
-        return export_run(self.folder, Path(to))
+        return export_run(self.folder, Path(to), merge=merge)
 
     def __repr__(self) -> str:
         metrics = key_metrics(self.record)
