@@ -6,6 +6,7 @@ import resource
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -108,7 +109,16 @@ class Peaks(NamedTuple):
 
 
 def peaks() -> Peaks:
-    """Return the peaks since the process began. Takes microseconds."""
+    """Return the peaks since the process began. Takes less than 0.1 ms."""
     used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     device = torch.cuda.max_memory_allocated() if used else 0
-    return Peaks(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT, device)
+    return Peaks(_resident_peak(), device)
+
+
+def _resident_peak() -> int:
+    """Return the bytes of the largest resident memory; without /proc, a new process begins with its parent's."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
