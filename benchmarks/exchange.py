@@ -1,20 +1,23 @@
-"""Exchanges between replicas: perplexity, spread between replicas, and latency of collectives."""
+"""Exchanges between replicas: perplexity, spread, latency of collectives, and directions of updates."""
 
 from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.harness import CORES, Claim, Flag, Measurement, Result, Row, benchmark, by_case, run_config, start
+from benchmarks.exchange_in_process import TOP, Geometry, Measured
+from benchmarks.harness import CORES, Claim, Flag, Measurement, Result, Row, benchmark, by_case, gaps, run_config, start
 from benchmarks.ladder import engine_for
+from planaria.config import recipe as recipes
+from planaria.config import shipped
 from planaria.config.schema import RunConfig
 from planaria.data.shards import tokenise_corpus
 
@@ -369,5 +372,98 @@ def run_law(args: Namespace) -> Measurement:
     return latency_rows(args, latencies(args))
 
 
+# ---- directions of replicas' updates, and the radial-directional average as a step size
+
+LAST = 3
+"""validations averaged as the final loss"""
+
+
+@dataclass(frozen=True)
+class Directions:
+    """The final loss of one run in nats, and the medians over its rounds."""
+
+    loss: float
+    ratio: float
+    cosine: float
+    leading: float
+
+
+Options = tuple[tuple[str, Any], ...]
+"""options of DiLoCo that differ from the race's"""
+
+
+def train_measured(args: Namespace, kind: str, lr: float, options: Options, seed: int) -> Directions:
+    """Train an arm of the recipe `exchanges` with other ``options`` of its DiLoCo."""
+    tree = recipes.read(shipped.find("exchanges"))
+    given = {"every": args.every, "momentum": "heavy_ball", "alpha": 0.3, **dict(options)}
+    exchange = tree["exchange"] | {"kind": "benchmarks.exchange_in_process:Measured", "options": given}
+    sections = {name: table for name, table in tree.items() if name not in ("compare", "exchange", "optim", "train")}
+    optim, training = tree["optim"] | {"kind": kind, "lr": lr}, tree["train"] | {"steps": args.steps}
+    config = run_config("exchange_directions", seed=seed, exchange=exchange, optim=optim, train=training, **sections)
+    engine, rounds, losses = engine_for(config), list[Geometry](), list[float]()
+    while engine.step < args.steps:
+        if engine.train_step().rounds:
+            rounds.append(Measured.take())
+        if engine.step % config.train.eval_every == 0 and engine.step > args.steps - LAST * config.train.eval_every:
+            losses.append(engine.evaluate())
+    return Directions(
+        fmean(losses),
+        median(one.ratio for one in rounds),
+        median(one.cosine for one in rounds),
+        median(one.leading / one.squares for one in rounds),
+    )
+
+
+def direction_arms(ratio: float) -> dict[str, Options]:
+    return {
+        "mean": (),
+        "RDA": (("aggregator", "rda"),),
+        "mean × ratio": (("factor", ratio),),
+        "mean × ratio, embeddings too": (("beta", 0.7 * ratio),),
+    }
+
+
+def direction_rows(rate: str, found: Mapping[str, Sequence[Directions]]) -> Iterator[Row]:
+    for arm, runs in found.items():
+        yield Row(f"{rate}: loss, {arm}", [run.loss for run in runs], "")
+    for arm in [arm for arm in found if arm.startswith("mean")] if "RDA" in found else ():
+        yield Row(f"{rate}: RDA − {arm}", gaps(*([run.loss for run in found[name]] for name in ("RDA", arm))), "0")
+    runs = found["mean"]
+    yield Row(f"{rate}: mean norm over norm of the mean", [run.ratio for run in runs], "2: orthogonal")
+    yield Row(f"{rate}: cosine of two updates", [run.cosine for run in runs], "0: orthogonal")
+    yield Row(f"{rate}: energy in 1/{TOP} of the singular values", [run.leading for run in runs], f"{1 / TOP:g}: equal")
+
+
+@benchmark(
+    "exchange_directions",
+    seeds=Flag([1, 2, 3]),
+    rates=Flag([2e-3, 4e-3], "inner learning rates of AdamW"),
+    muon=Flag(3.2e-2, "inner learning rate of Muon, whose updates are only measured"),
+    ratio_seed=Flag(4, "seed of the runs that measure the ratio"),
+    steps=120,
+    every=15,
+    workers=Flag(CORES, "processes at the same time"),
+)
+def run_directions(args: Namespace) -> Measurement:
+    """Measure the directions of replicas' updates in DiLoCo, and whether RDA is a step size.
+
+    Model, data and outer step are those of the recipe `exchanges`: four replicas, rounds every 15 steps. The ratio of
+    the mean norm to the norm of the mean is measured with the plain mean and ``--ratio-seed``, as the median over
+    rounds. Then it is fixed: other seeds train with the mean, RDA, and the mean times this ratio. If the last two tie,
+    RDA is a step-size rule. Embeddings are left out of the ratio and, except in the last arm, of the multiplication.
+    """
+    ratios = {rate: train_measured(args, "adamw", rate, (), args.ratio_seed).ratio for rate in args.rates}
+    cases = [("adamw", rate, arm) for rate in args.rates for arm in direction_arms(ratios[rate]).values()]
+    cases.append(("muon", args.muon, ()))
+    found = by_case(args.workers, train_measured, [(*case, seed) for case in cases for seed in args.seeds], args)
+    rows: list[Row] = []
+    for rate, ratio in ratios.items():
+        arms = direction_arms(ratio)
+        runs = {arm: [found["adamw", rate, options, seed] for seed in args.seeds] for arm, options in arms.items()}
+        rows += [Row(f"{rate:g}: ratio with seed {args.ratio_seed}", [ratio], ""), *direction_rows(f"{rate:g}", runs)]
+    rows += direction_rows("Muon", {"mean": [found["muon", args.muon, (), seed] for seed in args.seeds]})
+    return Result(rows, ["losses: means of the last three validations, in nats; values by seed"])
+
+
 if __name__ == "__main__":
-    start(quality=run_exchange_quality, spread=run_exchange_spread, law=run_law)
+    start(quality=run_exchange_quality, spread=run_exchange_spread, law=run_law, directions=run_directions)
