@@ -15,6 +15,7 @@ from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -371,10 +372,10 @@ def _best(width: int, wire: str, args: Namespace, folder: Path) -> tuple[float, 
 def final_loss(
     width: int, wire: str | Mapping[str, Any], seed: int, steps: int, folder: Path,
     microbatches: int = 8, untied: bool = False, rate: float = 1.0, trace: Path | None = None,
-    start: Path | None = None,
+    start: Path | None = None, model: Mapping[str, Any] = MappingProxyType({}),
 ) -> float:  # fmt: skip
     """Return the validation loss at the end of a run, nats; CheckFree rebuilds the stages that ``trace`` kills."""
-    run = trained(width, wire, seed, steps, folder, microbatches, untied, rate, trace, start)
+    run = trained(width, wire, seed, steps, folder, microbatches, untied, rate, trace, start, model)
     shutil.rmtree(run.folder)
     return run.validations[steps]
 
@@ -382,10 +383,10 @@ def final_loss(
 def trained(
     width: int, wire: str | Mapping[str, Any], seed: int, steps: int, folder: Path,
     microbatches: int = 8, untied: bool = False, rate: float = 1.0, trace: Path | None = None,
-    start: Path | None = None,
+    start: Path | None = None, model: Mapping[str, Any] = MappingProxyType({}),
 ) -> planaria.Run:  # fmt: skip
     """Return a finished run with this codec (a name of :func:`wire_of`, or its table), from random weights or from
-    those of the run ``start``."""
+    those of the run ``start``; ``model``: other settings of the model."""
     settings = {
         "engine": "inline", "seed": seed, "out": str(folder), "name": f"run-{seed}",
         "model.dim": width, "model.heads": 4, "model.tied": not untied,
@@ -394,6 +395,7 @@ def trained(
         "train.start": None if start is None else str(start),
         "optim.warmup": 20, "optim.lr": LEARNING_RATE * rate, "chaos.trace": None if trace is None else str(trace),
         "recovery.strategy": "checkfree" if trace else "checkpoint", "checkpoint.every": 0 if trace else steps,
+        **{f"model.{name}": value for name, value in model.items()},
     }  # fmt: skip
     return planaria.train("demo", settings=settings, progress=False, allow_code=True)
 

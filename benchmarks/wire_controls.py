@@ -34,6 +34,8 @@ ROTATIONS: dict[str, Wire] = {
 LIES: dict[str, Wire] = {
     f"× {factor}": {"kind": "benchmarks.wire_codecs:FalseScales", "factor": factor} for factor in (4, 16)
 }
+WIDE, PROJECTED = {"embedding_std": 1.0}, "benchmarks.learned_projection:ProjectedLlama"
+"""settings of models with separate heads: smaller embeddings learn slowly, and seeds differ more"""
 FLAGS = {
     "seeds": Flag(3, "of each arm"),
     "steps": Flag(200, "of each run from scratch"),
@@ -51,7 +53,10 @@ def run_legs(args: Namespace) -> Measurement:
     """
     with _folder() as folder:
         kept = folder / "bf16"
-        dense = [trained(args.width, "bf16", n, args.steps, kept, args.microbatches) for n in range(args.seeds)]
+        dense = [
+            trained(args.width, "bf16", seed, args.steps, kept, args.microbatches, True, model=WIDE)
+            for seed in range(args.seeds)
+        ]
         scratch = {name: _from_scratch(wire, args, folder) for name, wire in {**LEGS, **NOISE}.items()}
         tuned = {name: _fine_tuned(wire, args, folder, dense) for name, wire in {"bf16": "bf16", **LEGS}.items()}
     scratch["bf16"] = [run.validations[args.steps] for run in dense]
@@ -86,13 +91,42 @@ def run_rotation(args: Namespace) -> Measurement:
 def run_lies(args: Namespace) -> Measurement:
     """Multiply one stage's gradients by less than receivers reject: loss minus that of an honest ``6/4``.
 
-    The stages before it get all their gradients from this one. No claim.
+    The stages before it get all their gradients from this one. The embedding is the usual one: with a large one all
+    gradients are clipped, and scales have no effect. No claim.
     """
     with _folder() as folder:
-        honest = _from_scratch("6/4", args, folder)
-        losses = {name: _from_scratch(wire, args, folder) for name, wire in LIES.items()}
+        honest = _from_scratch("6/4", args, folder, wide=False)
+        losses = {name: _from_scratch(wire, args, folder, wide=False) for name, wire in LIES.items()}
     rows = [Row(f"gradients {name} - 6/4, nats", gaps(each, honest), "0") for name, each in losses.items()]
     return Result(rows, [_note(args)])
+
+
+@benchmark("home_links_projection", **FLAGS)
+def run_projection(args: Namespace) -> Measurement:
+    """Send a learned projection to a quarter of the width in ``8/4``: loss minus that of bf16, with other codecs.
+
+    A subspace's embedding contains N(0, 1), so all arms have one of that size; bf16 also has the usual one. Claim: the
+    projection costs at most 0.05 nats.
+    """
+    options = {"rank": args.width // 4}
+    arms: dict[str, tuple[Wire, dict[str, Any]]] = {
+        "bf16, embedding N(0, 0.02²)": ("bf16", {}),
+        "6/4": ("6/4", WIDE),
+        "subspace, D/4": ("D/4:8/4", {}),
+        "learned, D/4": ("8/4", {**WIDE, "family": PROJECTED, "options": options}),
+        "learned, D": ("8/4", {**WIDE, "family": PROJECTED, "options": {"rank": args.width}}),
+    }
+    with _folder() as folder:
+        losses = {
+            name: [
+                final_loss(args.width, wire, seed, args.steps, folder, args.microbatches, True, model=model)
+                for seed in range(args.seeds)
+            ]
+            for name, (wire, model) in {"bf16": ("bf16", WIDE), **arms}.items()
+        }
+    extra = _above_bf16(losses)
+    learned = Row("learned, D/4 - bf16, mean nats", [fmean(extra["learned, D/4"])], "0", Claim(high=0.05))
+    return Result([*_rows(extra, "embedding N(0, 1)"), learned], [_note(args)])
 
 
 @contextmanager
@@ -105,16 +139,21 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _from_scratch(wire: Wire, args: Namespace, folder: Path) -> list[float]:
+def _from_scratch(wire: Wire, args: Namespace, folder: Path, wide: bool = True) -> list[float]:
     """Return the losses with a codec from scratch, by seed."""
-    return [final_loss(args.width, wire, seed, args.steps, folder, args.microbatches) for seed in range(args.seeds)]
+    return [
+        final_loss(args.width, wire, seed, args.steps, folder, args.microbatches, wide, model=WIDE if wide else {})
+        for seed in range(args.seeds)
+    ]
 
 
 def _fine_tuned(wire: Wire, args: Namespace, folder: Path, dense: Sequence[planaria.Run]) -> list[float]:
     """Return the losses with a codec after fine-tuning these runs on other samples."""
     steps = max(1, round(TUNED * args.steps))
     return [
-        final_loss(args.width, wire, seed, steps, folder, args.microbatches, rate=FACTOR, start=run.folder)
+        final_loss(
+            args.width, wire, seed, steps, folder, args.microbatches, True, rate=FACTOR, start=run.folder, model=WIDE
+        )
         for seed, run in enumerate(dense, args.seeds)
     ]
 
@@ -136,4 +175,4 @@ def _note(args: Namespace) -> str:
 
 
 if __name__ == "__main__":
-    start(legs=run_legs, rotation=run_rotation, lies=run_lies)
+    start(legs=run_legs, rotation=run_rotation, lies=run_lies, projection=run_projection)

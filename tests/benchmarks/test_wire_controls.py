@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from benchmarks.harness import Row
-from benchmarks.wire_controls import LEGS, NOISE, ROTATIONS, run_legs, run_lies, run_rotation
+from benchmarks.wire_controls import LEGS, NOISE, ROTATIONS, run_legs, run_lies, run_projection, run_rotation
 
 from benchmarks import harness
 
@@ -35,6 +35,13 @@ def test_each_rotation_has_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_false_scales_change_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(row.value for row in measured(run_lies, monkeypatch))
+
+
+@pytest.mark.usefixtures("allow_code")
+def test_a_projection_of_all_channels_changes_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {row.what: row.value for row in measured(run_projection, monkeypatch)}
+    whole, quarter = (rows[f"learned, {part} - bf16, embedding N(0, 1), nats"] for part in ("D", "D/4"))
+    assert abs(whole) < abs(quarter) < 0.5
 
 
 @pytest.mark.slow

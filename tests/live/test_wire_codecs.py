@@ -35,9 +35,16 @@ WIRES: dict[str, Any] = {
     "6/4, nearest": {"kind": "groups", "rounding": "nearest"},
     "5 and 3 bits, groups of 32": {"kind": "groups", "forward": 5, "backward": 3, "group": 32},
     "subspace": {"kind": "subspace", "rank": 12, "forward": 8, "backward": 4},
+    "learned projection": "8/4",
 }
-UNTIED = {"tied": False}
-"""model of a subspace"""
+MODELS: dict[str, dict[str, Any]] = {
+    "subspace": {"tied": False},
+    "learned projection": {
+        "family": "benchmarks.learned_projection:ProjectedLlama",
+        "options": {"rank": 12},
+    },
+}
+"""models with codecs that not all have"""
 RECIPES: dict[str, dict[str, Any]] = {
     "redundant": {"recovery": {"strategy": "redundant"}},
     "swapped": {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}},
@@ -45,18 +52,22 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+SLOW = ("8/8", "6/4, nearest", "learned projection")
+
+
 def carried(record: RunRecord) -> int:
     return sum(sum(work.sent_bytes.values()) for _, work in record.worked)
 
 
+@pytest.mark.usefixtures("allow_code")
 @pytest.mark.parametrize(
-    "wire", [pytest.param(name, marks=pytest.mark.slow) if name in ("8/8", "6/4, nearest") else name for name in WIRES]
+    "wire", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in WIRES]
 )
 @pytest.mark.parametrize(
     "name", ["redundant", *(pytest.param(name, marks=pytest.mark.slow) for name in [*RECIPES][1:])]
 )
 def test_processes_train_as_inline_through_a_recovery(tmp_path: Path, name: str, wire: str) -> None:
-    pipeline, model = {"wire": WIRES[wire]}, UNTIED if wire == "subspace" else {}
+    pipeline, model = {"wire": WIRES[wire]}, MODELS.get(wire, {})
     config = tiny(tmp_path, steps=8, pipeline=pipeline, model=model, train={"eval_every": 4}, **RECIPES[name])
     record = train(config, [Fault(step=3, stage=2, moment="backward", offset=0.5)])
     assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
@@ -66,7 +77,7 @@ def test_processes_train_as_inline_through_a_recovery(tmp_path: Path, name: str,
 @pytest.mark.slow
 @pytest.mark.parametrize("wire", ["6/4", "subspace"])
 def test_a_resumed_run_equals_one_without_a_break(tmp_path: Path, wire: str) -> None:
-    model = UNTIED if wire == "subspace" else {}
+    model = MODELS.get(wire, {})
     config = tiny(tmp_path, steps=4, pipeline={"wire": WIRES[wire]}, model=model)
     train(config)
     assert losses(resume(folder_of(config), train__steps="8")) == inline_losses(config, 8), "to the last bit"
@@ -86,7 +97,7 @@ def test_replicas_and_schedules_train_as_inline(tmp_path: Path, wire: str) -> No
 def test_the_stated_bytes_are_sent(tmp_path: Path, wire: str, apart_by: float) -> None:
     """Losses are near those of fp32, but not equal, since messages are rounded."""
     whole, short = (
-        train(tiny(tmp_path / str(n), stages=2, steps=4, pipeline={"wire": wire}, model=UNTIED))
+        train(tiny(tmp_path / str(n), stages=2, steps=4, pipeline={"wire": wire}, model=MODELS["subspace"]))
         for n, wire in enumerate(("fp32", WIRES[wire]))
     )
     # Each of 4 microbatches crosses 3 edges in each direction, in 4 steps.

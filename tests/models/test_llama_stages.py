@@ -87,6 +87,22 @@ def test_initial_weights_have_the_recipes_spread() -> None:
             assert abs(weight.std().item() - 0.05) < 0.003 and abs(weight.mean().item()) < 0.003, name
 
 
+def test_an_embedding_may_have_its_own_spread() -> None:
+    plain = ModelConfig(vocab=500, dim=64, tied=False)
+    usual = Llama(plain, 2, seed=3).global_state()
+    wide = Llama(plain.model_copy(update={"embedding_std": 1.0}), 2, seed=3).global_state()
+    table = "model.embed_tokens.weight"
+    torch.testing.assert_close(wide[table], usual[table] / plain.init_std)
+    assert all(torch.equal(wide[name], usual[name]) for name in usual if name != table)
+
+
+def test_a_family_with_its_own_weights_refuses_a_spread() -> None:
+    with pytest.raises(
+        ValueError, match=r"model.embedding_std: .*'transformers' has its own initial weights; remove it"
+    ):
+        ModelConfig(family="transformers", embedding_std=1.0)
+
+
 def test_a_stage_built_without_initial_values_computes_the_same_once_loaded() -> None:
     built = build_stage(TIED, 2, 1, 0)
     bare = build_stage(TIED, 2, 1, 0, initialise=False)

@@ -80,6 +80,8 @@ class ModelConfig(Section):
     """share the embedding table with the language-model head"""
     init_std: Annotated[float, Field(gt=0)] = 0.02
     """standard deviation of the initial weights"""
+    embedding_std: Annotated[float | None, Field(gt=0)] = None
+    """standard deviation of the initial embedding; init_std by default"""
     share: Positive = 1
     """number of decoder-layer weights that share one stored number, which is sent and updated once (arXiv 2310.11611)
     """
@@ -159,6 +161,10 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
         if self.family == "transformers":  # its configuration has them
+            if self.embedding_std is not None:
+                raise ValueError(
+                    "model.embedding_std: model.family = 'transformers' has its own initial weights; remove it"
+                )
             return self
         if self.dim % self.heads:
             raise ValueError(f"model.dim = {self.dim} does not divide into model.heads = {self.heads}")

@@ -10,7 +10,7 @@ from torch import nn
 from planaria.common.errors import UserError
 from planaria.config.model_config import GROUP
 from planaria.config.registry import Registry
-from planaria.config.schema import ModelConfig
+from planaria.config.schema import ModelConfig, PipelineConfig
 from planaria.models import llama_stages
 from planaria.models.family import Family
 from planaria.models.group_family import GroupFamily
@@ -59,6 +59,11 @@ def build_stage(
     return built.to(device)
 
 
+def activation_shape(config: ModelConfig, pipeline: PipelineConfig) -> tuple[int, int, int]:
+    """Return the shape of a microbatch between stages: samples, tokens, width."""
+    return pipeline.microbatch_size, config.context, make_family(config).boundary_width(config)
+
+
 def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
     """Return the number of parameters of one stage of 0..``stages``, frozen ones included."""
     return sum(_parameter_counts(config, stages, stage)[:2])
@@ -99,7 +104,7 @@ def check_shapes(config: ModelConfig, stages: int) -> None:
     """
     location = f"model.family = {config.family!r}"
     tokens = torch.zeros(1, config.context, dtype=torch.long, device="meta")
-    shape, x = (1, config.context, config.dim), torch.empty(0)
+    shape, x = (1, config.context, make_family(config).boundary_width(config)), torch.empty(0)
     try:
         for stage in range(stages + 1):
             built = build_stage(config, stages, stage, 0, "meta")

@@ -95,6 +95,11 @@ class Family(Choice, ABC):
         be computed from weights.
         """
 
+    def boundary_width(self, config: ModelConfig) -> int:
+        """Return the numbers per token of a hidden state between stages; fewer than ``model.dim`` if stages project
+        what they send and receive."""
+        return config.dim
+
     def accepts_shorter_samples(self) -> bool:
         """Return whether stages accept fewer tokens than ``model.context``, with the same results for these tokens.
 

@@ -24,7 +24,7 @@ from planaria.models.moe_layer import ExpertRouting, MoELayer, to_file
 from planaria.models.one_array import GAINS, SHARED, add_array, final_norm, layers_of
 from planaria.models.seeding import normal
 from planaria.models.sharing import stored_count
-from planaria.models.subspace import Subspace, SubspaceEmbedding
+from planaria.models.subspace import EMBEDDING, Subspace, SubspaceEmbedding
 from planaria.models.tied_head import TiedHead
 
 
@@ -146,7 +146,7 @@ class LlamaFamily(Family):
         return stage_parameters(config, stages, stage), 0, fixed
 
     def tables(self, config: ModelConfig) -> tuple[str, str]:
-        return "model.embed_tokens.weight", "lm_head.weight"
+        return EMBEDDING, "lm_head.weight"
 
     def pass_bytes(self, config: ModelConfig, stages: int, stage: int, passes: PassMode) -> PassBytes:
         if stage == 0:
@@ -166,12 +166,13 @@ class LlamaFamily(Family):
             raise UserError(f"{wire}: factored matrices share no numbers; remove model.share = {config.share}")
 
     def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:
-        """Set norm gains to 1, and draw all else from N(0, init_std²)."""
+        """Set norm gains to 1, and draw all else from N(0, init_std²), the embedding from N(0, embedding_std²)."""
         with torch.no_grad():
             for local, parameter in built.named_parameters():
                 if local.endswith(SHARED) or (parameter.dim() > 1 and local != GAINS):
                     name = global_name(config, stages, stage, local)
-                    parameter.copy_(normal(parameter.shape, config.init_std, seed, name))
+                    std = config.embedding_std if name == EMBEDDING else None
+                    parameter.copy_(normal(parameter.shape, std or config.init_std, seed, name))
 
 
 def global_name(config: ModelConfig, stages: int, stage: int, local: str) -> str:

@@ -78,4 +78,4 @@ def test_each_attacked_arm_is_compared_with_its_own_control() -> None:
     ]
     one = effect(FOUND.model_copy(update={"arms": arms}), "text")
     assert one is not None and (one.worst.name, one.best.name, one.control) == ("attacked", "defended", arms[1])
-    assert not one.had_effect and one.contained, "62 of 100 are not clearly more than the 60 of its own control"
+    assert not one.had_effect and one.contained, "62 of 100 are not clearly more than the 60 of its control"

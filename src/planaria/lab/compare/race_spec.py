@@ -39,7 +39,7 @@ RULES = ArmRules(
     free=(
         "recovery", "checkpoint", "exchange", "optim.kind", "optim.lr", "optim.beta1", "optim.beta2", "optim.eps",
         "optim.clip", "pipeline.microbatches", "pipeline.wire", "routing.kind", "routing.mixed", "model.dim",
-        "model.share", "model.share_over", "model.subspace",
+        "model.embedding_std", "model.share", "model.share_over", "model.subspace",
     ),
 )  # fmt: skip
 

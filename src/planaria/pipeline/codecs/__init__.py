@@ -10,6 +10,7 @@ from planaria.common.errors import UserError
 from planaria.config.options import Options
 from planaria.config.registry import Registry
 from planaria.config.schema import ModelConfig, PipelineConfig
+from planaria.models.families import activation_shape
 from planaria.pipeline.codecs.base import MessageBytes, WireCodec
 from planaria.pipeline.codecs.floats import Bf16, Fp32
 from planaria.pipeline.codecs.group_quantisation import GroupQuantiser
@@ -47,7 +48,7 @@ def codec_class(wire: str | Options) -> type[WireCodec]:
 
 def message_bytes(model: ModelConfig, pipeline: PipelineConfig) -> MessageBytes:
     """Return the bytes on the wire of one activation (microbatch_size, context, dim) and of its gradient."""
-    return make_model_codec(model, pipeline).bytes((pipeline.microbatch_size, model.context, model.dim))
+    return make_model_codec(model, pipeline).bytes(activation_shape(model, pipeline))
 
 
 def _parse(wire: str | Options) -> tuple[str, dict[str, Any]]:

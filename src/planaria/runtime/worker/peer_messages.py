@@ -13,6 +13,7 @@ from torch import Tensor
 from planaria.control.facts import events as e
 from planaria.control.facts.decisions import BeginRound, Commit, Form, OpenPrefetchLinks, Settle
 from planaria.control.facts.orders import Donate
+from planaria.models.families import activation_shape
 from planaria.pipeline.codecs import make_model_codec
 from planaria.pipeline.plan.actions import Action, Key, PassKind
 from planaria.recovery.base import Moment
@@ -93,7 +94,7 @@ class PeerMessages:
         self.staging: Staging | None = None
         """copies between host and device, if stages compute on a device in several processes"""
         model, pipeline = setup.config.model, setup.config.pipeline
-        codec, shape = make_model_codec(model, pipeline), (pipeline.microbatch_size, model.context, model.dim)
+        codec, shape = make_model_codec(model, pipeline), activation_shape(model, pipeline)
         if setup.config.train.device == "cuda" and isinstance(transport, SocketTransport):
             self.staging, transport.rings = with_cuda(codec.bytes(shape))
         land = None if self.staging is None else self.staging.receive

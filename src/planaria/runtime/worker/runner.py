@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from planaria.config.schema import RunConfig
 from planaria.models.bf16_weights import Bf16Weights
 from planaria.models.chunked_loss import compile_pass
-from planaria.models.families import build_stage, make_family
+from planaria.models.families import activation_shape, build_stage, make_family
 from planaria.models.optimizers import make_optimizer
 from planaria.models.state import StageState
 from planaria.pipeline.codecs import make_model_codec
@@ -77,7 +77,7 @@ class StageRunner:
         self.grad_norm: float | None = None
         self.clipped_norm: float | None = None
         self.codec = make_model_codec(config.model, config.pipeline)
-        self.shape = config.pipeline.microbatch_size, config.model.context, config.model.dim
+        self.shape = activation_shape(config.model, config.pipeline)
         """shape of an activation"""
         # Each length would be compiled. A subspace's codec sends zeros of padding as large numbers.
         fixed = config.train.compile or isinstance(self.codec, SubspaceCodec)

@@ -75,7 +75,7 @@ def _reject_above(rollouts: Sequence[Rollout], limit: float) -> LayerFindings:
 
 
 class ImprobableCheck(Check):
-    """Reject completions far less likely than the policy's own samples, whoever wrote them; never switched off.
+    """Reject completions far less likely than the policy's own samples, from any peer; never switched off.
 
     Learning a text that the policy finds impossible harms it even if every step of the text is true: with two of four
     peers that write sums in words, accuracy fell to zero. Such texts had z = 16 to 53, and 0.003 of the completions of

@@ -186,9 +186,9 @@ class Effect:
     smallest: float
     plain: float | None
     had_effect: bool
-    """whether the largest effect clearly exceeds that of its own control"""
+    """whether the largest effect clearly exceeds that of its control"""
     contained: bool
-    """whether the smallest effect does not clearly exceed that of its own control"""
+    """whether the smallest effect does not clearly exceed that of its control"""
 
     def format_spread(self, amount: float) -> str:
         return f"{amount:.1f} tokens" if self.kind == "dos" else f"{amount:.0%}"

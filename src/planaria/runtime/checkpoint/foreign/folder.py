@@ -29,7 +29,7 @@ from planaria.runtime.checkpoint.stage_file import refuse_link
 WEIGHTS = "weights"
 KINDS = (WEIGHTS, *adamw.KEYS)
 NOTE = "planaria.json"
-_FREE = ("init_std", *CUT)
+_FREE = ("init_std", "embedding_std", *CUT)
 """model settings that may differ from the note, since no trained number depends on them"""
 Sizes = Sequence[int]
 
