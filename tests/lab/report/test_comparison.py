@@ -142,6 +142,12 @@ def test_prices_are_on_a_logarithmic_axis_with_a_zero(found: ComparisonResults) 
     assert fig.data[-1].line.shape == "hv" and marks["fault-free"].y[0] not in fig.data[-1].y
 
 
+def test_prices_below_those_of_the_reference_are_drawn(found: ComparisonResults) -> None:
+    cheaper = [arm.model_copy(update={"memory": -0.5, "traffic": -0.2}) for arm in found.arms]
+    fig = price_figure(found.model_copy(update={"arms": cheaper}))
+    assert {trace.marker.size for trace in fig.data[:-1]} == {10}
+
+
 def test_labels_of_prices_do_not_overlap() -> None:
     manners = {"fault-free": MANNERS["fault-free"], **{f"same {n}": MANNERS["checkpoint-50"] for n in range(4)}}
     names = [note for note in price_figure(compared(manners)).layout.annotations if note.text.startswith("same")]

@@ -130,9 +130,10 @@ def price_figure(results: ComparisonResults) -> go.Figure:
     arms = [arm for arm in results.arms if arm.spread("ratio") is not None]
     positions, ticks = _log_positions([100 * arm.traffic for arm in arms])
     spreads = [Spread(*(100 * (ratio - 1) for ratio in arm.spread("ratio") or ())) for arm in arms]
-    largest = max(arm.memory for arm in arms) or 1.0
+    areas = [max(arm.memory, 0.0) for arm in arms]  # arms with fewer replicas have less memory than the reference
+    largest = max(areas) or 1.0
     fig = figure(480, x="extra traffic in a step, % of activations and gradients", y="extra steps to target, %")
-    for arm, position, extra in zip(arms, positions, spreads, strict=True):
+    for arm, position, extra, area in zip(arms, positions, spreads, areas, strict=True):
         fig.add_scatter(
             x=[position],
             y=[extra.mean],
@@ -140,7 +141,7 @@ def price_figure(results: ComparisonResults) -> go.Figure:
             name=escape_label(arm.name),
             mode="markers",
             showlegend=False,
-            marker={"size": 10 + 28 * math.sqrt(arm.memory / largest), "color": shade[arm.name], "opacity": 0.85},
+            marker={"size": 10 + 28 * math.sqrt(area / largest), "color": shade[arm.name], "opacity": 0.85},
             error_y=error_bars([extra], thickness=1.2, width=4, color=shade[arm.name]),
             hovertemplate=f"<b>{escape_label(arm.name)}</b><br>{100 * arm.traffic:.2f} % traffic, "
             f"{100 * arm.memory:.0f} % memory<br>%{{y:.2f}} % more steps, "
