@@ -3,6 +3,7 @@ bit."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,30 @@ def test_parts_that_are_not_covered_are_named(tmp_path: Path) -> None:
     assert repeat(record, tmp_path / "scratch").not_covered == [what]
     covered = repeat_training(record.folder)
     assert covered == f"12 losses and gradient norms of steps 4–5 were reproduced bit for bit; not covered: {what}"
+
+
+def test_a_last_part_does_not_begin_from_another_repetitions_weights(tmp_path: Path) -> None:
+    record = in_one_process(several(tmp_path, "noloco", train={"steps": 4}), [])
+    record = resume(record.folder, train__steps="6", optim__lr="0.001")
+    (name,) = set(facts(record, e.RunStarted)[-1].checkpoint_of_stage.values())
+    shutil.rmtree(record.folder / "checkpoints" / name)
+    with pytest.raises(UserError, match=rf"its last part cannot be repeated: .*/{name}, .* was removed"):
+        repeat(record, tmp_path / "scratch")
+
+
+def test_a_log_names_no_folder_outside_its_run(tmp_path: Path) -> None:
+    record = in_one_process(several(tmp_path, "noloco", train={"steps": 4}), [])
+    record = resume(record.folder, train__steps="6")
+    (victim := tmp_path / "victim").mkdir()
+    at = max(n for n, (_, fact) in enumerate(record.history) if isinstance(fact, e.RunStarted))
+    history = list(record.history)
+    t, started = history[at]
+    assert isinstance(started, e.RunStarted)
+    names = dict.fromkeys(started.checkpoint_of_stage, str(victim))
+    history[at] = (t, started.model_copy(update={"checkpoint_of_stage": names}))
+    with pytest.raises(UserError, match="victim', which is not in checkpoints/; restore the log"):
+        repeat_run(record.config, history, record.folder, tmp_path / "scratch")
+    assert victim.is_dir() and not victim.is_symlink()
 
 
 def test_another_loss_and_a_log_without_a_decision_are_found(tmp_path: Path) -> None:

@@ -141,6 +141,8 @@ def _print_dry_run(config: RunConfig, auto: bool) -> None:
         notes.append(f"--resume auto: {f'continues {earlier}' if earlier else 'starts a new run'}")
     for line in notes:
         print(f"# {line}")
+    for other in refusals[1:]:
+        print(f"# {other}")
     if refusals:
         raise refusals[0]
 

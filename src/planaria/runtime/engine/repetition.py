@@ -69,7 +69,7 @@ def repeat_run(config: RunConfig, history: Sequence[Timed], source: Path, scratc
     :param history: the run's log.
     :param source: the run's folder, with the checkpoints from which its parts started.
     :param scratch: an empty folder for checkpoints.
-    :raises UserError: if no part can be repeated.
+    :raises UserError: if the last part cannot be repeated.
     """
     starts = [(number, fact) for number, (_, fact) in enumerate(history) if isinstance(fact, e.RunStarted)]
     if not starts:
@@ -90,14 +90,23 @@ def repeat_run(config: RunConfig, history: Sequence[Timed], source: Path, scratc
                     "other settings"
                 )
         except UserError as error:
+            if end is None:
+                last = f"its last part cannot be repeated: part from step {started.first_step}: {error}"
+                raise UserError("; ".join([f"{source}: {last}", *result.not_covered])) from None
             result.not_covered.append(f"part from step {started.first_step}: {error}")
+            _discard(scratch / CHECKPOINTS)
         else:
             result.compared += part.compared
             result.differing += part.differing
             result.steps += part.steps
-    if not result.compared and result.not_covered:
-        raise UserError(f"{source}: nothing can be repeated: {'; '.join(result.not_covered)}")
     return result
+
+
+def _discard(checkpoints: Path) -> None:
+    """Remove the checkpoints that a repetition wrote; links to the run's stay."""
+    for each in checkpoints.iterdir():
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
 
 
 def _repeat_part(
@@ -115,6 +124,8 @@ def _repeat_part(
     if (started.stages, started.samples_per_step) != (config.pipeline.stages, config.samples):
         raise UserError("its stages or samples per step differ from those of the last part")
     for name in sorted({*started.checkpoint_of_stage.values()}):
+        if Path(name).name != name:
+            raise UserError(f"its log names the checkpoint {name!r}, which is not in {CHECKPOINTS}/; restore the log")
         of_run, copy = source / CHECKPOINTS / name, scratch / CHECKPOINTS / name
         if of_run.is_dir() and not copy.is_symlink():
             shutil.rmtree(copy, ignore_errors=True)  # written by the repetition of an earlier part
