@@ -9,7 +9,7 @@ import pytest
 
 PARENT = """
 import subprocess, sys
-held = bytes(600_000_000)
+held = b"x" * 600_000_000
 subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
 """
 CHILD = "from planaria.runtime.worker.measurements import peaks; print(peaks().peak_bytes)"

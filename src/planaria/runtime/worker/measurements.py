@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
@@ -117,8 +119,7 @@ def peaks() -> Peaks:
 
 def _resident_peak() -> int:
     """Return the bytes of the largest resident memory; without /proc, a new process begins with its parent's."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    with suppress(OSError):
+        if found := re.search(rb"VmHWM:\s*(\d+)", Path("/proc/self/status").read_bytes()):
+            return int(found[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT
