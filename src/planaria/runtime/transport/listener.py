@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -162,10 +163,10 @@ def reserved(at: str) -> Iterator[None]:
     if sys.platform != "linux":
         yield
         return
+    name = hashlib.sha256(at.encode()).hexdigest()
     with socket.socket(socket.AF_UNIX) as reservation:
         try:
-            # An abstract name of at most 107 bytes, which is freed with the process.
-            reservation.bind(f"\0planaria standby {at}"[:100])
+            reservation.bind(f"\0planaria standby {name}")  # an abstract name, which is freed with the process
         except OSError:
             raise UserError(f"join --at {at}: another standby on this machine uses this address; stop it") from None
         yield
