@@ -10,7 +10,7 @@ from planaria.config import recipe
 from planaria.config.options import Options
 from planaria.config.schema import RunConfig
 from planaria.lab.commands.advised_command import train_command
-from planaria.lab.commands.flag_text import wire_text
+from planaria.lab.commands.flag_text import flag_text
 from planaria.lab.commands.placed_strategy import in_one_process
 from planaria.lab.compare.advice import require_costs
 from planaria.models.families import stage_parameters
@@ -74,7 +74,7 @@ def _best_choice(config: RunConfig, wire: str | Options) -> WireChoice:
     step_s, sent, chosen = min(weighed, key=lambda one: one[0])
     own = with_wire(config, wire, config.pipeline.microbatch_size).pipeline
     own_s = next(seconds for seconds, _, candidate in weighed if candidate.pipeline == own)
-    return WireChoice(wire_text(wire), sent, step_s, chosen, own_s)
+    return WireChoice(flag_text(wire), sent, step_s, chosen, own_s)
 
 
 def candidates(config: RunConfig, wire: str | Options) -> Iterator[RunConfig]:

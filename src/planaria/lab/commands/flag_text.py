@@ -5,20 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from planaria.config.options import Options
-
-
-def wire_text(wire: str | Options) -> str:
-    """Return a codec as a recipe writes it.
-
-    >>> wire_text("6/4"), wire_text(Options({"kind": "subspace", "rank": 160}))
-    ('6/4', '{kind = "subspace", rank = 160}')
-    """
-    return flag_text(wire)
-
 
 def flag_text(value: object) -> str:
-    """Return a setting as the text of a flag."""
+    """Return a setting as the text of a flag.
+
+    >>> flag_text("6/4"), flag_text({"kind": "subspace", "rank": 160})
+    ('6/4', '{kind = "subspace", rank = 160}')
+    """
     if value is None:
         return "none"
     return value if isinstance(value, str) else _toml(value)

@@ -11,7 +11,7 @@ from planaria.config import recipe
 from planaria.config.options import Options
 from planaria.config.schema import RunConfig
 from planaria.lab.commands.advise_wire import candidates
-from planaria.lab.commands.flag_text import wire_text
+from planaria.lab.commands.flag_text import flag_text
 from planaria.lab.commands.placed_strategy import Strategy, accepted, best, peak_of_stages
 from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import Costs, message_bytes
@@ -193,5 +193,5 @@ def _placed(config: RunConfig, topology: Topology, machines: tuple[Node, ...]) -
         size = message_bytes(candidate.model, candidate.pipeline)
         step_s = simulate(ResolvedRun(candidate).training(0), costs, size).step_s
         peak, obstacle = peak_of_stages(candidate, machines)
-        name = f"pipeline, {wire_text(candidate.pipeline.wire)}"
+        name = f"pipeline, {flag_text(candidate.pipeline.wire)}"
         yield Strategy(name, machines, step_s, peak, obstacle, candidate, sends=True)
