@@ -96,10 +96,12 @@ def test_a_late_member_settles_with_the_updates_that_counted() -> None:
     assert not facts(simulation, d.Adopt)
 
 
-def test_weights_are_the_steps_since_the_fragment_was_received() -> None:
-    simulation = decoupled(2, steps=60)
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_weights_are_the_steps_since_the_fragment_was_received(fragments: int) -> None:
+    simulation = decoupled(3, steps=60, every=4 * fragments, fragments=fragments)
+    run_until(simulation, lambda run: have_settled(run, 2, (0, 1)), without=[2])
     assert finished(simulation)
-    step = dict.fromkeys(range(2), 0)
+    step = dict.fromkeys(range(3), 0)
     began: dict[tuple[int, int], int] = {}
     received: dict[tuple[int, int], int] = {}
     checked = 0
@@ -110,11 +112,25 @@ def test_weights_are_the_steps_since_the_fragment_was_received() -> None:
             began |= {(fact.round, n): step[n] for n in fact.members}
         elif isinstance(fact, d.Settle):
             for member, weight in fact.counted[fact.members[0]].items():
-                if (last := received.get((fact.round - 1, member))) is not None:
-                    assert weight == pytest.approx(began[fact.round, member] - last, abs=1)
+                last = received.get((fact.round - fragments, member), 0 if fact.round < fragments else None)
+                if last is not None:
+                    assert weight == began[fact.round, member] - last
                     checked += 1
             received |= {(fact.round, n): step[n] for n in fact.members}
     assert checked > 10
+
+
+def test_a_resumed_replica_knows_when_it_received_each_fragment() -> None:
+    simulation = decoupled(3, steps=60, every=12, fragments=3)
+    run_until(simulation, lambda run: have_settled(run, 5, (0, 1, 2)))
+    run = simulation.run
+    positions = {n: replica.position for n, replica in run.replicas.items()}
+    resumed = RunState.start(run.started.model_copy(update={"positions": positions}))
+    for number, replica in run.replicas.items():
+        rounds = range(replica.rounds - 3, replica.rounds)
+        received = [replica.received_at(round) for round in rounds]
+        assert received == [resumed.replicas[number].received_at(round) for round in rounds]
+        assert len(set(received)) == 3 and received[0] > 0
 
 
 def test_a_member_lost_in_the_round_does_not_hold_up_the_others() -> None:

@@ -46,6 +46,19 @@ def test_updates_count_in_proportion_to_their_steps() -> None:
     assert all(torch.equal(of[0].fast[name], moved[0][name]) for name in second)
 
 
+def test_a_replica_without_steps_does_not_count() -> None:
+    made = make("decoupled", alpha=0.0, beta=1.0, **SMALL)
+    of, alone = replicas(made, weights(0), 2), replicas(made, weights(0), 1)
+    drift(of, 1)
+    drift(alone, 1)
+    of[1].fast = weights(0)
+    updates = {member: made.update(replica.outer, replica.fast) for member, replica in of.items()}
+    settled_with(made, of[0], updates, 0, {0: 3, 1: 0})
+    settled_with(made, alone[0], {0: made.update(alone[0].outer, alone[0].fast)}, 0)
+    assert distance(of[0].fast, alone[0].fast) < 1e-6
+    assert made.contribution_weights({0: 0, 1: 0}) == {0: 1.0, 1: 1.0}
+
+
 @given(st.integers(1, 400))
 def test_equal_steps_give_equal_weights(steps: int) -> None:
     made = make("decoupled", **SMALL)

@@ -101,3 +101,23 @@ def test_a_newcomer_starts_without_a_drift_of_its_own() -> None:
 def test_compressed_messages_are_refused(fields: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
         make_exchange(ExchangeConfig.model_validate({"kind": "eager", "replicas": 2, **fields}))
+
+
+def test_drifts_of_a_round_with_too_few_updates_count_once() -> None:
+    robust = {"rule": "median", "byzantine": 1}
+    options = {"every": 5, "alpha": 0.0, "beta": 1.0}
+    made = make_exchange(ExchangeConfig(kind="eager", replicas=3, options=options, robust=robust))
+    outer = [made.start({"w": torch.zeros(2)}) for _ in range(3)]
+    fast = [{"w": torch.full((2,), -1.0)} for _ in range(3)]
+    for round in range(4):
+        updates = {me: made.update(outer[me], fast[me]) for me in range(3)}
+        settled = [made.settle(outer[me], fast[me], updates if round else {me: updates[me]}, me) for me in range(3)]
+        fast, outer = [dict(weights) for weights, _ in settled], [state for _, state in settled]
+    assert all(weights["w"].tolist() == [-1, -1] for weights in fast)
+
+
+def test_whole_replicas_cannot_be_judged_by_drifts_that_are_not_used() -> None:
+    with pytest.raises(UserError, match=r"scope = 'replica': members weigh each other's last drifts"):
+        make_exchange(
+            ExchangeConfig(kind="eager", replicas=5, robust={"rule": "krum", "byzantine": 1, "scope": "replica"})
+        )

@@ -96,12 +96,9 @@ def on_begin_round(fact: d.BeginRound, run: RunState) -> RunState:
     for number in fact.members:
         replica = run.replicas[number]
         ordered = int(replica.phase == "commit")  # a step that its workers commit before they begin the round
-        inner = (
-            replica.steps_since(fact.round, exchange.cycle, exchange.interval or 0) + ordered
-            if exchange.decoupled
-            else 0
-        )
-        settle_at = replica.step + ordered + exchange.overlap
+        step = replica.step + ordered
+        inner = step - replica.received_at(fact.round - exchange.cycle) if exchange.decoupled else 0
+        settle_at = step + exchange.overlap
         open_round = OpenRound(fact.round, tuple(fact.members), settle_at, inner=inner)
         begun = replica.updated(open_round=open_round, rounds=fact.round + 1, steps_since_round=-ordered)
         run = with_replica(run, begun)
@@ -135,7 +132,7 @@ def _settle_decoupled(run: RunState, fact: d.Settle) -> RunState:
     weights = next(iter(fact.counted.values()), {})
     for number in fact.members:
         replica = run.replicas[number]
-        recent = {round: step for round, step in replica.settled_at.items() if round > fact.round - run.exchange.cycle}
+        recent = {r: replica.received_at(r) for r in range(fact.round - run.exchange.cycle + 1, fact.round)}
         run = with_replica(run, replica.updated(settled_at={**recent, fact.round: replica.step}))
     for replica in run.live.values():
         if replica.open_round is not None and replica.open_round.round == fact.round:

@@ -272,10 +272,13 @@ def _form_replica(run: RunState, replica: ReplicaState, form: d.Form) -> Replica
 
 def _nodes_settled(run: RunState, replica: ReplicaState, form: d.Form) -> Mapping[int, int]:
     """Return :attr:`ReplicaState.settled_at` after the replica received the rounds that it had missed."""
-    if not run.exchange.decoupled:
+    if form.is_rollback:
+        saved = run.durable.positions.get(replica.number)
+        return saved.settled_rounds if saved else {}
+    if not run.exchange.decoupled or form.rounds <= replica.rounds:
         return replica.settled_at
-    received = range(max(replica.rounds, form.rounds - run.exchange.cycle), form.rounds)
-    return {**replica.settled_at, **dict.fromkeys(received, form.step)}
+    recent = range(form.rounds - run.exchange.cycle, form.rounds)
+    return {round: replica.received_at(round) if round < replica.rounds else form.step for round in recent}
 
 
 def _nodes_with_snapshot(memory: MemorySnapshot, form: d.Form) -> MemorySnapshot:

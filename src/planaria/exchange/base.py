@@ -356,8 +356,8 @@ class Exchange(Choice, ABC):
         Unchanged tensors share memory with the arguments; arguments are not modified.
 
         :param updates: valid updates of the group by member (``Compressor.invalid_reason``), including its own unless
-            that was rejected. They are summed in order of id, so that members with the same
-            updates get bit-identical results. A single update is not rounded.
+            that was rejected. They are summed in order of id, so that members with the same updates get bit-identical
+            results. A single update is not rounded, unless its compressor has no error feedback.
         :raises ValueError: if a message has the wrong size or dtype.
         """
 

@@ -71,7 +71,8 @@ class Decoupled(Streaming):
         return self._known_weights is None
 
     def contribution_weights(self, steps: Mapping[int, int]) -> dict[int, float]:
-        return {member: float(max(count, 1)) for member, count in steps.items()}
+        some = any(steps.values())
+        return {member: float(count) if some else 1.0 for member, count in steps.items()}
 
     def catch_up(self, outer: StageOuterState, fast: Weights, latest: StageOuterState) -> Settled:
         """Overwrite the fragments of the missed rounds; the other fragments keep the replica's own weights."""

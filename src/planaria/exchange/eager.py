@@ -23,6 +23,7 @@ from planaria.exchange.base import (
 )
 from planaria.exchange.compress.compression import Compression
 from planaria.exchange.diloco import DiLoCo, outer_step, pseudo_gradient
+from planaria.exchange.robust.rules import RobustAggregator
 
 
 class Eager(DiLoCo):
@@ -69,6 +70,11 @@ class Eager(DiLoCo):
     def update(self, outer: StageOuterState, fast: Weights, prefetched: Tensor | None = None) -> Update:
         return Update(prefetched=self.prefetched(outer) if prefetched is None else prefetched)
 
+    def why_rule_unsupported(self, by: RobustAggregator, members: int) -> str:
+        if by.scope == "replica":
+            return "scope = 'replica': members weigh each other's last drifts, but use their own new ones; remove scope"
+        return super().why_rule_unsupported(by, members)
+
     def decoded_values(self, outer: StageOuterState, updates: Updates) -> dict[int, dict[str, Tensor]]:
         return {member: weight_message.unpack(sent.prefetched, outer["slow"]) for member, sent in updates.items()}
 
@@ -78,7 +84,7 @@ class Eager(DiLoCo):
         try:
             joined = self.aggregate_with_rule(outer, dict(sorted(drifts.items())))
         except TooManyByzantine:
-            return dict(fast), outer.settled(last=own_drift)
+            return dict(fast), outer.settled()  # the next drift includes this one, and the last one is sent again
         slow, momentum = outer_step(outer["slow"], outer["momentum"], joined, self.beta, self.alpha, self.momentum)
         return weight_message.fast_copy(slow, fast), outer.settled(slow=slow, momentum=momentum, last=own_drift)
 

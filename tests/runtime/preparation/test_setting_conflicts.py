@@ -96,6 +96,18 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
         {"exchange": {"steps_between_rounds": [1, 2, 3, 4, 5]}, "engine": "fleet"},
         "no inner steps between them",
     ),
+    (
+        "`steps_between_rounds`",
+        {
+            "exchange": {
+                "kind": "streaming_diloco",
+                "options": {"every": 8, "fragments": 1, "delay": 2},
+                "steps_between_rounds": [8, 8, 2, 8, 8],
+            },
+            "engine": "fleet",
+        },
+        "use more than 2 steps",
+    ),
     ("`coded`", {"exchange": {"coded": "gc", "options": {"bits": 8}}}, "are sums of gradients"),
     ("`routing.mixed`", {"routing": {"mixed": True}, "engine": "fleet"}, "use --engine inline"),
     (

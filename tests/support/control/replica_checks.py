@@ -121,8 +121,8 @@ class Truth:
         assert len({m.worker for m in form.members}) == len(form.members)
         assert all(workers[m.worker].joined for m in form.members)
         if form.outcome == "rolled back":
-            standing = ReplicaPosition(step=form.step, rounds=form.rounds, inner=form.inner)
-            assert standing == self.durable.positions[form.replica]
+            saved = self.durable.positions[form.replica]
+            assert (form.step, form.rounds, form.inner) == (saved.step, saved.rounds, saved.inner)
             self.ledger[form.replica] = list(self.durable.ledger[form.replica])
             return
         assert form.step == replica.step
@@ -163,7 +163,8 @@ class Truth:
             for stage in seal.stages:
                 content, step, where = part[stage]
                 assert step == standing.step, "what is saved is not of this step"
-                assert where in (None, standing) or seal.partial, "what is saved is not of this round"
+                known = standing.model_copy(update={"settled_at": []})  # workers do not know when they settled
+                assert where in (None, known) or seal.partial, "what is saved is not of this round"
                 saved.content[number, stage] = content
         used = self.before.union(*({**self.ledger, **saved.ledger}).values())
         assert used == {*range(seal.first_block), *seal.blocks_ahead}, "a checkpoint does not match its samples"

@@ -31,6 +31,13 @@ class ReplicaPosition(Fact):
     """settled rounds of its exchange"""
     inner: int = 0
     """steps since the last round"""
+    settled_at: list[int] = []
+    """its steps when it received the weights of its last rounds, oldest first; empty if they do not matter"""
+
+    @property
+    def settled_rounds(self) -> dict[int, int]:
+        """Round → the step in ``settled_at``."""
+        return dict(enumerate(self.settled_at, self.rounds - len(self.settled_at)))
 
 
 class RunShape(Fact):

@@ -192,7 +192,7 @@ class ReplicaState(State):
     behind: Mapping[int, str] = field(default_factory=dict)
     """nodes that lack only missed rounds of a decoupled exchange → their workers"""
     settled_at: Mapping[int, int] = field(default_factory=dict)
-    """round → ``step`` when it was settled, for the last rounds of a decoupled exchange"""
+    """round → ``step`` when its weights were received, for the last rounds of a decoupled exchange"""
     coded: CodedStep | None = None
     """rounds of the current step, if replicas' gradients are coded"""
     received: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
@@ -235,6 +235,7 @@ class ReplicaState(State):
             evaluated=position.step or -1,
             rounds=position.rounds,
             steps_since_round=position.inner,
+            settled_at=position.settled_rounds,
             memory=memory,
         )
         nodes = state.arrangement.stage
@@ -328,11 +329,10 @@ class ReplicaState(State):
         """Whether it is complete and in no round."""
         return not (self.broken or self.open_round or self.origins or self.phase == "link")
 
-    def steps_since(self, round: int, cycle: int, interval: int) -> int:
-        """Return the steps since the replica received the weights of a decoupled ``round``, if known, or else the usual
-        number."""
-        last = self.settled_at.get(round - cycle)
-        return cycle * interval if last is None else max(1, self.step - last)
+    def received_at(self, round: int) -> int:
+        """Return ``step`` when the replica received the weights of a decoupled ``round``, or its initial weights."""
+        start = self.started.position_of(self.number)
+        return self.settled_at.get(round, start.step - start.inner)
 
     def has_received(self, other: int) -> bool:
         """Return whether every node has received another replica's update in the current round."""
@@ -341,4 +341,5 @@ class ReplicaState(State):
 
     @property
     def position(self) -> ReplicaPosition:
-        return ReplicaPosition(step=self.step, rounds=self.rounds, inner=self.steps_since_round)
+        settled = [self.settled_at[round] for round in sorted(self.settled_at)]
+        return ReplicaPosition(step=self.step, rounds=self.rounds, inner=self.steps_since_round, settled_at=settled)

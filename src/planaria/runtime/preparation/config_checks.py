@@ -326,6 +326,12 @@ def _check_replicas(config: RunConfig) -> None:
             f"exchange.steps_between_rounds: with exchange.kind = {config.exchange.kind!r} there are no rounds, so no "
             "inner steps between them; remove it"
         )
+    own, overlap = config.exchange.steps_between_rounds, make_exchange(config.exchange).overlap
+    if own and min(own) <= overlap:
+        raise UserError(
+            f"exchange.steps_between_rounds = {list(own)}: a round with exchange.options.delay = {overlap} must be "
+            f"settled before the next begins; use more than {overlap} steps, or a shorter delay"
+        )
     if config.recovery.meanwhile == "skip":
         raise UserError(
             "recovery.meanwhile = 'skip': with exchange.replicas a lost stage is copied from another replica; use "
