@@ -339,3 +339,14 @@ def test_a_table_as_codec_is_weighed_and_written_as_a_flag(tmp_path: Path, capsy
 def test_missing_costs_name_the_command_that_measures_them(capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(capsys, "advise", "home_links", "--wire")
     assert "network.forward_s" in line and "`planaria report RUN --waits`" in line
+
+
+def test_emulation_does_not_change_the_advice_on_machines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    homes, replicas = household(tmp_path, mbit=100), ("--exchange.replicas", "2")
+    slow = ("--network.straggle_probability", "0.1", "--network.straggle_s", "5", "--network.straggle_factor", "2")
+    plain, *others = (
+        on_homes(capsys, homes, *replicas, *words) for words in ((), ("--network.emulate", "true", *slow), slow)
+    )
+    for other in others:
+        assert other.partition("command ")[0] == plain.partition("command ")[0]
+        assert "--network.straggle_probability 0 " in other and "--network.straggle_s none" in other

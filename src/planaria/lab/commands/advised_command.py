@@ -33,7 +33,7 @@ def train_command(path: Path, config: RunConfig, run: RunConfig, given: Mapping[
 
 
 def deployed(strategy: Strategy, topology: Topology) -> RunConfig:
-    """Return the run of an advised strategy on its machines, without injected faults and emulated links.
+    """Return the run of an advised strategy on its machines, without injected faults.
 
     Its costs in ``network`` are those of its machines, and of the slowest link between neighbouring stages.
     """
@@ -42,7 +42,6 @@ def deployed(strategy: Strategy, topology: Topology) -> RunConfig:
     if strategy.sends:
         flags |= {name: value for name, value in JOINED.items() if _setting(run, name) == _setting(RunConfig(), name)}
         flags |= {"fleet.local_workers": strategy.workers, **_link(strategy, topology)}
-        flags |= {"network.emulate": False} if run.network.emulate else {}
     if set(strategy.speeds) != {1.0}:
         flags |= _pass_costs(run, strategy.speeds)
     return recipe.with_flags(run, flags)

@@ -8,6 +8,7 @@ from typing import Any
 
 from planaria.common.errors import UserError
 from planaria.config import recipe
+from planaria.config.network_config import NetworkConfig
 from planaria.config.schema import RunConfig
 from planaria.exchange.registry import make_exchange
 from planaria.lab.commands.advise_wire import microbatch_sizes, with_wire
@@ -31,6 +32,8 @@ from planaria.runtime.resolved_run import ResolvedRun
 MAX_MACHINES = 7
 """maximum in a household: every order of them is weighed"""
 EVERY = "exchange.options.every"
+EMULATION = ("emulate", "straggle_probability", "straggle_factor", "straggle_s")
+"""settings of ``network`` that have no effect on real machines"""
 EXCHANGES: dict[str, dict[str, Any]] = {
     "allreduce": {"exchange.kind": "allreduce"},
     "diloco, every 50": {"exchange.kind": "diloco", EVERY: 50},
@@ -58,9 +61,12 @@ def weigh_machines(config: RunConfig, topology: Topology) -> list[Strategy]:
 
 
 def _one_replica_with_all_samples(config: RunConfig) -> RunConfig:
+    """Return the recipe with one replica on real links and machines."""
     microbatches = config.pipeline.microbatches * config.exchange.replicas
     flags = {"engine": "fleet", "exchange.max_replicas": None, "pipeline.microbatches": microbatches}
-    return recipe.with_flags(one_replica(config), flags)
+    real = NetworkConfig()
+    emulation = {f"network.{name}": getattr(real, name) for name in EMULATION}
+    return recipe.with_flags(one_replica(config), flags | emulation)
 
 
 def not_weighed(config: RunConfig, topology: Topology, strategies: Sequence[Strategy]) -> Iterator[str]:
