@@ -32,13 +32,14 @@ LEVELS = (
     ("control",),
     ("runtime.transport",),
     ("runtime.fleet", "runtime.shared_log", "runtime.checkpoint"),
-    ("runtime.custom_classes", "runtime.resolved_run"),
+    ("runtime.custom_classes", "runtime.resolved_run", "trials"),
     ("runtime.controller", "runtime.worker", "faults.worker_faults"),
     ("runtime.preparation", "runtime.engine", "runtime.prediction", "faults.checks", "faults.injector"),
     ("report",),
     ("runtime.api", "runtime.standby", "group"),
     ("cli",),
-    ("lab", "swarm"),
+    ("swarm",),
+    ("lab",),
     ("__main__",),
 )
 """packages, lowest first: each imports only its own level and those before"""

@@ -30,8 +30,8 @@ from planaria.lab.experts.experts_results import ArmResult, Results
 from planaria.lab.experts.log_probabilities import domain_samples, windows
 from planaria.lab.experts.scoring import score
 from planaria.lab.report.experts_report import show_results, write_experts_report
-from planaria.lab.trials import result_cache
 from planaria.models.generate import generate
+from planaria.trials import result_cache
 from support.mixture_checks import check_generation, check_likeliest, next_log_p
 
 pytestmark = pytest.mark.timeout(300)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from planaria import cli
 from planaria.common.errors import UserError
 from planaria.lab.experts import manifest
-from planaria.lab.experts.fused import Fused
+from planaria.models.fused import Fused
 from planaria.models.huggingface import export_model, import_model
 from planaria.models.llama_stages import Llama
 from planaria.runtime.preparation.weight_sources import open_model

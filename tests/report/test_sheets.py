@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.lab.report.spread_figures import add_band, error_bars
-from planaria.lab.trials.spread import Spread
 from planaria.report.sheets import as_csv, rows_of
+from planaria.report.spread_figures import add_band, error_bars
 from planaria.report.theme import figure, stroke
+from planaria.trials.spread import Spread
 
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\r\0")) | st.integers() | st.floats(allow_nan=False)
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.lab.trials.spread import spread
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.drill_arms import Drill, DrilledArm, DrillRun
 from planaria.swarm.records.hit_tally import HitTally, tally, wilson_interval
@@ -30,6 +29,7 @@ from planaria.swarm.records.lines import (
     SampleRecord,
 )
 from planaria.swarm.records.outcome import ALL, RunOutcome, read_outcome
+from planaria.trials.spread import spread
 from support.swarm import peer_records
 from support.swarm.peer_records import round_done
 

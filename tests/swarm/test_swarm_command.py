@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from planaria import __version__, cli
-from planaria.lab.trials import result_cache
 from planaria.swarm.commands import drill as module
 from planaria.swarm.commands.settlement import settle
 from planaria.swarm.drill_arms import Drill
+from planaria.trials import result_cache
 from support.command_line import exit_code, refused
 from support.processes import Command, planaria
 from support.swarm.swarms import until

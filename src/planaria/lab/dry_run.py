@@ -19,10 +19,10 @@ from planaria.lab.compare.race_job import Race, cached_races
 from planaria.lab.compare.race_spec import TUNED, Arm
 from planaria.lab.compare.run_comparison import ComparisonRequest, PreparedComparison, prepare_races
 from planaria.lab.reference.engine import ReferenceEngine
-from planaria.lab.trials.spread import format_seeds
 from planaria.report.phrases import format_count, format_wall_time
 from planaria.report.tables import Table, show
 from planaria.runtime.custom_classes import custom_classes
+from planaria.trials.spread import format_seeds
 
 
 def dry_run(requested: ComparisonRequest, notify: Callable[[str], None] | None) -> None:

@@ -15,13 +15,13 @@ from pydantic import Field
 from planaria.common.documents import Record
 from planaria.common.errors import UserError
 from planaria.config.schema import Section
-from planaria.lab.trials.arms import ArmRules, TrialsWithArms, file_name, read_table
-from planaria.lab.trials.spread import Spread, spread
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import check_peers, peer_config, peer_names
 from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.outcome import RunOutcome, total
 from planaria.swarm.repair.repair_results import Repaired
+from planaria.trials.arms import ArmRules, TrialsWithArms, file_name, read_table
+from planaria.trials.spread import Spread, spread
 
 
 class DrillRun(Record):

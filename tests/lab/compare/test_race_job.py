@@ -16,7 +16,7 @@ from planaria.data.shards import Dataset, tokenise_corpus
 from planaria.faults.trace import Fault, Trace, digest
 from planaria.lab.compare.race import ArmCourse, race
 from planaria.lab.compare.race_job import Race, run_races
-from planaria.lab.trials.jobs import JobSettings
+from planaria.trials.jobs import JobSettings
 from support.race_jobs import config, one
 
 pytestmark = pytest.mark.timeout(300)

@@ -14,7 +14,7 @@ import pytest
 from planaria.config.schema import RunConfig
 from planaria.control.log.reader import read_run
 from planaria.lab.experts.training import Training, train_all, with_changes
-from planaria.lab.trials.jobs import JobSettings
+from planaria.trials.jobs import JobSettings
 
 pytestmark = pytest.mark.timeout(300)
 

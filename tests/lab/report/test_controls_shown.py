@@ -16,7 +16,7 @@ from planaria.lab.report.comparison_figures import price_figure
 from planaria.lab.report.comparison_table import columns, rows, show_table
 from planaria.lab.report.for_paper import write_for_paper
 from planaria.lab.report.winner_figure import hours_of_arms, winning_arms
-from planaria.lab.trials.spread import bootstrap
+from planaria.trials.spread import bootstrap
 from support.report.synthetic_comparison import HELD, MANNERS, SEEDS, Manner, compared
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint
 from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
-from planaria.lab.trials.result_cache import CachedResult, identity
 from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, LayerCounts, Log, RoundDone
+from planaria.trials.result_cache import CachedResult, identity
 from support.swarm.peer_records import round_done, started
 
 STEPS, EVERY = 40, 5

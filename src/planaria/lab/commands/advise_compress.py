@@ -17,8 +17,8 @@ from planaria.lab.compare.compression_advice import (
     advise,
 )
 from planaria.lab.compare.experience import Range
-from planaria.lab.trials.spread import Spread, format_seeds, format_spread
 from planaria.report.tables import Table, show
+from planaria.trials.spread import Spread, format_seeds, format_spread
 
 IF_SIMILAR = "if your run resembles the race's: replicas, model, optimizer, steps"
 COLUMNS = ["how", "MB a step", "s a step", "of dense", "coding, ms", "loss at the end, of dense", "steps, of dense"]

@@ -28,7 +28,7 @@ from planaria.common.errors import UserError
 if TYPE_CHECKING:
     from planaria.config.schema import Section
     from planaria.lab.compare.run_comparison import ComparisonRequest
-    from planaria.lab.experts.fused import Routers
+    from planaria.models.fused import Routers
 
 DELAYS = "choose a gradient code for replicas with the delays of this run (its folder)"
 ADD = "the expert to add: for an ensemble, a run or an exported model with its tokenizer"
@@ -294,9 +294,9 @@ def _merge_experts(run: Path, to: Path, how: MergeMethod, safe: str | None, give
 def _routers(given: Mapping[str, Any]) -> Routers:
     """Return the parameters of routers; raise UserError if they are invalid."""
     from planaria.config.bounds import MIN_TEMPERATURE
-    from planaria.lab.experts.fused import Routers
     from planaria.lab.experts.ridge import RIDGE
     from planaria.lab.experts.text_prior import SAMPLES
+    from planaria.models.fused import Routers
 
     least = {"top-k": 0, "temperature": MIN_TEMPERATURE, "samples": 1, "lambda": 0}
     chosen = {name: given[name] for name in least if given[name] is not None}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from planaria.common.errors import UserError, suggestion
 from planaria.config.names import require_name
-from planaria.lab.experts import fused, manifest
+from planaria.lab.experts import manifest
 from planaria.lab.experts.domains import HELD_OUT, TEST, domains_with_text
 from planaria.lab.experts.embedding import Embedding
 from planaria.lab.experts.ensemble import Ensemble
@@ -26,6 +26,7 @@ from planaria.lab.experts.merge import count_shares
 from planaria.lab.experts.minimax_weights import FLOOR, TOLERANCE
 from planaria.lab.experts.scoring import fit_weights, score
 from planaria.lab.report.worst_report import sentences, tables
+from planaria.models import fused
 from planaria.models.generate import texts
 from planaria.report.observe.bars import CountProgress
 from planaria.report.tables import Table, show

@@ -30,12 +30,12 @@ from planaria.lab.experts.manifest import EnsembleManifest, Expert
 from planaria.lab.experts.minimax_weights import FLOOR
 from planaria.lab.experts.scoring import fit_weights
 from planaria.lab.report.experts_report import show_results, write_experts_report
-from planaria.lab.trials.result_cache import CachedResult, identity, make_folder
 from planaria.models.llama_stages import parameter_count
 from planaria.report.observe.bars import JobsProgress
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.config_checks import check, read_faults
 from planaria.runtime.preparation.prepare import with_absolute_paths
+from planaria.trials.result_cache import CachedResult, identity, make_folder
 
 RESULTS = "results.json"
 

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from planaria.common.errors import UserError, suggestion
 from planaria.config.names import require_name
-from planaria.lab.experts import fused, manifest
+from planaria.lab.experts import manifest
 from planaria.lab.experts import merge as merging
 from planaria.lab.experts.domains import TRAINED, domains_with_text
-from planaria.lab.experts.fused import FILE, SCALES, Fused, How, Routers, SourceModel
 from planaria.lab.experts.log_probabilities import domain_samples, read_sums, text_samples
 from planaria.lab.experts.manifest import EnsembleManifest
-from planaria.models import task_vectors
+from planaria.models import fused, task_vectors
+from planaria.models.fused import FILE, SCALES, Fused, How, Routers, SourceModel
 from planaria.models.llama_stages import Llama
 from planaria.runtime.preparation.weight_sources import open_model
 from planaria.swarm.commands.realign import require_free, write_model

@@ -19,10 +19,10 @@ from planaria.config.schema import RunConfig
 from planaria.data.dataset import open_data
 from planaria.faults.trace import Trace
 from planaria.lab.compare.race import ArmCourse, race
-from planaria.lab.trials.arms import file_name
-from planaria.lab.trials.jobs import Job, JobSettings, Watcher, run_jobs
-from planaria.lab.trials.result_cache import CachedResult, TrialIdentity, identity, make_folder
 from planaria.pipeline.routing.arrangement import node_of
+from planaria.trials.arms import file_name
+from planaria.trials.jobs import Job, JobSettings, Watcher, run_jobs
+from planaria.trials.result_cache import CachedResult, TrialIdentity, identity, make_folder
 
 Code = Callable[[RunConfig], Iterable[type | ModuleType]]
 """configuration → the code outside planaria that it names"""

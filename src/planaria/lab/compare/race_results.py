@@ -12,7 +12,7 @@ from planaria.common.documents import Record, former_names
 from planaria.lab.compare.clock import ArmClock
 from planaria.lab.compare.race import ArmCourse, ValidationPoint
 from planaria.lab.compare.race_spec import SMOOTHING_WINDOW
-from planaria.lab.trials.spread import Spread, bootstrap, spread
+from planaria.trials.spread import Spread, bootstrap, spread
 
 MIN_SEEDS = 5
 """minimum number of seeds for which an interval of their mean is reported"""

@@ -19,9 +19,9 @@ from planaria.data.corpus import resolve_formats
 from planaria.faults.failure_groups import FailureDomain
 from planaria.faults.trace import Trace
 from planaria.faults.trace_generation import generate
-from planaria.lab.trials.arms import ArmRules, TrialsWithArms, file_name, read_table
-from planaria.lab.trials.jobs import JobSettings
 from planaria.recovery import RECOVERIES
+from planaria.trials.arms import ArmRules, TrialsWithArms, file_name, read_table
+from planaria.trials.jobs import JobSettings
 
 FAULT_FREE = "fault-free"
 """the arm that every comparison has: the recipe without failures"""

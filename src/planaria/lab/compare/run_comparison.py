@@ -36,8 +36,6 @@ from planaria.lab.compare.race_results import (
 )
 from planaria.lab.compare.race_spec import TUNED, Arm, Comparison, load, traces_for
 from planaria.lab.report.comparison import write_comparison
-from planaria.lab.trials.arms import prefix_errors
-from planaria.lab.trials.result_cache import make_folder
 from planaria.models.families import stage_parameters
 from planaria.pipeline.network.costs import message_bytes
 from planaria.recovery import make_chain
@@ -49,6 +47,8 @@ from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.config_checks import check
 from planaria.runtime.preparation.prepare import epochs, streams
 from planaria.runtime.resolved_run import ResolvedRun
+from planaria.trials.arms import prefix_errors
+from planaria.trials.result_cache import make_folder
 
 REPORT, NUMBERS = "report.html", "comparison.json"
 

@@ -35,9 +35,9 @@ from planaria.lab.experts.lineage import chains, lineages, numbered_name, parent
 from planaria.lab.experts.log_probabilities import DomainLogProbabilities, DomainTexts, sources, token_logps
 from planaria.lab.experts.scoring import arm_result
 from planaria.lab.experts.training import Training, train_all, with_changes
-from planaria.lab.trials.jobs import Watcher
 from planaria.runtime.checkpoint.loading import load_model
 from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.trials.jobs import Watcher
 
 QUARTERS = 4
 """points of a probe's learning curve"""

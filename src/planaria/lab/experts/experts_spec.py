@@ -18,8 +18,8 @@ from planaria.config.section import formerly
 from planaria.lab.experts.budget import GENERALIST
 from planaria.lab.experts.lineage import chains
 from planaria.lab.experts.minimax_weights import FLOOR
-from planaria.lab.trials.arms import SeededTrials, read_table
-from planaria.lab.trials.jobs import JobSettings
+from planaria.trials.arms import SeededTrials, read_table
+from planaria.trials.jobs import JobSettings
 
 By = Literal["probe", "sizes", "hand", "seed_loss"]
 

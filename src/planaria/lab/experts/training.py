@@ -22,8 +22,8 @@ from planaria.config import consent, recipe
 from planaria.config.schema import RunConfig
 from planaria.control.log.reader import METRICS
 from planaria.lab.experts.manifest import WEIGHTS
-from planaria.lab.trials.jobs import Job, JobSettings, Watcher, run_jobs
 from planaria.runtime.checkpoint.store import CheckpointStore
+from planaria.trials.jobs import Job, JobSettings, Watcher, run_jobs
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from planaria.lab.report.comparison_table import (
 )
 from planaria.lab.report.equal_costs import equal_costs_table, has_equal_costs
 from planaria.lab.report.winner_figure import fault_free_ratio, hours_at, redundant_arm, winners_figure
-from planaria.lab.trials.spread import format_spread
 from planaria.report import page
 from planaria.report.phrases import format_count, format_number, join_names
 from planaria.report.verdict import Verdict
+from planaria.trials.spread import format_spread
 
 UNITS = {"hours": "h", "ticks": "steps"}
 

@@ -10,11 +10,11 @@ import numpy as np
 import plotly.graph_objects as go
 
 from planaria.lab.compare.race_results import ArmScore, ComparisonResults, SeedTrace, smoothed_losses
-from planaria.lab.report.spread_figures import add_band, error_bars
-from planaria.lab.trials.spread import Spread
 from planaria.report import theme
 from planaria.report.phrases import format_count, format_number
+from planaria.report.spread_figures import add_band, error_bars
 from planaria.report.theme import escape_label, figure, integer_x_axis, lane_axis, stroke, text_colour_on
+from planaria.trials.spread import Spread
 
 Over = Literal["hours", "steps"]
 """unit of a loss curve's axis"""

@@ -16,10 +16,10 @@ from planaria.common import documents
 from planaria.common.errors import UserError
 from planaria.lab.compare.race import ArmCourse, ValidationPoint
 from planaria.lab.compare.race_results import ComparisonResults, smoothed_losses
-from planaria.lab.trials.arms import file_name
-from planaria.lab.trials.result_cache import read_result
 from planaria.report.live_page.frames import Json, StateChange
 from planaria.report.live_page.page_source import FolderSource
+from planaria.trials.arms import file_name
+from planaria.trials.result_cache import read_result
 
 NUMBERS = "comparison.json"
 RACE = re.compile(r"(?P<arm>[^.]+)\.(?P<seed>\d+)\.(?P<kind>json|job|ticks)")

@@ -10,9 +10,9 @@ from rich.text import Text
 from planaria.lab.compare.race_results import MIN_SEEDS, ArmScore, ComparisonResults, SeedTrace
 from planaria.lab.compare.race_spec import SMOOTHING_WINDOW
 from planaria.lab.report.equal_costs import equal_costs_table, has_equal_costs
-from planaria.lab.trials.spread import format_seeds, format_spread
 from planaria.report.phrases import format_count, format_number, join_names
 from planaria.report.tables import Table, show
+from planaria.trials.spread import format_seeds, format_spread
 
 DIGEST = 16
 """hex digits shown of a trace's digest"""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planaria.lab.compare.race_results import ArmScore, ComparisonResults, smoothed_losses
-from planaria.lab.trials.spread import Spread, format_spread, spread
 from planaria.report.phrases import format_number
 from planaria.report.tables import Table
+from planaria.trials.spread import Spread, format_spread, spread
 
 Curve = Sequence[tuple[float, float]]
 """(cost, smoothed loss), by cost"""

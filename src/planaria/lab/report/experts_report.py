@@ -14,13 +14,13 @@ import plotly.graph_objects as go
 from planaria.lab.experts.budget import SYNCHRONISED
 from planaria.lab.experts.experts_results import TIE, Results, TextWeights, geometric_mean
 from planaria.lab.report.experts_verdict import verdict
-from planaria.lab.report.spread_figures import error_bars
 from planaria.lab.report.worst_report import section as worst_section
-from planaria.lab.trials.spread import Spread, format_seeds, format_spread, spread
 from planaria.report import page
 from planaria.report.phrases import format_count
+from planaria.report.spread_figures import error_bars
 from planaria.report.tables import Table, show
 from planaria.report.theme import CARRIED, MUTED, SERIES, add_heatmap, escape_label, figure, integer_x_axis, stroke
+from planaria.trials.spread import Spread, format_seeds, format_spread, spread
 
 
 def show_results(results: Results) -> None:

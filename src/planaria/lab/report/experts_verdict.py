@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from planaria.lab.experts.budget import SYNCHRONISED
 from planaria.lab.experts.experts_results import TIE, Results
-from planaria.lab.trials.spread import Spread
 from planaria.report.phrases import format_count, join_names
 from planaria.report.verdict import Verdict
+from planaria.trials.spread import Spread
 
 
 def verdict(results: Results) -> Verdict:

@@ -17,9 +17,9 @@ from planaria.lab.compare.race_results import ComparisonResults, smoothed_losses
 from planaria.lab.report.comparison_figures import Over, bands, colours
 from planaria.lab.report.comparison_table import arm_title, latex, numbers
 from planaria.lab.report.equal_costs import budgets, cost_headings, equal_costs, has_equal_costs
-from planaria.lab.trials.result_cache import make_folder
-from planaria.lab.trials.spread import format_spread
 from planaria.report.sheets import Cell, as_csv
+from planaria.trials.result_cache import make_folder
+from planaria.trials.spread import format_spread
 
 WIDTH = 5.5
 """width of a figure, inches: one and a half columns of a paper"""

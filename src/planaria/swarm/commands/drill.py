@@ -10,8 +10,6 @@ import torch
 
 from planaria.common import atomic
 from planaria.common.errors import RunStopped
-from planaria.lab.trials.arms import prefix_errors
-from planaria.lab.trials.result_cache import CachedResult, identity, make_folder
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.runtime.preparation import run_folders
 from planaria.swarm.assemble import selected_custom_classes
@@ -29,6 +27,8 @@ from planaria.swarm.report.drill_report import show_drill, write_drill_report
 from planaria.swarm.report.progress import SwarmProgress
 from planaria.swarm.swarm_processes import PRELOAD, LiveSwarm, describe_failures
 from planaria.swarm.trained_policy import learned_state, trusted_state
+from planaria.trials.arms import prefix_errors
+from planaria.trials.result_cache import CachedResult, identity, make_folder
 
 FILE = "repaired.json"
 MAX_SUCCESS = 0.02

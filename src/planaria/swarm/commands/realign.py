@@ -13,8 +13,7 @@ from planaria.common import digests
 from planaria.common.atomic import new_folder, write_error
 from planaria.common.documents import Record, former_names
 from planaria.common.errors import UserError
-from planaria.lab.experts import fused
-from planaria.models import masking, task_vectors
+from planaria.models import fused, masking, task_vectors
 from planaria.swarm.policy.base import Exportable, Policy
 from planaria.swarm.policy.policies import open_policy
 from planaria.swarm.repair.exams import TextExam

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from planaria.lab.report.spread_figures import add_band
-from planaria.lab.trials.spread import Spread, format_seeds, format_spread, spread
 from planaria.report import page
 from planaria.report.phrases import format_count, join_names
+from planaria.report.spread_figures import add_band
 from planaria.report.tables import Table, show
 from planaria.report.theme import (
     BLUE,
@@ -33,6 +32,7 @@ from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.outcome import ALL, EvaluationPoint, RunOutcome, total
 from planaria.swarm.report.repair_report import SUMMARY, best_strategies, interval, repair_table
 from planaria.swarm.report.swarm_report import format_share
+from planaria.trials.spread import Spread, format_seeds, format_spread, spread
 
 LONGER = 1.1
 """DoS has an effect if completions are longer than the control's by this factor"""

@@ -13,8 +13,8 @@ import torch
 from planaria import __version__
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
-from planaria.lab.trials import result_cache as module
-from planaria.lab.trials.result_cache import identity
+from planaria.trials import result_cache as module
+from planaria.trials.result_cache import identity
 
 
 @pytest.fixture

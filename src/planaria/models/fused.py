@@ -12,11 +12,12 @@ from torch import Tensor
 from planaria.common import documents
 from planaria.common.documents import Record, former_names
 from planaria.common.errors import UserError
-from planaria.lab.experts.manifest import MAX_BYTES
 from planaria.models import task_vectors
 from planaria.models.task_vectors import Named
 
 FILE = "fused.json"
+MAX_BYTES = 1 << 22
+"""largest size of a record"""
 How = Literal["sum", "ties", "dare"]
 By = Literal[How, "average", "dume"]
 SCALES: dict[How, float] = {"sum": 0.3, "ties": 0.4, "dare": 0.3}

@@ -7,8 +7,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from planaria.lab.trials.spread import Spread
 from planaria.report.theme import escape_label
+from planaria.trials.spread import Spread
 
 
 def add_band(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.lab.trials.spread import Spread, bootstrap, format_seeds, format_spread, spread
+from planaria.trials.spread import Spread, bootstrap, format_seeds, format_spread, spread
 
 
 def test_a_spread_needs_a_number_for_every_seed() -> None:

@@ -12,7 +12,7 @@ import tomli_w
 from planaria.common.errors import UserError
 from planaria.config.schema import RunConfig
 from planaria.lab.compare import race_spec
-from planaria.lab.trials.arms import ArmRules, SeededTrials, file_name, read_table
+from planaria.trials.arms import ArmRules, SeededTrials, file_name, read_table
 
 RULES = ArmRules("trial", RunConfig, free=("recovery", "routing.kind"))
 PATH = Path("mine.toml")

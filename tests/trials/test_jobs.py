@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.lab.trials.jobs import Job, JobSettings, run_jobs
+from planaria.trials.jobs import Job, JobSettings, run_jobs
 
 ONE = JobSettings(workers=1)
 WRITES = "import pathlib; pathlib.Path({out!r}).write_text('x')"
@@ -123,7 +123,7 @@ def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
 import sys; sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from test_jobs import Watcher, job
-from planaria.lab.trials.jobs import JobSettings, run_jobs
+from planaria.trials.jobs import JobSettings, run_jobs
 sleeper = "import os, pathlib, time; pathlib.Path({{out!r}} + '.pid').write_text(str(os.getpid())); time.sleep(600)"
 run_jobs("jobs", [job(Path({str(tmp_path)!r}), "a", sleeper)], JobSettings(), Watcher(), lambda job, how: None)
 """

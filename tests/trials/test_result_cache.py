@@ -10,7 +10,7 @@ import pytest
 
 from planaria.common.documents import Record
 from planaria.common.errors import UserError
-from planaria.lab.trials.result_cache import CachedResult, identity, make_folder
+from planaria.trials.result_cache import CachedResult, identity, make_folder
 
 
 class Found(Record):
