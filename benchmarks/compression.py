@@ -25,7 +25,7 @@ from planaria.exchange.compress.compression import FEEDBACKS
 from planaria.exchange.compress.feedback import Feedback
 from planaria.exchange.compress.sparse import TopK
 from planaria.exchange.registry import make_exchange
-from planaria.lab.compare.compression_advice import CodingTimes, CompressionArm, CompressionExperience
+from planaria.lab.commands.advise_compress import CodingTimes, CompressionArm, CompressionExperience
 from planaria.lab.compare.experience import Range
 from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
 from planaria.lab.compare.race_spec import load

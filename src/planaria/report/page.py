@@ -62,7 +62,6 @@ def build_parts(body: Iterable[str]) -> tuple[list[str], PageContents]:
 
 
 def figures(body: Iterable[str]) -> dict[str, go.Figure]:
-    """Return all figures of a page by name."""
     return build_parts(body)[1].figures
 
 
@@ -235,7 +234,6 @@ def log(name: str, lines: Iterable[tuple[str, str]]) -> str:
 
 
 def _script() -> str:
-    """Return the script that draws a page and saves from it."""
     return (ASSETS / "page.js").read_text()
 
 
@@ -258,7 +256,6 @@ def _variables(colours: Mapping[str, str]) -> str:
 
 
 def _plotly() -> str:
-    """Return plotly.js as gzip in base64."""
     return b64encode(PLOTLY.read_bytes()).decode()
 
 

@@ -95,12 +95,10 @@ def _whiskers(trace: Any) -> tuple[list[float], list[float]]:
 
 
 def _tick_labels(axis: Any) -> dict[Any, str]:
-    """Return the custom tick labels of an axis, by value."""
     if axis.tickvals is None or axis.ticktext is None:
         return {}
     return {value: _strip_html(text) for value, text in zip(axis.tickvals, axis.ticktext, strict=True)}
 
 
 def _strip_html(text: str | None) -> str:
-    """Return text without Plotly's HTML."""
     return unescape(re.sub(r"<[^>]+>", "", re.sub(r"<br ?/?>", "; ", text or "")))

@@ -81,7 +81,6 @@ class WorkerAssignments:
         return "spare" if worker in self.alive else "starting"
 
     def replica(self, node: int) -> int:
-        """Return the replica of a node."""
         return self.naming.replica(node)
 
     def vacant(self, replica: int) -> set[int]:

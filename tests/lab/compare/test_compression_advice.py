@@ -15,9 +15,8 @@ from planaria import cli
 from planaria.config import shipped
 from planaria.config.recipe import load
 from planaria.config.schema import RunConfig
-from planaria.lab.commands.advise_compress import shipped_experience
+from planaria.lab.commands.advise_compress import MIN_SPEEDUP, CompressionArm, advise, shipped_experience, weigh_scheme
 from planaria.lab.compare.clock import arm_clock
-from planaria.lab.compare.compression_advice import MIN_SPEEDUP, CompressionArm, advise, weigh_scheme
 from planaria.lab.compare.experience import Range
 
 

@@ -19,7 +19,7 @@ from planaria.lab.experts.budget import (
     generalist,
     is_generalist,
 )
-from planaria.lab.experts.difficulty import assign_tiers
+from planaria.lab.experts.lineage import assign_tiers
 from planaria.models.llama_stages import flops_per_token
 
 SIZES = {

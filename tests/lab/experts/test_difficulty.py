@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.lab.experts.difficulty import ProbeLoss, assign_tiers, remaining_gain
+from planaria.lab.experts.lineage import ProbeLoss, assign_tiers, remaining_gain
 
 FALLING = [ProbeLoss(0, 9.0), ProbeLoss(20, 5.0), ProbeLoss(40, 3.0), ProbeLoss(60, 2.5), ProbeLoss(80, 2.2)]
 

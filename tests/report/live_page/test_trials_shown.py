@@ -10,8 +10,7 @@ import pytest
 
 from planaria.common.errors import UserError
 from planaria.report.live_page.frames import Json, StateChange, apply_patch
-from planaria.report.live_page.page_source import PageSource
-from planaria.report.live_page.run_source import source_of
+from planaria.report.live_page.page_source import PageSource, source_of
 from planaria.swarm.records.lines import LOG, PEERS, Log
 from planaria.swarm.records.outcome import read_outcome
 from support.report.live_server import served

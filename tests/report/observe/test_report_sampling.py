@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.control.facts.events import Span, WorkReport
-from planaria.report.observe.report_sampling import AFTER_FORMING, STEPS_PER_SAMPLE, ReportSampling, span_interval
+from planaria.report.observe.run_observer import AFTER_FORMING, STEPS_PER_SAMPLE, ReportSampling, span_interval
 
 SPANS = [Span(action="backward", microbatch=0, hop=0, start=1.0, end=2.0)]
 

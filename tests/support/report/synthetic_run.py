@@ -28,7 +28,7 @@ from planaria.control.log.writer import RunLog
 from planaria.pipeline.plan.actions import Key, StepPlan
 from planaria.pipeline.plan.build import build_plan
 from planaria.report.observe.tally import RunTally
-from planaria.report.run.naming import naming_of
+from planaria.report.run.recovery_timing import RecoveryTiming
 
 STAGES, MICROBATCHES, STEPS = 4, 8, 40
 ACTIVATION = 4 * 128 * 128 * 4  # bytes: samples x tokens x dim x fp32
@@ -202,11 +202,15 @@ class Synthesis:
 
 def tally_of(record: RunRecord) -> RunTally:
     """Return the totals of a complete record."""
-    tally = RunTally(naming_of(record))
-    for _, work in record.worked:
-        tally.apply_work_report(work)
-    for t, fact in record.history:
-        tally.apply(t, fact)
+    return fold_tally(record)[0]
+
+
+def fold_tally(record: RunRecord) -> tuple[RunTally, list[RecoveryTiming]]:
+    """Return the totals of a record and the recoveries reported on the way; work reports follow the facts of a time."""
+    tally, recoveries = RunTally(), []
+    facts = [*((t, 0, fact) for t, fact in record.history), *((t, 1, work) for t, work in record.worked)]
+    for t, _, fact in sorted(facts, key=lambda item: item[:2]):
+        recoveries += tally.apply_work_report(fact) if isinstance(fact, WorkReport) else tally.apply(t, fact)
     for metric in record.metrics:
         tally.apply_metric(metric)
-    return tally
+    return tally, recoveries

@@ -38,7 +38,7 @@ class Span(Fact):
 class WorkReport(Fact):
     """A worker's actions in one finished or dropped step, and the payload bytes sent to each neighbour.
 
-    Kept in ``spans.jsonl``, thinned (``report/observe/report_sampling.py``); no influence on the run.
+    Kept in ``spans.jsonl``, thinned (``report/observe/run_observer.py``); no influence on the run.
     """
 
     kind: Literal["worked"] = "worked"

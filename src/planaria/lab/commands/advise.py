@@ -82,7 +82,6 @@ def _require_costs(config: RunConfig, path: Path) -> None:
 
 
 def _largest_unit(hours: float) -> str:
-    """Return the largest unit in which ``hours`` is at least 2."""
     return next((unit for unit, each in UNITS.items() if hours * each >= 2.0), "seconds")
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from planaria.config import recipe
 from planaria.config.options import Options
 from planaria.config.schema import RunConfig
-from planaria.lab.commands.advised_command import train_command
-from planaria.lab.commands.flag_text import flag_text
+from planaria.lab.commands.advised_command import flag_text, train_command
 from planaria.lab.commands.placed_strategy import in_one_process
 from planaria.lab.compare.advice import require_costs
 from planaria.models.families import stage_parameters

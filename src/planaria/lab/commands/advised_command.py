@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
@@ -12,7 +13,6 @@ from typing import Any
 from planaria.config import recipe
 from planaria.config.options import NAME
 from planaria.config.schema import RunConfig
-from planaria.lab.commands.flag_text import flag_text
 from planaria.lab.commands.placed_strategy import Strategy
 from planaria.pipeline.network.topology import Topology
 
@@ -88,3 +88,22 @@ def _settings(config: RunConfig) -> Iterator[tuple[str, Any]]:
 
 def _setting(config: RunConfig, name: str) -> Any:
     return reduce(getattr, name.split("."), config)
+
+
+def flag_text(value: object) -> str:
+    """Return a setting as the text of a flag.
+
+    >>> flag_text("6/4"), flag_text({"kind": "subspace", "rank": 160})
+    ('6/4', '{kind = "subspace", rank = 160}')
+    """
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else _toml(value)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name} = {_toml(inner)}' for name, inner in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)

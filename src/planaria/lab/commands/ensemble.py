@@ -67,7 +67,6 @@ def evaluate(folder: Path, text: str | None) -> int:
 
 
 def _test_texts(folder: Path) -> list[Path]:
-    """Return the files of an ensemble's test texts; UserError if it has none."""
     if files := sorted((folder / TEST).glob("*.jsonl")):
         return files
     raise UserError(f"{folder / TEST} has no test texts; pass --text FILE")
@@ -134,7 +133,6 @@ def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
 
 @contextmanager
 def _edit_manifest(folder: Path) -> Iterator[EnsembleManifest]:
-    """Lock the ensemble, and yield its manifest."""
     manifest.read(folder)  # report an invalid manifest before a lock is made
     with run_folders.lock_for_training(folder):
         yield manifest.read(folder)
@@ -263,7 +261,6 @@ def evaluate_model(folder: Path, text: str | None) -> int:
 
 
 def _test_sources(folder: Path, merge_record: fused.Fused | None, text: str | None) -> dict[str, str]:
-    """Return texts by name."""
     if text is not None:
         return {text: text}
     if merge_record is None or not merge_record.run:

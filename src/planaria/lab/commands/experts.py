@@ -167,7 +167,6 @@ def _fit_worst(
 
 
 def _expert_path(job: ExpertPlan, run: SeedResult) -> str:
-    """Return the path of an expert's model within the run's folder."""
     return f"seed-{run.seed}/experts/{numbered_name(job.name, run.line)}/model"
 
 
@@ -179,7 +178,6 @@ def _origin_path(job: ExpertPlan, spec: ExpertsSpec, run: SeedResult) -> str:
 
 
 def _parent_path(run: SeedResult, size: str) -> str:
-    """Return the path of the parent of a size within the run's folder."""
     return f"seed-{run.seed}/seeds/{run.parents[size]}/model"
 
 

@@ -11,7 +11,7 @@ from planaria.config import recipe
 from planaria.config.options import Options
 from planaria.config.schema import RunConfig
 from planaria.lab.commands.advise_wire import candidates
-from planaria.lab.commands.flag_text import flag_text
+from planaria.lab.commands.advised_command import flag_text
 from planaria.lab.commands.placed_strategy import Strategy, accepted, best, peak_of_stages
 from planaria.pipeline.codecs.base import MessageBytes
 from planaria.pipeline.network.costs import Costs, message_bytes

@@ -122,7 +122,6 @@ def describe_source(name: str, domain: str, path: Path, policy: Policy) -> Sourc
 
 
 def _parent(run: Path, known: EnsembleManifest) -> Path:
-    """Return the path of the common parent of an ensemble's experts."""
     parents = {member.parent for member in known.members}
     if len(parents) > 1 and "" not in parents:
         parents = {known.parent}

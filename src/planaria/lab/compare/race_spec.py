@@ -201,7 +201,6 @@ def _select_arms(
 
 
 def _controls(comparison: Comparison, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the controls that a comparison of recovery strategies adds to its own arms."""
     compares_recovery = any("recovery" in tables and tables.get("faults", True) for tables in chosen.values())
     if not (compares_recovery and comparison.controls and comparison.trace.hourly):
         return {}

@@ -104,16 +104,16 @@ def run_remaining_races(
 ) -> tuple[ComparisonResults, Path]:
     """Run the remaining races of the comparison; return its results and folder."""
     ready = prepare_races(requested, notify)
-    folder, comparison = ready.folder, ready.comparison
+    folder = ready.folder
     make_folder(folder)
     with run_folders.lock_for_training(folder):
         with JobsProgress(quiet) as progress:
-            courses = run_races(ready.races, folder, comparison, progress, custom_classes)
+            courses = run_races(ready.races, folder, ready.comparison, progress, custom_classes)
         for seed, drawn in ready.traces.items():
             write(drawn[0], folder / f"trace-{seed}.json")
             for replica, trace in enumerate(drawn[1:], 1):
                 write(trace, folder / f"trace-{seed}-replica-{replica}.json")
-        scored = score_arms(requested.path, comparison, ready.arms, ready.clocks, ready.traces, ready.races, courses)
+        scored = _score_arms(requested.path, ready, courses)
         atomic.write_text(folder / NUMBERS, scored.model_dump_json(indent=1))
     write_comparison(scored, folder / REPORT)
     return scored, folder
@@ -132,22 +132,18 @@ def _make_race(arm: Arm, seed: int, dataset: Data, traces: Sequence[Trace], cloc
     )
 
 
-def score_arms(
-    path: Path,
-    comparison: Comparison,
-    arms: list[Arm],
-    clocks: Mapping[str, ArmClock],
-    traces: Mapping[int, Sequence[Trace]],
-    races: Sequence[Race],
-    courses: Sequence[ArmCourse],
-) -> ComparisonResults:
+def _score_arms(path: Path, ready: PreparedComparison, courses: Sequence[ArmCourse]) -> ComparisonResults:
     """Score every arm against the fault-free first arm; the best point of a search becomes an arm."""
+    comparison, arms, clocks = ready.comparison, ready.arms, ready.clocks
     base, clock, free = arms[0].config, clocks[arms[0].name], dict[int, ArmCourse]()
-    drawn = [_seed_trace(seed, replica, trace) for seed, each in traces.items() for replica, trace in enumerate(each)]
+    drawn = [
+        _seed_trace(seed, replica, trace) for seed, each in ready.traces.items() for replica, trace in enumerate(each)
+    ]
     digests = {failures.seed: failures.digest for failures in drawn if not failures.replica}
+    raced = list(zip(ready.races, courses, strict=True))
     scored, search = list[ArmScore](), list[ArmScore]()
     for arm in arms:
-        own = {race.config.seed: course for race, course in zip(races, courses, strict=True) if race.arm == arm.name}
+        own = {race.config.seed: course for race, course in raced if race.arm == arm.name}
         free = free or own
         clocked = clock_config(path, comparison, arm, base)
         scale = _scale(base, clocked) if comparison.clock else 1.0  # an arm's own model determines its hours
@@ -250,7 +246,6 @@ def _arm_inputs(config: RunConfig, clock: ArmClock, scale: float) -> ArmInputs:
 
 
 def _changed_settings(base: RunConfig, config: RunConfig) -> dict[str, str]:
-    """Return the settings in which an arm differs from the recipe."""
     common, settings = recipe.flatten(base), recipe.flatten(config)
     return {name: str(value) for name, value in settings.items() if common.get(name) != value and name != "name"}
 

@@ -26,12 +26,19 @@ from planaria.lab.experts.budget import (
     generalist,
     is_generalist,
 )
-from planaria.lab.experts.difficulty import ProbeLoss, remaining_gain
 from planaria.lab.experts.domains import GENERAL, TRAINED
 from planaria.lab.experts.ensemble import prior_of_parent
 from planaria.lab.experts.experts_results import SeedResult
 from planaria.lab.experts.experts_spec import ExpertsSpec, expert_shapes, step_tokens
-from planaria.lab.experts.lineage import chains, lineages, numbered_name, parent_seed, tier_of_domains
+from planaria.lab.experts.lineage import (
+    ProbeLoss,
+    chains,
+    lineages,
+    numbered_name,
+    parent_seed,
+    remaining_gain,
+    tier_of_domains,
+)
 from planaria.lab.experts.log_probabilities import DomainLogProbabilities, DomainTexts, sources, token_logps
 from planaria.lab.experts.scoring import arm_result
 from planaria.lab.experts.training import Training, train_all, with_changes
@@ -285,7 +292,6 @@ class Campaign:
         return train_all(f"{kind} of seed {self.seed}", trainings, self.spec, self.spec.retries, self.watcher)
 
     def _require(self, kind: str, trainings: Sequence[Training]) -> None:
-        """Train models that all others depend on."""
         if lost := self._train(kind, trainings):
             log = next(training for training in trainings if training.config.name == lost[0]).log
             raise RunStopped(f"{self.own}: {', '.join(lost)} could not be trained, and all experts need it; see {log}")

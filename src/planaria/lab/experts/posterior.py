@@ -135,5 +135,4 @@ def mean_expert_logps(logps: Tensor, log_prior: Tensor) -> Tensor:
 
 
 def _broadcast(log_prior: Tensor) -> Tensor:
-    """Broadcast a prior against [E, N, T]."""
     return log_prior if log_prior.dim() == 3 else log_prior[:, None, None]

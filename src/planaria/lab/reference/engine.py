@@ -175,7 +175,6 @@ class ReferenceEngine:
         return plan
 
     def _recall(self, memory: MemorySnapshot, active: Arrangement) -> None:
-        """Reset the nodes of ``active`` to the remembered step."""
         for node in active.stage:
             self.runners[node].load(self.copies[node].export_snapshot().state)
         self.step = memory.step
@@ -306,7 +305,6 @@ class ReferenceEngine:
         rounds.run(self.step, lambda stage: samples._replace(batch=None) if stage else samples)
 
     def _data(self, stream: Stream, first_sample: int, microbatches: int) -> StepData:
-        """Return the samples of a step or validation."""
         size = self.config.pipeline.microbatch_size
         batch = batches(stream, first_sample, size)
         document_masks = masks(self.config.data, stream, batch, first_sample, size)

@@ -108,25 +108,21 @@ class ReferenceReplicas:
         """Return a node's state that outlives a step; it shares memory."""
         return replace(self._runners[node].state(), outer=self.outer[node].settled.state())
 
-    def agree(self, step: int = 0) -> Verdicts:
+    def agree(self, step: int = 0) -> None:
         """Exchange the gradients of ``step`` before they are clipped, if the recipe exchanges gradients.
 
         :raises NonFinite: when too many updates are invalid or contradictory.
         """
         if not self.exchange.exchanges_gradients:
-            return {}
+            return
         honest = {node: self.outer[node].update(runner, self._replica[node]) for node, runner in self._runners.items()}
         _, received = self._exchange(honest, step)
         self._exclude_byzantine(received)
-        verdicts = {
-            node: self.outer[node].settle(updates, self._replica[node], self._runners[node])
-            for node, updates in received.items()
-        }
         self._rejected = {}
-        for node, verdict in verdicts.items():
+        for node, updates in received.items():
+            verdict = self.outer[node].settle(updates, self._replica[node], self._runners[node])
             if verdict.rejected:
                 self._rejected.setdefault(self._replica[node], set()).update(verdict.rejected)
-        return verdicts
 
     def _exclude_byzantine(self, received: Received) -> None:
         """Exclude replicas that sent different updates to others; a fleet repeats the step in that case."""
@@ -160,11 +156,11 @@ class ReferenceReplicas:
             for replica in replicas
         }
 
-    def commit(self) -> Verdicts:
-        """Commit the step; return what each node reports of it."""
+    def commit(self) -> None:
         self._suspicion = self._suspicion.end_round(self._steps, self._rejected, self.exchange)
         self._rejected, self._steps = {}, self._steps + 1
-        return {node: outer.commit() for node, outer in self.outer.items()}
+        for outer in self.outer.values():
+            outer.commit()
 
     def exchange_round(self, commits: int) -> list[StageRounds]:
         """After ``commits`` steps, begin a round if one is due and settle those due; return the settled rounds."""
@@ -188,9 +184,8 @@ class ReferenceReplicas:
         for stage in self._arrangement.stages:
             nodes = self._arrangement.nodes(stage)
             for group in groups:
-                for sender, sent in self._sent_updates(
-                    {replica: nodes[replica] for replica in group}, honest, step
-                ).items():
+                sent_by = self._sent_updates({replica: nodes[replica] for replica in group}, honest, step)
+                for sender, sent in sent_by.items():
                     for receiver, update in sent.items():
                         received[nodes[receiver]][sender] = update
                         blocking += _size(update.blocking) if receiver != sender else 0
@@ -239,11 +234,9 @@ class ReferenceReplicas:
                 party = {me: pending.honest[node]}
             first |= {node} if me == min(party) else set()
             runner, outer = self._runners[node], self.outer[node]
-            weights_of_updates = update_weights[me]
-            weights = (
-                [] if weights_of_updates is None or runner.stage else [weights_of_updates]
-            )  # one stage reports for all
-            rule = self.exchange.after_rejecting(0, weights.append, weights_of_updates)
+            own = update_weights[me]
+            weights = [] if own is None or runner.stage else [own]  # one stage reports for all
+            rule = self.exchange.after_rejecting(0, weights.append, own)
             fast, outer.settled = rule.settle(outer.settled, runner.state().weights, party, me)
             compressed = pending.honest[node].compressed if len(party) > 1 else None
             verdicts[node] = replace(verdicts[node], weights=weights, compressed=compressed)
@@ -277,7 +270,6 @@ class ReferenceReplicas:
         self._suspicion = self._suspicion.end_round(number, rejected, self.exchange)
 
     def _copy(self, source_replica: int, target_replica: int) -> None:
-        """Copy one replica's state to another."""
         for source, target in zip(self.nodes(source_replica), self.nodes(target_replica), strict=True):
             self._runners[target].load(self._runners[source].state().trained)
             outer = self.outer[source].state_for_transfer(to_successor=False)

@@ -34,7 +34,6 @@ def write_experts_report(results: Results, file: Path) -> Path:
 
 
 def _tables(results: Results) -> dict[str, Table]:
-    """Return the non-empty tables by name."""
     return {
         name: table for name, table in (_score_tables(results) | _explanation_tables(results)).items() if table.rows
     }
@@ -153,7 +152,6 @@ def _cost_row(results: Results, arm: str) -> list[str]:
 
 
 def _rival_row(results: Results, arm: str, rival: str) -> list[str]:
-    """Compare an ensemble with a generalist."""
     counts = " / ".join(str(_count_verdicts(results, arm, kind, rival)) for kind in ("win", "tie", "loss"))
     ratios = (results.overall(arm, rival, results.trained), results.overall(arm, rival))
     return [arm, rival, *map(_cell, ratios), counts, f"× {results.times(arm, rival):.2f}"]

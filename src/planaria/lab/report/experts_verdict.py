@@ -37,9 +37,7 @@ def verdict(results: Results) -> Verdict:
 
 
 def _verdict_against_even(results: Results) -> Verdict:
-    overall = {arm: Spread.of(results.overall(arm)) for arm in results.ensembles if arm != SYNCHRONISED}
-    best = min(overall, key=lambda arm: overall[arm].mean)
-    own = overall[best]
+    best, own = next(iter(_uneven_arms(results).items()))
     good, _, badge = _judge(own, best, "equal experts were better", "as good as equal experts")
     wins, losses = (sum(results.verdict(best, d) == kind for d in results.domains) for kind in ("win", "loss"))
     domains = format_count(len(results.domains), "domain")
@@ -52,18 +50,21 @@ def _verdict_against_even(results: Results) -> Verdict:
 
 def _uneven_sentence(results: Results) -> str:
     """Compare the best uneven arm with equal experts in a sentence or two; empty if there is none."""
-    overall = {arm: Spread.of(results.overall(arm)) for arm in results.ensembles if arm != SYNCHRONISED}
+    overall = _uneven_arms(results)
     if not overall:
         return ""
-    best = min(overall, key=lambda arm: overall[arm].mean)
-    own = overall[best]
+    (best, own), *others = overall.items()
     _, relation, _ = _judge(own, best, "", "")
     ratio = f"× {own.mean:.3f} their perplexity{_seed_range(results, own)}"
     text = f"{best} {relation} equal experts of the same compute: {ratio}."
-    others = [f"{arm} × {spread.mean:.3f}" for arm, spread in overall.items() if arm != best]
-    return text + (
-        f" The other uneven {'arm' if len(others) == 1 else 'arms'}: {join_names(others)}." if others else ""
-    )
+    named = join_names([f"{arm} × {spread.mean:.3f}" for arm, spread in others])
+    return text + (f" The other uneven {'arm' if len(others) == 1 else 'arms'}: {named}." if others else "")
+
+
+def _uneven_arms(results: Results) -> dict[str, Spread]:
+    """Return the other ensembles' perplexity over that of equal experts, the best first."""
+    overall = {arm: Spread.of(results.overall(arm)) for arm in results.ensembles if arm != SYNCHRONISED}
+    return dict(sorted(overall.items(), key=lambda arm: arm[1].mean))
 
 
 def _judge(own: Spread, best: str, worse: str, equal: str) -> tuple[bool | None, str, str]:

@@ -35,8 +35,7 @@ from planaria.report.live_page.limits import (
     REQUEST_TIMEOUT_S,
     SHUTDOWN_S,
 )
-from planaria.report.live_page.page_source import PageSource
-from planaria.report.live_page.run_source import source_of
+from planaria.report.live_page.page_source import PageSource, source_of
 from planaria.report.observe import prometheus
 from planaria.report.observe.prometheus import CONTENT_TYPE, MetricSample
 from planaria.report.observe.tally import RunTally

@@ -188,7 +188,6 @@ def _rebuild_caption(strategy: str) -> str:
 
 
 def _rollback_target(form: d.Form) -> str:
-    """Return the state to which a replica rolls back."""
     origins = {member.source.origin for member in form.members}
     if "recall" in origins:
         return "to the snapshot in memory"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import Metric, ValidationMetric
-from planaria.report.run.naming import Naming
 from planaria.report.run.recoveries import RecoveryFold
 from planaria.report.run.recovery_timing import RecoveryTiming
 
@@ -92,9 +91,8 @@ class RunTally:
     A resumed run continues the counts of its earlier parts, if these are processed as well.
     """
 
-    def __init__(self, naming: Naming | None = None) -> None:
-        """:param naming: names of a complete log, whose work reports are processed before its facts"""
-        self._naming, self._fold = naming, RecoveryFold(keep_reports=naming is not None)
+    def __init__(self) -> None:
+        self._fold = RecoveryFold()
         self.members = self._fold.members
         self.loss: float | None = None
         """loss of the last step, nats per token"""
@@ -168,7 +166,7 @@ class RunTally:
 
     def apply_work_report(self, work: e.WorkReport) -> list[RecoveryTiming]:
         """Process a work report; return the recoveries it completes."""
-        replica = self._naming.replica if self._naming else self.members.replica
+        replica = self.members.replica
         for peer, sent in work.sent_bytes.items():
             self.sent["stages" if replica(peer) == replica(work.node) else "replicas"] += sent
         return self._count_recoveries(self._fold.apply_work_report(work, replica(work.node)))

@@ -297,7 +297,6 @@ class Narrator:
         return "spare" if node is None or node < 0 else self._naming.name([node])
 
     def _replica_of(self, node: int | None) -> int | None:
-        """Return the replica of a node, if any."""
         return None if node is None or node < 0 else self._naming.replica(node)
 
     def _line(self, tone: Tone, text: str, replica: int | None = None) -> EventLine:

@@ -24,7 +24,6 @@ class Naming:
         return self._stage.get(node, node)
 
     def replica(self, node: int) -> int:
-        """Return the replica of a node."""
         return self._replica.get(node, 0)
 
     def nodes(self, replica: int) -> set[int]:

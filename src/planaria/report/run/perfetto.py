@@ -1,7 +1,7 @@
 """Export of a run as a trace for https://ui.perfetto.dev and chrome://tracing (Trace Event Format).
 
 Each machine is a process and each worker a thread with slices of its work. Another process holds the run's decisions,
-recoveries and counters. Long runs have spans of selected steps only (``report/observe/report_sampling.py``). The trace
+recoveries and counters. Long runs have spans of selected steps only (``report/observe/run_observer.py``). The trace
 is streamed from the log; memory does not grow with steps.
 """
 

@@ -74,7 +74,7 @@ def _rounds(histories: Sequence[RoundHistory], count: int) -> list[str]:
         ),
         page.chart(draw_waits({number: waited(of_round) for number, of_round in rounds.items()}), "waits"),
         page.subheading("Rounds settled by each pair of replicas; on the diagonal, alone"),
-        page.chart(draw_pair_counts(rounds_together(histories, count), alone=True), "rounds"),
+        page.chart(draw_pair_counts(rounds_together(histories, count)), "rounds"),
     ]
 
 
@@ -182,26 +182,17 @@ def draw_distances(points: Points) -> go.Figure:
     return integer_x_axis(fig, [step for step, _ in points])
 
 
-def draw_pair_counts(table: Sequence[Sequence[int | None]], alone: bool = False) -> go.Figure:
-    """Draw how often each pair of replicas met; with ``alone``, the diagonal counts rounds alone."""
+def draw_pair_counts(table: Sequence[Sequence[int]]) -> go.Figure:
+    """Draw how often each pair of replicas met; the diagonal counts rounds alone."""
     count = len(table)
     fig = figure(120 + 26 * count)
     words = [
-        [f"replicas {b} and {a} met {format_count(table[a][b] or 0, 'time')}" for b in range(count)]
-        for a in range(count)
+        [f"replicas {b} and {a} met {format_count(table[a][b], 'time')}" for b in range(count)] for a in range(count)
     ]
-    for replica in range(count) if alone else ():
-        words[replica][replica] = f"replica {replica} was alone {format_count(table[replica][replica] or 0, 'time')}"
+    for replica in range(count):
+        words[replica][replica] = f"replica {replica} was alone {format_count(table[replica][replica], 'time')}"
     names = [f"replica {replica}" for replica in range(count)]
-    texts = [["" if cell is None else str(cell) for cell in row] for row in table]
-    style: dict[str, Any] = {
-        "xgap": 1,
-        "ygap": 1,
-        "customdata": words,
-        "text": texts,
-        "texttemplate": "%{text}",
-        "showscale": False,
-    }
+    style: dict[str, Any] = {"xgap": 1, "ygap": 1, "customdata": words, "texttemplate": "%{z}", "showscale": False}
     theme.add_heatmap(fig, names, names, table, theme.CARRIED, "%{customdata}", **style)
     fig.update_xaxes(showgrid=False)
     fig.update_layout(yaxis=lane_axis(names))

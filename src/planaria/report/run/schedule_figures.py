@@ -108,7 +108,6 @@ class PlannedStep:
         return f"{self.problem.names[node]} · stage {self.solution.stage[node]}"
 
     def by_stage(self) -> list[int]:
-        """Return the nodes, sorted by stage."""
         return sorted(range(self.problem.nodes), key=lambda node: (self.solution.stage[node], node))
 
     def nodes_to_draw(self) -> list[int]:
