@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from planaria.lab.compare.api import ComparisonResult as ComparisonResult
     from planaria.lab.compare.api import compare as compare
     from planaria.lab.reference.engine import ReferenceEngine as ReferenceEngine
-    from planaria.report.observe.step_callbacks import Step as Step
+    from planaria.report.observe.progress import Step as Step
     from planaria.runtime.api.configure import configure as configure
     from planaria.runtime.api.configure import streams as streams
     from planaria.runtime.api.run import Run as Run
@@ -40,7 +40,7 @@ _HOMES = {
     "Run": "planaria.runtime.api.run",
     "RunConfig": "planaria.config.schema",
     "RunStopped": "planaria.common.errors",
-    "Step": "planaria.report.observe.step_callbacks",
+    "Step": "planaria.report.observe.progress",
     "UserError": "planaria.common.errors",
     "compare": "planaria.lab.compare.api",
     "configure": "planaria.runtime.api.configure",

@@ -12,7 +12,7 @@ from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
 from planaria.control.log.run_record import RunRecord
 from planaria.report.run.event_lines import timed_lines
-from planaria.report.run.run_verdict import facts_of, verdict
+from planaria.report.run.summary import facts_of, verdict
 from planaria.runtime.checkpoint.store import CheckpointStore
 from support.live.harness import facts, tiny, train
 from support.observer import train_inline

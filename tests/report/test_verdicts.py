@@ -16,11 +16,10 @@ from planaria.planner.guidelines import find_violations
 from planaria.report.phrases import format_count, format_number, join_names
 from planaria.report.run.recoveries import FaultsSummary
 from planaria.report.run.report import wall_time
-from planaria.report.run.run_verdict import NO_END, RunFacts, facts_of
-from planaria.report.run.run_verdict import verdict as of_run
 from planaria.report.run.schedule_figures import step_of
 from planaria.report.run.schedule_page import verdict as of_schedule
-from planaria.report.run.summary import RunMetrics
+from planaria.report.run.summary import NO_END, RunFacts, RunMetrics, facts_of
+from planaria.report.run.summary import verdict as of_run
 from planaria.report.verdict import Verdict
 from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.outcome import ALL, LayerOutcome, RunOutcome

@@ -223,7 +223,7 @@ def test_trackers_are_known_and_listed_once() -> None:
 
 @pytest.mark.slow
 def test_logs_displays_and_trackers_import_no_torch() -> None:
-    run = "event_lines, recoveries, ledger, stage_holders, perfetto"
+    run = "event_lines, recoveries, sample_ledger, stage_holders, perfetto"
     code = (
         "import sys; from planaria.control.log import reader; "
         "from planaria.report.observe import trackers, progress, prometheus; "

@@ -10,7 +10,7 @@ from planaria.report.live_page.captions import Captions
 from planaria.report.live_page.log_fold import LogFold
 from planaria.report.observe import prometheus
 from planaria.report.run.recoveries import FaultsSummary, faults_summary, recoveries
-from planaria.report.run.run_verdict import RunFacts, verdict
+from planaria.report.run.summary import RunFacts, verdict
 from planaria.report.worker_assignments import WorkerAssignments
 from support.report import synthetic_replicas as r
 

@@ -9,8 +9,7 @@ from planaria.control.facts import events as e
 from planaria.report.run.replica_report import by_round, distance_by_round, replica_section, rounds_together, waited
 from planaria.report.run.report import _cards
 from planaria.report.run.round_history import settled_rounds, totals
-from planaria.report.run.run_verdict import facts_of
-from planaria.report.run.summary import summary
+from planaria.report.run.summary import facts_of, summary
 from support.report import synthetic_replicas as r
 
 BEGIN: r.Facts = [

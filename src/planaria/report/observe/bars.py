@@ -66,10 +66,18 @@ class BarDisplay:
     """Context manager that shows a bar if ``stream`` is a terminal."""
 
     def __init__(
-        self, *shown: ProgressColumn, quiet: bool, stream: TextIO | None = None, transient: bool = False
+        self,
+        *shown: ProgressColumn,
+        quiet: bool,
+        stream: TextIO | None = None,
+        transient: bool = False,
+        task: tuple[str, float] | None = None,
     ) -> None:
-        """``transient``: remove the bar at the end."""
-        self._columns = shown
+        """
+        :param transient: remove the bar at the end
+        :param task: text and total of the one task, if there is only one
+        """
+        self._columns, self._task = shown, task
         self._quiet = quiet
         self._stream = stream or sys.stdout
         self._transient = transient
@@ -81,6 +89,8 @@ class BarDisplay:
             console = Console(file=self._stream)
             self._bar = Progress(*self._columns, console=console, transient=self._transient, expand=True)
             self._bar.start()
+            if self._task is not None:
+                self._bar.add_task(self._task[0], total=self._task[1])
         return self
 
     def __exit__(
@@ -88,13 +98,6 @@ class BarDisplay:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-
-    def _begin(self, text: str, total: float) -> Self:
-        """Enter with one task."""
-        BarDisplay.__enter__(self)
-        if self._bar is not None:
-            self._bar.add_task(text, total=total)
-        return self
 
     def _update(self, completed: float, text: str) -> bool:
         """Update the one task; return False without a bar."""
@@ -114,12 +117,10 @@ class SearchProgress(BarDisplay):
     """Progress of a plan search. Without a terminal, prints each improvement of at least 1 %."""
 
     def __init__(self, budget: SearchBudget, bound_s: float | None, quiet: bool, stream: TextIO | None = None) -> None:
-        super().__init__(*columns("{task.percentage:.0f} %"), quiet=quiet, stream=stream)
+        task = "compiling, starting", 1.0
+        super().__init__(*columns("{task.percentage:.0f} %"), quiet=quiet, stream=stream, task=task)
         self._budget, self._bound_s = budget, bound_s
         self._printed = float("inf")
-
-    def __enter__(self) -> Self:
-        return self._begin("compiling, starting", 1.0)
 
     def update(self, progress: SearchResult) -> None:
         """Report the search's progress."""
@@ -135,12 +136,10 @@ class SurveyProgress(BarDisplay):
     """Progress of link measurements. Without a terminal, prints each finished pair."""
 
     def __init__(self, pairs: int, quiet: bool, stream: TextIO | None = None) -> None:
-        super().__init__(*columns("{task.completed:.0f}/{task.total:.0f} pairs"), quiet=quiet, stream=stream)
+        shown = columns("{task.completed:.0f}/{task.total:.0f} pairs")
+        super().__init__(*shown, quiet=quiet, stream=stream, task=("starting nodes", pairs))
         self._pairs = pairs
         self._done = 0
-
-    def __enter__(self) -> Self:
-        return self._begin("starting nodes", self._pairs)
 
     def update(self, text: str) -> None:
         """Report one more finished pair; ``text`` holds its result."""
@@ -155,15 +154,11 @@ class CountProgress(BarDisplay):
     def __init__(self, label: str, unit: str, total: int, stream: TextIO | None = None) -> None:
         """``stream`` defaults to standard error, since results go to standard output."""
         count = f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"
-        super().__init__(*columns(count), quiet=False, stream=stream or sys.stderr, transient=True)
-        self._label = label
-        self._unit = unit
-        self._total = total
+        stream = stream or sys.stderr
+        super().__init__(*columns(count), quiet=False, stream=stream, transient=True, task=(label, total))
+        self._label, self._unit, self._total = label, unit, total
         self._done = 0
         self._printed = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self._begin(self._label, self._total)
 
     def advance(self, count: int = 1) -> None:
         """Count ``count`` more parts as done."""

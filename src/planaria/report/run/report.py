@@ -35,9 +35,9 @@ from planaria.report.run.naming import naming_of
 from planaria.report.run.recoveries import recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.replica_report import replica_section
-from planaria.report.run.run_verdict import RunFacts, facts_of, verdict
 from planaria.report.run.sample_ledger import sample_ledger
 from planaria.report.run.stage_holders import holdings, machine_section
+from planaria.report.run.summary import RunFacts, facts_of, verdict
 
 MAX_DEATHS = 4
 

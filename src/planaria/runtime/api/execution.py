@@ -21,9 +21,8 @@ from planaria.control.log.reader import EVENTS, ID, identity, read_run
 from planaria.control.log.state_file import STATE
 from planaria.models.families import make_family
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
-from planaria.report.observe.progress import NoProgress, Progress
+from planaria.report.observe.progress import NoProgress, Progress, Step, StepListener
 from planaria.report.observe.run_observer import RunIdentity, RunObserver
-from planaria.report.observe.step_callbacks import Step, StepListener
 from planaria.report.observe.tracker import settings as reported_settings
 from planaria.report.observe.trackers import trackers
 from planaria.report.run.report import write_report

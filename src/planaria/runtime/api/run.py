@@ -19,8 +19,7 @@ from planaria.report import page
 from planaria.report.run.recoveries import recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming
 from planaria.report.run.report import body, write_report
-from planaria.report.run.run_verdict import outcome
-from planaria.report.run.summary import key_metrics, summary
+from planaria.report.run.summary import key_metrics, outcome, summary
 from planaria.runtime.api.completer import complete
 from planaria.runtime.api.import_export import export_run
 from planaria.runtime.custom_classes import custom_classes

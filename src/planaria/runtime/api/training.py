@@ -20,7 +20,7 @@ from planaria.control.log.segments import DiskReserve
 from planaria.control.log.shared_log import LeadershipLost
 from planaria.models.foreign_weights import WeightsFile
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
-from planaria.report.observe.step_callbacks import Step
+from planaria.report.observe.progress import Step
 from planaria.report.observe.trackers import trackers
 from planaria.runtime.api.configure import Recipe, Settings, configure, merge_settings
 from planaria.runtime.api.execution import (
