@@ -62,9 +62,3 @@ def test_impossible_targets_are_refused(wrong: list[str], complaint: str, capsys
 
 def test_a_missing_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Missing option '--shards'; see `python -m planaria.lab.commands.codes --help`" in refused(capsys, search)
-
-
-def test_the_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    for flag in ("-h", "--help"):
-        assert exit_code(search, flag) == 0
-        assert "--product FILE" in capsys.readouterr().out

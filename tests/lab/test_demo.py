@@ -26,10 +26,6 @@ CODED = outcome("6/4", 1.0, [6.0, 5.0, 4.0, 2.9, 2.0], (0.25,))
 WORSE = outcome("4/4", 1.0, [6.0, 5.0, 4.0, 3.1, 2.5])
 
 
-def test_losses_are_means_of_four_steps() -> None:
-    assert DENSE.smoothed == [6.0, 5.5, 5.0, 4.5, 3.5]
-
-
 def test_seconds_to_a_loss_end_with_the_first_step_that_reaches_it() -> None:
     assert DENSE.seconds_to(5.0) == 6.0 and DENSE.seconds_to(6.0) == 2.0
     assert CODED.seconds_to(DENSE.smoothed[-1]) == 5.0

@@ -163,12 +163,6 @@ def arm(name: str, *hours: float | None) -> ArmScore:
     )  # fmt: skip
 
 
-def test_a_spread_needs_a_number_for_every_seed() -> None:
-    assert arm("a", 1.0, 2.0, 6.0).spread("hours") == (3.0, 1.0, 6.0)
-    assert arm("a", 1.0, None, 6.0).spread("hours") is None
-    assert arm("a", 1.0, None, None).missed == 2
-
-
 def test_arms_are_ranked_after_the_first_by_misses_and_hours() -> None:
     arms = [arm("free", 9.0, 9.0), arm("never", None, None), arm("slow", 5.0, 5.0), arm("once", None, 1.0),
             arm("quick", 1.0, 8.0)]  # fmt: skip

@@ -39,7 +39,7 @@ from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord, ValidationMetric
 from planaria.report.observe.progress import NoProgress, Progress
 from planaria.report.observe.tally import RunTally
-from planaria.report.run.event_lines import EventLine, Narrator, timed_lines
+from planaria.report.run.event_lines import Narrator
 from planaria.report.run.repeats import Repeats
 from support.report.synthetic_run import Synthesis
 
@@ -226,13 +226,6 @@ def test_repeated_verdicts_are_rate_limited() -> None:
 def test_nothing_in_a_detail_moves_the_cursor() -> None:
     (text,) = line_texts(WorkerLost(worker="\x1b[2Jw", incarnation=0, cause="exit", detail="a\nb\r"))
     assert text.isprintable()
-
-
-def test_story_gives_step_and_time(tmp_path: Path) -> None:
-    record = read_run(Synthesis(tmp_path, steps=3, deaths={1: 2}).write())
-    times, lines = zip(*timed_lines(record), strict=True)
-    assert [line.step for line in lines] == [1, 1, 1] and list(times) == sorted(times)
-    assert str(EventLine(3, "note", "x")) == "step 3  · x"
 
 
 def shown(repeats: Repeats, times: list[float], subject: str = "link") -> list[str]:

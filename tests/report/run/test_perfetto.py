@@ -36,20 +36,6 @@ def test_the_trace_keeps_the_rules_and_the_times(folder: Path) -> None:
     assert set(named(events, "process_name").values()) == {"synthetic", "the run's own machines"}
 
 
-def test_a_rule_that_is_broken_would_be_found(folder: Path) -> None:
-    events = list(trace_events(read_run(folder)))
-    slices = [place for place, x in enumerate(events) if x["ph"] == "X"]
-    end = max(place for place, x in enumerate(events) if x["ph"] == "e")
-    nameless = next(place for place, x in enumerate(events) if x["ph"] == "M" and x["name"] == "thread_name")
-    for broken in (
-        [x for place, x in enumerate(events) if place != end],
-        [x for place, x in enumerate(events) if place != nameless],
-        [*events, events[slices[0]]],
-    ):
-        with pytest.raises(AssertionError):
-            checked(broken)
-
-
 def test_the_command_writes_it_plain_or_compressed(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
