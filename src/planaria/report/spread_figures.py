@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.colors import hex_to_rgb
 
 from planaria.report.theme import escape_label
 from planaria.trials.spread import Spread
@@ -24,7 +25,7 @@ def add_band(
     ``style``: the line, and the marker if the ``mode`` has any. Spreads of zero width get no band.
     """
     colour = style["line"]["color"]
-    red, green, blue = (int(colour[index : index + 2], 16) for index in (1, 3, 5))
+    red, green, blue = hex_to_rgb(colour)
     if any(spread.least < spread.most for spread in spreads):
         fig.add_scatter(
             x=[*x, *reversed(x)],

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.colors import hex_to_rgb
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", Arial, sans-serif'
 INK, MUTED, RULE, PAPER = "#1d2733", "#66727f", "#e6eaee", "#ffffff"
@@ -145,9 +146,9 @@ def text_colour_on(colour: str) -> str:
 
 def luminance(colour: str) -> float:
     """Return the relative luminance of an sRGB colour ``#rrggbb``, 0 to 1 (WCAG 2.2)."""
-    shares = (int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5))
+    shares = (channel / 255 for channel in hex_to_rgb(colour))
     linear = (s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
-    return sum(weight * s for weight, s in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return float(sum(weight * s for weight, s in zip((0.2126, 0.7152, 0.0722), linear, strict=True)))
 
 
 def symbol(kind: str, colour: str, size: int = 9) -> dict[str, Any]:
@@ -190,7 +191,7 @@ def add_heatmap(
     fig.add_heatmap(x=x, y=y, z=z, **style)
 
 
-def points_to_draw(ys: Sequence[float | None], max_points: int = MAX_POINTS) -> list[int]:
+def points_to_draw(ys: Sequence[float | None], max_points: int) -> list[int]:
     """Return the indices of the points to draw: all, or the lowest, highest and last of each stretch.
 
     Spikes and gaps are kept: so is one missing value per stretch that has any.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from planaria.config.schema import RunConfig
@@ -24,16 +23,6 @@ SLOWER = (1.0, 1.15)
 RARELY = ", every "
 """part of the names of replicas that do not exchange in every step"""
 HEAD = ["strategy", "machines", "hours", "range", "s a step", "GB", "price", "fits"]
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A recipe, the flags with which it was loaded, and the machines."""
-
-    path: Path
-    config: RunConfig
-    flags: Mapping[str, str]
-    topology: Topology
 
 
 def practically_fastest(fitting: Sequence[Strategy]) -> Strategy:
@@ -72,7 +61,7 @@ def advise_machines(config: RunConfig, path: Path, flags: Mapping[str, str]) -> 
         f"range         {SLOWER[0]:g} to {SLOWER[1]:g} of the simulated step, as measured (docs/plan.md); one machine "
         "sends nothing. With low confidence, another kind of strategy may be faster: time both for some steps"
     )
-    for line in _conclusions(strategies, _Request(path, config, flags, topology)):
+    for line in _conclusions(config, topology, strategies, lambda run: train_command(path, config, run, flags)):
         print(line)
     for line in not_weighed(config, topology, strategies):
         print(f"not weighed   {line}")
@@ -104,13 +93,20 @@ def _digits(hours: float) -> str:
     return f"{hours:.3g}" if hours < 1000 else f"{hours:.0f}"
 
 
-def _conclusions(strategies: Sequence[Strategy], request: _Request) -> Iterator[str]:
+def _conclusions(
+    config: RunConfig, topology: Topology, strategies: Sequence[Strategy], command: Callable[[RunConfig], str]
+) -> Iterator[str]:
+    """Yield the advice; ``command`` returns the command line of a run."""
     fitting = [strategy for strategy in strategies if not strategy.obstacle]
     if fitting:
         best = practically_fastest(fitting)
-        yield from _advice(best, fitting, request.config.train.steps)
-        yield from _how_to_run(best, request)
-        yield from _alternatives(best, fitting, request.config.train.steps)
+        yield from _advice(best, fitting, config.train.steps)
+        run = deployed(best, topology)
+        yield f"command       {command(run)}"
+        yield from _how_to_join(best, run)
+        if best.sends and run.recovery.strategy != config.recovery.strategy:
+            yield f"recovery      from checkpoints; {config.recovery.strategy!r} does not support these stages"
+        yield from _alternatives(best, fitting, config.train.steps)
     else:
         yield "advice        none: no strategy fits these machines"
     for strategy in strategies:
@@ -148,10 +144,9 @@ def _alternatives(best: Strategy, fitting: Sequence[Strategy], steps: int) -> It
         )
 
 
-def _how_to_run(best: Strategy, request: _Request) -> Iterator[str]:
-    """Yield the command of a strategy, the machines of its stages, and the commands of the other machines."""
-    run, machines = deployed(best, request.topology), best.machines
-    yield f"command       {train_command(request.path, request.config, run, request.flags)}"
+def _how_to_join(best: Strategy, run: RunConfig) -> Iterator[str]:
+    """Yield the machines of the stages, and the command of those that join ``run``."""
+    machines = best.machines
     if not best.sends:
         yield f"machine       {machines[0].name}"
         return
@@ -164,8 +159,6 @@ def _how_to_run(best: Strategy, request: _Request) -> Iterator[str]:
     first, *others = (machine.name for machine in machines)
     yield f"join          start the command on {first} (ADDRESS: its address), then on {', '.join(others)}{order}:"
     yield f"              {join_command(run)}"
-    if run.recovery.strategy != request.config.recovery.strategy:
-        yield f"recovery      from checkpoints; {request.config.recovery.strategy!r} does not support these stages"
 
 
 def _layers(config: RunConfig, stage: int) -> str:

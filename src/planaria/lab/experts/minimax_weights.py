@@ -92,7 +92,7 @@ class MinimaxProblem:
         return np.where(v < TIGHT, 0.0, v)
 
 
-def make_problem(texts: Mapping[str, Array], floor: float = FLOOR) -> MinimaxProblem:
+def make_problem(texts: Mapping[str, Array], floor: float) -> MinimaxProblem:
     """Return the problem of these domains. ``texts``: domain → ln p_j of its texts by each expert [n_d, K], nats.
 
     :raises UserError: for a domain without texts, a single expert, a floor that leaves no choice, or a text that all
@@ -220,22 +220,18 @@ class MinimaxWeights:
 
 
 def worst_domain(
-    problem: MinimaxProblem,
-    tolerance: float = TOLERANCE,
-    passes: int = PASSES,
-    solver: Solver | None = None,
-    seed: int = 0,
+    problem: MinimaxProblem, tolerance: float = TOLERANCE, passes: int = PASSES, solver: Solver | None = None
 ) -> MinimaxWeights:
     """Return the weights for the worst domain, to a residual of ``tolerance`` if ``passes`` over the rows suffice.
 
-    ``solver`` defaults by the number of rows; ``seed`` draws halpern's rows.
+    ``solver`` defaults by the number of rows.
     """
     chosen: Solver = solver or ("extragradient" if len(problem.rows) < MIN_HALPERN_ROWS else "halpern")
     max_evaluations = passes * len(problem.rows)
     if chosen == "extragradient":
         u, evaluations, _ = extragradient(problem, tolerance, max_evaluations)
     else:
-        u, evaluations, _ = halpern(problem, tolerance, max_evaluations, np.random.default_rng(seed))
+        u, evaluations, _ = halpern(problem, tolerance, max_evaluations, np.random.default_rng(0))
     w, q = problem.weights(u[: problem.experts]), u[problem.experts :]
     proof = certificate(problem, w, q)
     return MinimaxWeights(w, q, proof, len(problem.rows), evaluations, chosen, proof.residual <= tolerance * (1 + 1e-6))

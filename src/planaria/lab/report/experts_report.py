@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.colors import hex_to_rgb
 
 from planaria.lab.experts.budget import SYNCHRONISED
 from planaria.lab.experts.experts_results import TIE, Results, TextWeights, geometric_mean
@@ -246,8 +247,7 @@ def mix_colours(weights: Sequence[float]) -> str:
     """Return the experts' colours on white, mixed by weight, as a CSS colour."""
     mixed = [255.0] * 3
     for colour, weight in zip(cycle(SERIES), weights, strict=False):
-        channels = [int(colour[index : index + 2], 16) for index in (1, 3, 5)]
-        mixed = [have - 0.6 * weight * (255 - channel) for have, channel in zip(mixed, channels, strict=True)]
+        mixed = [have - 0.6 * weight * (255 - channel) for have, channel in zip(mixed, hex_to_rgb(colour), strict=True)]
     return f"rgb({', '.join(str(max(0, round(channel))) for channel in mixed)})"
 
 
