@@ -13,8 +13,9 @@ import pytest
 
 import planaria
 from planaria.lab.compare.api import ComparisonResult
-from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults, SeedTrace
+from planaria.lab.compare.race_results import ArmRun, ArmScore, SeedTrace
 from planaria.lab.compare.race_spec import load
+from support.report.plain_arms import arm_run, arm_score, results
 
 
 def test_importing_planaria_imports_nothing_else() -> None:
@@ -48,26 +49,19 @@ def test_declared_and_lazy_imports_agree() -> None:
 
 def runs(ratio: float) -> Iterator[ArmRun]:
     for seed in (1, 2):
-        yield ArmRun(
-            seed=seed, trace="0", target=3.0, ticks=100 * ratio, hours=2.5 * ratio, ratio=ratio, hours_ratio=ratio,
-            final=2.5, saves=0, failures=3, steps_lost=0, stopped="",
-        )  # fmt: skip
+        yield arm_run(2.5 * ratio, ratio, 100 * ratio, seed=seed, target=3.0, final=2.5, failures=3)
 
 
 @pytest.fixture
 def result(tmp_path: Path) -> ComparisonResult:
     def arm(name: str, ratio: float, faults: bool) -> ArmScore:
-        return ArmScore(
-            name=name, changes={}, faults=faults, routing="full", runs=list(runs(ratio)), step_s=90.0, save_s=9.0,
-            step_bytes=0.0, traffic=0.01, memory=0.5, curves=[[(0.1 * n, 5.0 - 0.2 * n) for n in range(10)]] * 2,
-        )  # fmt: skip
+        curves = [[(0.1 * n, 5.0 - 0.2 * n) for n in range(10)]] * 2
+        costs = {"step_s": 90.0, "save_s": 9.0, "traffic": 0.01, "memory": 0.5}
+        return arm_score(name, *runs(ratio), faults=faults, curves=curves, **costs)
 
     failures = [SeedTrace(seed=seed, digest="0" * 64, faults=[(5, 2)]) for seed in (1, 2)]
     arms = [arm("fault-free", 1.0, False), arm("50_%_of & more", 1.25, True), arm("quick", 1.125, True)]
-    found = ComparisonResults(
-        name="race", clock="clock.toml", steps=200, stages=4, target_at=0.6, hourly=0.1, failures=failures, arms=arms
-    )
-    return ComparisonResult(found, tmp_path)
+    return ComparisonResult(results(*arms, name="race", clock="clock.toml", failures=failures), tmp_path)
 
 
 def test_a_comparison_as_tables(result: ComparisonResult, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,13 @@ from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint
 from planaria.lab.compare.race_results import (
     ArmRun,
     ArmScore,
-    ComparisonResults,
     curve,
     loss_at,
     score,
     smoothed_losses,
     ticks_to,
 )
+from support.report.plain_arms import arm_score, results
 
 LOSSES = st.lists(st.floats(0.5, 10), min_size=3, max_size=30)
 
@@ -156,17 +156,10 @@ def test_time_is_monotonic(losses: list[float], struck: list[int], saved: list[i
 
 def arm(name: str, *hours: float | None) -> ArmScore:
     run = scored(course(9.0, 7.0, 5.0, 3.0, 1.0))
-    runs = [run.model_copy(update={"hours": h, "ticks": None if h is None else run.ticks}) for h in hours]
-    return ArmScore(
-        name=name, changes={}, faults=True, routing="full", runs=runs, step_s=36.0, save_s=0.0, step_bytes=0.0,
-        traffic=0.0, memory=0.0, curves=[],
-    )  # fmt: skip
+    return arm_score(name, *(run.model_copy(update={"hours": h, "ticks": h and run.ticks}) for h in hours))
 
 
 def test_arms_are_ranked_after_the_first_by_misses_and_hours() -> None:
     arms = [arm("free", 9.0, 9.0), arm("never", None, None), arm("slow", 5.0, 5.0), arm("once", None, 1.0),
             arm("quick", 1.0, 8.0)]  # fmt: skip
-    found = ComparisonResults(
-        name="", clock="", steps=1, stages=1, target_at=0.5, hourly=0.1, failures=[], arms=arms
-    )  # fmt: skip
-    assert [a.name for a in found.ranked()] == ["free", "quick", "slow", "once", "never"]
+    assert [a.name for a in results(*arms).ranked()] == ["free", "quick", "slow", "once", "never"]

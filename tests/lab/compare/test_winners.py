@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from planaria.config.schema import RunConfig
 from planaria.lab.compare.advice import candidates
-from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
+from planaria.lab.compare.race_results import ArmScore, ComparisonResults
 from planaria.lab.report.winner_figure import fault_free_ratio, hours_at, hours_of_arms, winning_arms
 from planaria.runtime.prediction.copy_costs import costs_of_copies
 from planaria.runtime.resolved_run import ResolvedRun
+from support.report.plain_arms import arm_run, arm_score, results
 
 STEP_S = 36.0
 TICKS = 100.0
@@ -29,21 +30,12 @@ def arm(
     """Return an arm with one seed, ``ratio`` × TICKS steps to the target, and ``down`` more hours."""
     ticks = None if ratio is None else ratio * TICKS
     hours = None if ticks is None else ticks * step_s / 3600 + down
-    run = ArmRun(
-        seed=1, trace="t", target=2.0, ticks=ticks, hours=hours, ratio=ratio, hours_ratio=hours, final=1.0, saves=saves,
-        failures=5 if faults else 0, steps_lost=0, stopped="",
-    )  # fmt: skip
-    return ArmScore(
-        name=name, changes={}, faults=faults, routing=routing, runs=[run], step_s=step_s, save_s=save_s, step_bytes=0.0,
-        traffic=0.0, memory=0.0, curves=[],
-    )  # fmt: skip
+    run = arm_run(hours, ratio, ticks, saves=saves, failures=5 if faults else 0)
+    return arm_score(name, run, faults=faults, routing=routing, step_s=step_s, save_s=save_s)
 
 
 def compared(*arms: ArmScore) -> ComparisonResults:
-    return ComparisonResults(
-        name="x", clock="", steps=200, stages=4, target_at=0.5, hourly=0.1, failures=[],
-        arms=[arm("fault-free", faults=False), *arms],
-    )  # fmt: skip
+    return results(arm("fault-free", faults=False), *arms)
 
 
 def test_at_the_raced_rate_the_hours_are_those_of_the_race() -> None:

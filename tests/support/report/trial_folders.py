@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from planaria.lab.compare.race import ArmCourse, LossEvent, ValidationPoint
-from planaria.lab.compare.race_results import ArmRun, ArmScore, ComparisonResults
+from planaria.lab.compare.race_results import ArmScore
 from planaria.swarm.records.hit_tally import HitTally
 from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, LayerCounts, Log, RoundDone
 from planaria.trials.result_cache import CachedResult, identity
+from support.report.plain_arms import arm_run, arm_score, results
 from support.swarm.peer_records import round_done, started
 
 STEPS, EVERY = 40, 5
@@ -33,23 +34,10 @@ def write_race(folder: Path, arm: str, seed: int, when: float, slower: float = 1
 def write_numbers(folder: Path, when: float) -> None:
     """The results of all races."""
 
-    def run(hours: float | None) -> ArmRun:
-        ticks, ratio = (None, None) if hours is None else (30.0, hours / 2.0)
-        return ArmRun(
-            seed=1, trace="t", target=2.0, ticks=ticks, hours=hours, ratio=ratio, hours_ratio=ratio,
-            final=2.0, saves=0, failures=1, steps_lost=0, stopped="",
-        )  # fmt: skip
-
     def arm(name: str, hours: float | None) -> ArmScore:
-        return ArmScore(
-            name=name, changes={}, faults=name != "free", routing="pipeline", runs=[run(hours)], curves=[], step_s=1.0,
-            save_s=0.0, step_bytes=0.0, traffic=0.0, memory=0.0, workers=3,
-        )  # fmt: skip
+        return arm_score(name, arm_run(hours, (hours or 0.0) / 2.0, 30.0), faults=name != "free", step_s=1.0)
 
-    found = ComparisonResults(
-        name="mine", clock="mine.toml", steps=STEPS, stages=2, target_at=0.8, hourly=0.1, failures=[],
-        arms=[arm("free", 2.0), arm("echo", 3.0), arm("redraw", None)],
-    )  # fmt: skip
+    found = results(arm("free", 2.0), arm("echo", 3.0), arm("redraw", None), name="mine", steps=STEPS)
     (folder / "comparison.json").write_text(found.model_dump_json())
     os.utime(folder / "comparison.json", (when, when))
 
