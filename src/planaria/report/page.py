@@ -77,11 +77,11 @@ def document(title: str, body: Iterable[str]) -> str:
     parts, contents = build_parts(body)
     shown = {name: as_csv(rows[: MAX_ROWS + 1]) for name, rows in contents.tables.items()}
     loads = {"figures": _payload(slug(title), contents.figures, shown)}
-    loads |= {"plotly": _plotly()} if contents.figures else {}
+    loads |= {"plotly": b64encode(PLOTLY.read_bytes()).decode()} if contents.figures else {}
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_style()}</style><script>{_script()}</script></head>\n<body><main>\n"
+        f"<style>{_style()}</style><script>{(ASSETS / 'page.js').read_text()}</script></head>\n<body><main>\n"
         + "\n".join(parts)
         + "\n<noscript><p>The figures are drawn by the page's script, which does not run here.</p></noscript></main>\n"
         + "".join(f'<script type="text/plain" id="packed-{name}">{text}</script>\n' for name, text in loads.items())
@@ -233,10 +233,6 @@ def log(name: str, lines: Iterable[tuple[str, str]]) -> str:
     return f'<ul class="log">{entries}</ul>'
 
 
-def _script() -> str:
-    return (ASSETS / "page.js").read_text()
-
-
 def _style() -> str:
     """Return the page's CSS for light and dark mode."""
     light = {"--ink": INK, "--muted": MUTED, "--rule": RULE, "--paper": PAPER, "--blue": BLUE, "--green": "#007a59",
@@ -253,10 +249,6 @@ def _style() -> str:
 
 def _variables(colours: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {colour}" for name, colour in colours.items())
-
-
-def _plotly() -> str:
-    return b64encode(PLOTLY.read_bytes()).decode()
 
 
 def _payload(page: str, contents: Mapping[str, go.Figure], tables: Mapping[str, str]) -> str:

@@ -87,9 +87,9 @@ class LogFold:
         self.latest = max(self.latest, t) if not isinstance(entry, e.RunStarted) else t
         if isinstance(entry, StepMetric | ValidationMetric):
             self.tally.apply_metric(entry)
-            return self._frame(
-                t, {"loss": _loss_summary(entry)} if isinstance(entry, StepMetric) else _validation_summary(entry)
-            )
+            if isinstance(entry, StepMetric):
+                return self._frame(t, {"loss": _loss_summary(entry)})
+            return self._frame(t, {"validation": {"step": entry.step, "value": _finite(entry.val_loss)}})
         if isinstance(entry, e.WorkReport):
             return self._apply_work_report(t, entry)
         return self._apply_fact(t, entry)
@@ -145,7 +145,9 @@ class LogFold:
         after = self._page_state.snapshot() | {"replicas": self._replicas(t, fact), "rounds": self._open_rounds(fact)}
         after |= self._recovery_changes(routine=False)
         if isinstance(fact, e.RunStarted):
-            after |= {"over": "", "run": self.state["run"] | _start_summary(fact), "recoveries": {}}
+            shape = {"steps": fact.steps, "stages": fact.stages, "replicas": fact.replicas}
+            about_run = self.state["run"] | shape | {"first_step": fact.first_step}
+            after |= {"over": "", "run": about_run, "recoveries": {}}
         if isinstance(fact, d.Finish):
             after |= {"over": fact.outcome}
         if isinstance(fact, d.Seal):
@@ -229,10 +231,6 @@ def _loss_summary(metric: StepMetric) -> Json:
     return point | ({"each": each} if each else {})
 
 
-def _validation_summary(metric: ValidationMetric) -> Json:
-    return {"validation": {"step": metric.step, "value": _finite(metric.val_loss)}}
-
-
 def _finite(value: float) -> float | str:
     """Return infinities as text, since JSON has none."""
     return round(value, 5) if abs(value) < float("inf") else str(value)
@@ -249,10 +247,6 @@ def _run_summary(config: RunConfig) -> Json:
         "exchange": config.exchange.kind,
         "strategy": config.recovery.strategy,
     }
-
-
-def _start_summary(fact: e.RunStarted) -> Json:
-    return {"steps": fact.steps, "stages": fact.stages, "replicas": fact.replicas, "first_step": fact.first_step}
 
 
 def slow_summary(verdicts: SlowVerdicts, naming: Naming) -> Json:
