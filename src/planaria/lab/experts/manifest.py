@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from planaria.common import atomic, documents
+from planaria.common import atomic, digests, documents
 from planaria.common.documents import Record
 from planaria.common.errors import UserError, suggestion
 from planaria.lab.experts.experts_spec import MixtureSpec
@@ -98,8 +97,7 @@ def digest(file: Path) -> str:
     :raises UserError: when it is missing.
     """
     try:
-        with file.open("rb") as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
+        return digests.of_file(file)
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); restore the expert, or remove it") from None
 

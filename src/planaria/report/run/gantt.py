@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
@@ -96,22 +96,18 @@ def _step_key(work: WorkReport, naming: Naming) -> StepKey:
     return naming.replica(work.node), work.generation, work.step
 
 
-def _duration(works: Sequence[WorkReport]) -> float:
-    spans = [span for work in works for span in work.spans]
-    return max(span.end for span in spans) - min(span.start for span in spans)
-
-
 def idle_fraction(works: Sequence[WorkReport]) -> float:
     """Return the pipeline's bubble: the share of the step, 0 to 1, that workers spent waiting."""
-    busy = sum(span.end - span.start for work in works for span in work.spans)
-    return 1 - busy / (_duration(works) * len(works))
+    spans = [span for work in works for span in work.spans]
+    duration = max(span.end for span in spans) - min(span.start for span in spans)
+    return 1 - sum(span.end - span.start for span in spans) / (duration * len(works))
 
 
 def step_figure(works: Sequence[WorkReport]) -> go.Figure:
     """Draw one step, in milliseconds since its first action."""
     zero = min(span.start for work in works for span in work.spans)
     ordered = sorted(works, key=lambda work: (work.stage, work.node))
-    bars = [bar for work in ordered for bar in _bars(work)]
+    bars = [_bar(work, span) for work in ordered for span in work.spans]
     return _draw(bars, [_row(work.worker, work.stage) for work in ordered], zero)
 
 
@@ -131,9 +127,9 @@ def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
         visible = [_bar(work, span) for span in work.spans if span.end > begin and span.start < end]
         bars += [bar._replace(start=max(bar.start, begin), end=min(bar.end, end)) for bar in visible]
         rows |= {(work.stage, work.worker)} if visible else set()
-    for stage, bar in _link_bars(record, timing):
-        bars.append(bar[1])
-        rows.add((stage, bar[0]))
+    for link, bar in _link_bars(record, timing):
+        bars.append(bar)
+        rows.add((link.stage, link.worker))
     # A lost worker's row comes before its successor's.
     ordered = sorted(rows, key=lambda row: (row[0], row[1] not in timing.workers, row[1]))
     fig = _draw(bars, [_row(worker, stage) for stage, worker in ordered], zero, flags=5)
@@ -151,10 +147,6 @@ def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
     return fig
 
 
-def _bars(work: WorkReport) -> list[Bar]:
-    return [_bar(work, span) for span in work.spans]
-
-
 def _bar(work: WorkReport, span: Span) -> Bar:
     duration = f"{1000 * (span.end - span.start):.1f} ms"
     numbered = f" of microbatch {span.microbatch}, hop {span.hop}" if span.microbatch >= 0 else ""
@@ -164,9 +156,8 @@ def _bar(work: WorkReport, span: Span) -> Bar:
     return Bar(_row(work.worker, work.stage), kind, span.start, span.end, text, hover)
 
 
-def _link_bars(record: RunRecord, timing: RecoveryTiming) -> list[tuple[int, tuple[str, Bar]]]:
-    """Return (stage, (worker, bar)) of each member, from the last formation to its link."""
-    links = []
+def _link_bars(record: RunRecord, timing: RecoveryTiming) -> Iterator[tuple[Linked, Bar]]:
+    """Yield the bar of each member from the last formation to its link."""
     formed: float | None = None
     naming = naming_of(record)
     for t, fact in record.landmarks:
@@ -178,9 +169,7 @@ def _link_bars(record: RunRecord, timing: RecoveryTiming) -> list[tuple[int, tup
             hover = f"relink {1000 * fact.link_s:.1f} ms, transfer {1000 * fact.transfer_s:.1f} ms, " + (
                 f"rebuild {1000 * fact.rebuild_s:.1f} ms, {fact.transfer_bytes / 1e6:.1f} MB received"
             )
-            bar = Bar(_row(fact.worker, fact.stage), "relink", formed, t, "", hover)
-            links.append((fact.stage, (fact.worker, bar)))
-    return links
+            yield fact, Bar(_row(fact.worker, fact.stage), "relink", formed, t, "", hover)
 
 
 def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> go.Figure:
