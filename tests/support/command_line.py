@@ -1,7 +1,8 @@
-"""Run commands of planaria in this process."""
+"""Run commands of planaria in this process, and a terminal in memory."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,11 @@ import pytest
 from planaria.cli import main
 from planaria.cli.entry import every_command, program
 from planaria.cli.flags import CommandGroup, TabledCommand
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def exit_code(*words: object) -> int:

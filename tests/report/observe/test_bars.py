@@ -13,11 +13,7 @@ from planaria.planner.search import SearchBudget, SearchResult
 from planaria.report.observe import bars
 from planaria.report.observe.bars import BarDisplay, CountProgress, JobsProgress, SearchProgress, SurveyProgress
 from planaria.report.observe.progress import Progress
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from support.command_line import Terminal
 
 
 def shown(stream: io.StringIO, quiet: bool = False) -> str:

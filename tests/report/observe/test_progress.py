@@ -41,12 +41,8 @@ from planaria.report.observe.progress import NoProgress, Progress
 from planaria.report.observe.tally import RunTally
 from planaria.report.run.event_lines import Narrator
 from planaria.report.run.repeats import Repeats
+from support.command_line import Terminal
 from support.report.synthetic_run import Synthesis
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def replay(record: RunRecord, progress: NoProgress) -> None:

@@ -8,12 +8,8 @@ import pytest
 
 from planaria.swarm.records.lines import Serving
 from planaria.swarm.report.progress import SwarmProgress
+from support.command_line import Terminal
 from support.swarm.peer_records import round_done, started
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
