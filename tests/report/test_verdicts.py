@@ -26,7 +26,7 @@ from planaria.swarm.records.outcome import ALL, LayerOutcome, RunOutcome
 from planaria.swarm.report.drill_report import verdict as of_drill
 from planaria.swarm.report.swarm_verdict import verdict as of_swarm
 from support.report.every_page import drilled, mixed, peer, planned, replicated, swarmed
-from support.report.synthetic_comparison import MANNERS, MISSING, compared
+from support.report.synthetic_comparison import MANNERS, MISSING, Manner, compared
 from support.report.synthetic_run import Synthesis
 
 QUIET = RunFacts(
@@ -124,6 +124,14 @@ def test_a_comparison_names_the_winner_its_lead_and_who_missed() -> None:
     assert found.numbers[0][0].startswith("× 1.")
     alone = of_comparison(compared({"fault-free": MANNERS["fault-free"]}))
     assert "there is no ranking" in alone.summary and alone.numbers[0][1] == "to the target without failures"
+
+
+def test_arms_without_failures_are_ranked_with_the_fault_free_arm() -> None:
+    codecs = {"fault-free": MANNERS["fault-free"], "codec": Manner({"pipeline.wire": "6/4"}, faults=False, step_s=40.0)}
+    found = of_comparison(compared(codecs))
+    assert found.summary.startswith("Without failures, codec reached the target first")
+    assert found.summary.endswith("before fault-free, and before it with each of 3 seeds.")
+    assert found.numbers[0][1] == "hours of codec over those of the fault-free arm"
 
 
 def test_a_lead_absent_in_some_seeds_is_called_close() -> None:

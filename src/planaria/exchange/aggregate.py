@@ -111,7 +111,7 @@ def mean_over_senders(values: Mapping[int, Weights], weights: Mapping[int, float
 def clipped_mean_over_senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
     """Clip each tensor of each message to the median norm among its senders; return :func:`mean_over_senders` of that.
 
-    It is not a robust rule: a single sender is not clipped.
+    It is not a robust rule: a single sender is not clipped, and of two the larger is clipped to their mean norm.
     """
     clipped: dict[int, dict[str, Tensor]] = {member: {} for member in values}
     for name in next(iter(values.values())):

@@ -63,6 +63,19 @@ def test_the_table_has_results_and_their_meaning(found: ComparisonResults, capsy
     assert "llama_500m.toml" in printed and "after 60 % of 1000 steps" in printed
 
 
+def test_a_race_without_failures_is_not_described_by_failures(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    codec = Manner({"pipeline.wire": "6/4"}, faults=False, step_s=0.4)
+    codecs = compared({"fault-free": Manner({}, faults=False, step_s=0.9), "codec": codec})
+    text = write_comparison(codecs, tmp_path / "report.html").read_text()
+    assert "up to 1,000 steps each, without failures" in text
+    assert not any(title in text for title in ("The failures", "failure rate", "Cost and harm", "losing moments"))
+    lines = "\n".join(table_of(codecs, capsys))
+    hours = codecs.arms[1].spread("hours")
+    assert hours is not None and f"{hours.mean:.3f}" in lines and "trace  " not in lines
+
+
 def test_a_seed_that_missed_is_reported_and_excludes_a_mean(capsys: pytest.CaptureFixture[str]) -> None:
     found = compared()
     arm = found.arms[2]

@@ -230,9 +230,14 @@ class ComparisonResults(Record):
         return bool(self.arms[0].step_s)
 
     @property
+    def without_failures(self) -> bool:
+        """Whether several arms race, none of them with failures."""
+        return len(self.arms) > 1 and not (self.hourly and any(arm.faults for arm in self.arms))
+
+    @property
     def contestants(self) -> list[ArmScore]:
-        """Arms with failures, except controls."""
-        return [arm for arm in self.arms if arm.faults and not arm.control]
+        """Arms with failures, except controls; all such arms if none has failures."""
+        return [arm for arm in self.arms if (arm.faults or self.without_failures) and not arm.control]
 
     @property
     def oracle(self) -> ArmScore | None:
@@ -259,18 +264,18 @@ class ComparisonResults(Record):
 
         Arms that missed the target come last.
         """
-        measure = "hours" if self.priced else "ticks"
+        return [self.arms[0], *sorted(self.arms[1:], key=lambda arm: (arm.missed, self._needed(arm)))]
 
-        def rank(arm: ArmScore) -> tuple[int, float]:
-            numbers = arm.spread(measure)
-            return (arm.missed, numbers[0] if numbers else 0.0)
-
-        return [self.arms[0], *sorted(self.arms[1:], key=rank)]
+    def _needed(self, arm: ArmScore) -> float:
+        """Return an arm's mean hours to the target (steps if they take no time); 0 if it missed it."""
+        numbers = arm.spread("hours" if self.priced else "ticks")
+        return numbers.mean if numbers else 0.0
 
     @property
     def finishers(self) -> list[ArmScore]:
         """Contestants that reached the target with every seed, in the order of :meth:`ranked`."""
-        return [arm for arm in self.ranked() if arm.faults and not arm.control and not arm.missed]
+        names = {arm.name for arm in self.contestants if not arm.missed}
+        return sorted((arm for arm in self.ranked() if arm.name in names), key=self._needed)
 
     def winner(self) -> ArmScore | None:
         """Return the contestant that reached the target first, on average over seeds, or None if none reached it."""
@@ -333,7 +338,7 @@ class RankedArm(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """The arms with failures that reached the target with every seed, the first one first."""
+    """The contestants that reached the target with every seed, the first one first."""
 
     arms: list[RankedArm]
     unit: Literal["hours", "ticks"]
@@ -345,7 +350,8 @@ def ranking(results: ComparisonResults) -> Ranking:
     """Rank by mean hours, or by mean steps if they take no time."""
     unit: Literal["hours", "ticks"] = "hours" if results.priced else "ticks"
     ranked = [RankedArm(arm, arm_spread) for arm in results.finishers if (arm_spread := arm.spread(unit)) is not None]
-    return Ranking(ranked, unit, _certainty([entry.arm for entry in ranked], unit))
+    least = 0 if results.without_failures else MIN_FAILURES
+    return Ranking(ranked, unit, _certainty([entry.arm for entry in ranked], unit, least))
 
 
 def failures(arm: ArmScore) -> int:
@@ -353,11 +359,11 @@ def failures(arm: ArmScore) -> int:
     return sum(run.failures for run in arm.runs)
 
 
-def _certainty(arms: list[ArmScore], unit: str) -> Certainty:
+def _certainty(arms: list[ArmScore], unit: str, min_failures: int) -> Certainty:
     if len(arms) < 2:
         return "alone"
     first, second = arms[:2]
-    if min(failures(first), failures(second)) < MIN_FAILURES:
+    if min(failures(first), failures(second)) < min_failures:
         return "too few failures"
     if len(first.runs) == 1:
         return "one seed"

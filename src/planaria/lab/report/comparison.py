@@ -23,6 +23,7 @@ from planaria.lab.report.comparison_table import (
     describe_failures,
     describe_target,
     format_seeds_of,
+    hours_form,
     range_text,
 )
 from planaria.lab.report.equal_costs import equal_costs_table, has_equal_costs
@@ -48,7 +49,8 @@ def body(results: ComparisonResults) -> Iterator[str]:
     """Yield the report's sections as HTML."""
     summary = (
         f"{format_count(len(results.arms), 'arm')}, {format_seeds_of(results)}, up to "
-        f"{format_count(results.steps, 'step')} each, with the same failures. "
+        f"{format_count(results.steps, 'step')} each, {'without' if results.without_failures else 'with the same'} "
+        "failures. "
         f"The target is {describe_target(results)}. Hours are those of {results.clock}."
     )
     yield page.heading(results.name, verdict(results), summary)
@@ -56,8 +58,9 @@ def body(results: ComparisonResults) -> Iterator[str]:
     yield from _race_sections(results)
     yield from _equal_costs(results)
     yield from _control_sections(results)
-    yield from _winner_section(results)
-    yield from _failure_section(results)
+    if not results.without_failures:
+        yield from _winner_section(results)
+        yield from _failure_section(results)
     yield from _detail_sections(results)
     yield page.footer("Written by planaria compare; comparison.json next to this page has every number.")
 
@@ -72,9 +75,12 @@ def _facts(results: ComparisonResults) -> Iterator[tuple[str, str, str]]:
         f"{label} to target, mean over seeds",
     )
     if (winner := results.winner()) and (spread := winner.spread(of)) is not None:
-        yield "fastest with failures", _format_value(spread.mean, unit), winner.name
+        label = "fastest" if results.without_failures else "fastest with failures"
+        yield label, _format_value(spread.mean, unit), winner.name
     if results.oracle is not None and (least := results.oracle.spread(of)) is not None:
         yield "floor", _format_value(least.mean, unit), "failures that lose only time"
+    if results.without_failures:
+        return
     counts = [len(trace.faults) for trace in results.failures]
     yield "failures", f"{sum(counts) / len(counts):.3g}", f"in {format_count(results.steps, 'step')}, mean over seeds"
     yield "failure rate", f"{100 * results.hourly:g} %", "that a stage fails within an hour"
@@ -88,7 +94,8 @@ def _race_sections(results: ComparisonResults) -> Iterator[str]:
     if any(arm.courses for arm in results.arms):
         yield page.section(
             "Loss over steps",
-            "Mean over seeds; the band is the range over seeds. Steps that a rollback undid count.",
+            "Mean over seeds; the band is the range over seeds. Steps that a rollback undid count. Higher losses lie "
+            "above the picture (double-click to see them).",
             page.chart(loss_figure(results, "steps"), "loss-steps"),
         )
     if not results.priced:
@@ -96,8 +103,8 @@ def _race_sections(results: ComparisonResults) -> Iterator[str]:
     else:
         yield page.section(
             "Loss over hours",
-            "Mean over seeds, up to the shortest run; the band is the range over seeds. The first hours "
-            "lie above the picture (double-click to see them); click on an arm's name to hide it.",
+            "Mean over seeds, up to the shortest run; the band is the range over seeds. Higher losses lie above the "
+            "picture (double-click to see them); click on an arm's name to hide it.",
             page.chart(loss_figure(results), "loss"),
         )
         yield page.section(
@@ -112,6 +119,8 @@ def _race_sections(results: ComparisonResults) -> Iterator[str]:
             f"Hours times the machines that train; spares do not count: {counts}.",
             page.chart(hours_figure(results, "machine_hours", "machine-hours"), "machine-hours"),
         )
+    if results.without_failures and not any(arm.traffic or arm.memory for arm in results.arms):
+        return
     missing = [arm.name for arm in results.arms if arm.missed]
     yield page.section(
         "Cost and harm",
@@ -181,7 +190,7 @@ def _winner_section(results: ComparisonResults) -> Iterator[str]:
         [
             arm.name,
             f"{fault_free_ratio(results, arm):.3f}",
-            *(_format_optional(hours_at(results, arm, r), ".1f") for r in rates),
+            *(_format_optional(hours_at(results, arm, r), hours_form(results)) for r in rates),
         ]
         for arm in arms
     ]
@@ -241,7 +250,7 @@ def _row(results: ComparisonResults, arm: ArmScore, run: ArmRun) -> list[str]:
         str(run.seed),
         _format_optional(run.ticks, ".0f") if run.ticks is not None else "not reached",
         _format_optional(run.ratio, ".3f"),
-        _format_optional(durations[0], ".1f"),
+        _format_optional(durations[0], hours_form(results)),
         _format_optional(durations[1], ".0f"),
         _format_optional(run.final, ".4f"),
         str(run.failures),
@@ -279,11 +288,11 @@ def _ranking_sentence(results: ComparisonResults, ranked: Ranking) -> str:
     unit = UNITS[ranked.unit]
     first, own = ranked.arms[0]
     duration = _format_with_unit(own.mean, unit)
-    text = (
-        f"With failures at {100 * results.hourly:g} % an hour, {first.name} reached the target first, after {duration}"
-    )
+    failing = f"With failures at {100 * results.hourly:g} % an hour"
+    when = "Without failures" if results.without_failures else failing
+    text = f"{when}, {first.name} reached the target first, after {duration}"
     if ranked.certainty == "alone":
-        return f"{text}; no other arm with failures reached it with every seed."
+        return f"{text}; no other arm{'' if results.without_failures else ' with failures'} reached it with every seed."
     second, theirs = ranked.arms[1]
     gap, seeds = _format_with_unit(theirs.mean - own.mean, unit), format_count(len(first.runs), "seed")
     text += f", {gap} before {second.name}"
@@ -320,7 +329,8 @@ def _deciding_numbers(results: ComparisonResults, ranked: Ranking) -> list[tuple
     numbers = []
     if (ratio := first.spread("hours_ratio" if hours else "ratio")) is not None:
         label = "hours" if hours else "steps"
-        numbers.append((f"× {ratio.mean:.3f}", f"{label} of {first.name} over those without failures"))
+        reference = "of the fault-free arm" if results.without_failures else "without failures"
+        numbers.append((f"× {ratio.mean:.3f}", f"{label} of {first.name} over those {reference}"))
     if last is not first:
         numbers.append(
             (f"× {slowest.mean / own.mean:.2f}", f"the slowest arm that reached it, {last.name}, over the fastest")

@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from planaria.lab.compare.race_results import ArmScore, ComparisonResults, SeedTrace, smoothed_losses
+from planaria.lab.report.comparison_table import hours_form
 from planaria.report import theme
 from planaria.report.phrases import format_count, format_number
 from planaria.report.spread_figures import add_band, error_bars
@@ -66,7 +67,7 @@ def loss_figure(results: ComparisonResults, over: Over = "hours") -> go.Figure:
     if free is not None:
         top = free[1][int(BEGINNING * GRID_POINTS)].most
         fig.update_yaxes(range=[lowest - 0.04 * (top - lowest), top])
-    fig.update_xaxes(rangemode="tozero", hoverformat=".1f" if over == "hours" else ".0f")
+    fig.update_xaxes(rangemode="tozero", hoverformat=hours_form(results) if over == "hours" else ".0f")
     return fig
 
 

@@ -164,4 +164,5 @@ def _winner_sentence(results: ComparisonResults) -> str:
     if winner is None or spread is None:
         return ""
     shown = f"{spread.mean:.3g} hours" if results.priced else f"{spread.mean:,.0f} steps"
-    return f"Of the arms with failures, {winner.name} reached the target first, after {shown} on average."
+    arms = "all arms" if results.without_failures else "the arms with failures"
+    return f"Of {arms}, {winner.name} reached the target first, after {shown} on average."

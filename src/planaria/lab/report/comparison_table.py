@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -21,7 +22,7 @@ STEPS = {"steps to target": ("ticks", ".0f"), "× fault-free": ("ratio", ".3f")}
 RESET = {"× reset": ("reset_ratio", ".3f")}
 """columns added if a control loses moments alone"""
 HOURS = {"hours to target": ("hours", ".1f"), "× hours": ("hours_ratio", ".3f")}
-"""columns added if steps take time"""
+"""columns added if steps take time; short races have more digits of hours, see :func:`hours_form`"""
 MACHINES = {"machine-hours": ("machine_hours", ".0f")}
 """columns added if arms differ in machines"""
 FINAL = {"final loss": ("final", ".3f")}
@@ -34,7 +35,7 @@ def show_table(results: ComparisonResults) -> None:
     title = f"{results.name}: mean [least … most] of {format_seeds_of(results)}"
     more_tables = [equal_costs_table(results)] if has_equal_costs(results) else []
     console = show([Table(title, columns(results), rows(results)), *more_tables])
-    for failures in (*results.failures, *results.replica_failures):
+    for failures in () if results.without_failures else (*results.failures, *results.replica_failures):
         console.print(f"trace         {failures.digest[:DIGEST]} {describe_failures(failures)}", highlight=False)
     console.print(Text(f"clock         {results.clock}{'' if results.priced else ', by which steps take no time'}"))
     console.print(Text(f"target        {describe_target(results)}"))
@@ -52,8 +53,16 @@ def describe_failures(failures: SeedTrace) -> str:
 def number_columns(results: ComparisonResults) -> dict[str, tuple[str, str]]:
     """Return the relevant columns: column → number of a run, and its format."""
     with_reset = any(run.reset_ratio is not None for arm in results.arms for run in arm.runs)
-    hours = HOURS | (MACHINES if results.machines_differ else {}) if results.priced else {}
+    hours = HOURS | {"hours to target": ("hours", hours_form(results))}
+    hours = hours | (MACHINES if results.machines_differ else {}) if results.priced else {}
     return STEPS | (RESET if with_reset else {}) | hours | FINAL
+
+
+def hours_form(results: ComparisonResults) -> str:
+    """Return the format of hours: one decimal, or three significant digits of the fault-free arm's if it took less."""
+    free = results.arms[0].spread("hours")
+    short = free is not None and 0 < free.mean < 1
+    return f".{2 - math.floor(math.log10(free.mean))}f" if free is not None and short else ".1f"
 
 
 def columns(results: ComparisonResults) -> list[str]:
@@ -139,6 +148,8 @@ def describe_target(results: ComparisonResults) -> str:
 
 def control_sentences(results: ComparisonResults) -> Iterator[str]:
     """Yield what the controls show: the share of an arm's steps that lost moments explain, and the floor."""
+    if results.without_failures:
+        return
     relative = [(arm, spread) for arm in results.contestants if (spread := arm.spread("reset_ratio")) is not None]
     inexact = [f"{arm.name} × {spread.mean:.3f}" for arm, spread in relative if not arm.exact]
     resets = [(arm, results.reset_cost(arm)) for arm in results.arms if arm.control == "reset"]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from planaria.lab.compare.race_results import ArmScore, ComparisonResults
 from planaria.lab.report.comparison_figures import colours
+from planaria.lab.report.comparison_table import hours_form
 from planaria.report.theme import INK, ON_DEEP, add_marks, escape_label, figure, text_colour_on
 
 
@@ -96,7 +97,7 @@ def winners_figure(results: ComparisonResults) -> go.Figure:
     table = winning_arms(hours)
     names = sorted({name for row in table for name in row})
     fig = figure(430, x="probability that a stage fails within an hour", y="redundant step over plain step")
-    percent, last = [100 * rate for rate in HOURLY], max(len(names) - 1, 1)
+    percent, last, form = [100 * rate for rate in HOURLY], max(len(names) - 1, 1), hours_form(results)
     fig.add_heatmap(
         x=percent,
         y=COSTS,
@@ -106,8 +107,10 @@ def winners_figure(results: ComparisonResults) -> go.Figure:
         colorscale=[(index / last, shade[name]) for index, name in enumerate(names + names[-1:] * (len(names) == 1))],
         showscale=False,
         opacity=0.85,
-        text=[[f"{escape_label(name)}: {hours[name][row, column]:.1f} hours" for column, name in enumerate(line)]
-              for row, line in enumerate(table)],
+        text=[
+            [f"{escape_label(name)}: {hours[name][row, column]:{form}} hours" for column, name in enumerate(line)]
+            for row, line in enumerate(table)
+        ],
         hovertemplate="%{x:.1f} % an hour, redundant step × %{y:.2f}<br>%{text}<extra></extra>",
     )  # fmt: skip
     for name in names:
