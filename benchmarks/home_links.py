@@ -383,15 +383,15 @@ def final_loss(
 def trained(
     width: int, wire: str | Mapping[str, Any], seed: int, steps: int, folder: Path,
     microbatches: int = 8, untied: bool = False, rate: float = 1.0, trace: Path | None = None,
-    start: Path | None = None, model: Mapping[str, Any] = MappingProxyType({}),
+    start: Path | None = None, model: Mapping[str, Any] = MappingProxyType({}), eval_every: int | None = None,
 ) -> planaria.Run:  # fmt: skip
     """Return a finished run with this codec (a name of :func:`wire_of`, or its table), from random weights or from
-    those of the run ``start``; ``model``: other settings of the model."""
+    those of the run ``start``; ``model``: other settings of the model. It is validated at the end by default."""
     settings = {
         "engine": "inline", "seed": seed, "out": str(folder), "name": f"run-{seed}",
         "model.dim": width, "model.heads": 4, "model.tied": not untied,
         "pipeline.wire": wire_of(wire, width) if isinstance(wire, str) else dict(wire),
-        "pipeline.microbatches": microbatches, "train.steps": steps, "train.eval_every": steps,
+        "pipeline.microbatches": microbatches, "train.steps": steps, "train.eval_every": eval_every or steps,
         "train.start": None if start is None else str(start),
         "optim.warmup": 20, "optim.lr": LEARNING_RATE * rate, "chaos.trace": None if trace is None else str(trace),
         "recovery.strategy": "checkfree" if trace else "checkpoint", "checkpoint.every": 0 if trace else steps,

@@ -1,8 +1,11 @@
-"""Codecs between stages that are no part of planaria: groups of few bits after a Hadamard rotation, and false scales.
+"""Codecs between stages that are no part of planaria: rotated groups, projections with token ids, and false scales.
 
 ``pipeline.wire = { kind = "benchmarks.wire_codecs:RotatedGroups", rotate = "gated" }`` selects it, with
 ``--allow-code``. A rotation spreads an outlier over the numbers that are rotated with it. ``gated`` rotates only groups
 that a single outlier dominates, as TAH-Quant does (arXiv 2506.01352). Its zero points and 3-bit groups are left out.
+
+Hidden states of ``benchmarks.learned_projection`` with anchors end in the digits of their token ids, which
+``AnchoredGroups`` sends as bytes.
 """
 
 from __future__ import annotations
@@ -11,14 +14,18 @@ import math
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from torch import Tensor
 
+from benchmarks.learned_projection import BASE, ID_DIGITS
 from planaria.common.errors import UserError
 from planaria.common.quantisation import pack, unpack
 from planaria.config.schema import ModelConfig
 from planaria.pipeline.codecs.base import Leg, Shape, Visit
 from planaria.pipeline.codecs.group_quantisation import Bits, GroupQuantiser
+
+PLACES = torch.tensor([BASE, 1])
+"""values of an id's digits"""
 
 
 def hadamard(x: Tensor) -> Tensor:
@@ -80,6 +87,54 @@ class RotatedGroups(GroupQuantiser):
     def _flag_bytes(self, shape: Shape, leg: Leg) -> int:
         """Return the bytes that state which groups are rotated, one bit for each."""
         return -(-self._groups(shape) // 8) if leg == "forward" and self.rotate == "gated" else 0
+
+
+class AnchoredGroups(GroupQuantiser):
+    """Groups of few bits; the digits of token ids are sent exactly with activations, and not with gradients."""
+
+    forward: Bits = 8
+    group: Literal[32, 64, 128, 256] = 32
+    _vocab: int = PrivateAttr(0)
+
+    def for_model(self, model: ModelConfig) -> AnchoredGroups:
+        made = self.model_copy()
+        made._vocab = model.vocab
+        return made
+
+    def layout(self, shape: Shape, leg: Leg) -> tuple[tuple[int, ...], torch.dtype]:
+        (size,), dtype = super().layout(_numbers(shape), leg)
+        return (size + self._id_bytes(shape, leg),), dtype
+
+    def encode(self, x: Tensor, leg: Leg, visit: Visit, ids: Tensor | None = None) -> Tensor:
+        numbers = super().encode(x[..., :-ID_DIGITS], leg, visit)
+        return numbers if leg == "backward" else torch.cat([numbers, x[..., -ID_DIGITS:].reshape(-1).byte()])
+
+    def decode(self, message: Tensor, shape: Shape, leg: Leg) -> Tensor:
+        if leg == "backward":
+            return torch.nn.functional.pad(super().decode(message, _numbers(shape), leg), (0, ID_DIGITS))
+        digits = self._digits(message, shape)
+        numbers = super().decode(message[: -digits.numel()], _numbers(shape), leg)
+        return torch.cat([numbers, digits.float()], -1)
+
+    def invalid_reason(self, message: Tensor, shape: Shape, leg: Leg) -> str:
+        if leg == "forward" and int((self._digits(message, shape).long() @ PLACES).max()) >= self._vocab:
+            return f"a token id exceeds the vocabulary of {self._vocab}"
+        return super().invalid_reason(message, _numbers(shape), leg)
+
+    def magnitude(self, message: Tensor, shape: Shape, leg: Leg) -> float:
+        return super().magnitude(message, _numbers(shape), leg)
+
+    def _digits(self, message: Tensor, shape: Shape) -> Tensor:
+        """Return [B, T, 2]: the digits of the ids in an activation's message."""
+        return message[-self._id_bytes(shape, "forward") :].view(*shape[:-1], ID_DIGITS)
+
+    def _id_bytes(self, shape: Shape, leg: Leg) -> int:
+        return ID_DIGITS * math.prod(shape[:-1]) if leg == "forward" else 0
+
+
+def _numbers(shape: Shape) -> Shape:
+    """Return the shape of a message's numbers without the digits of ids."""
+    return (*shape[:-1], shape[-1] - ID_DIGITS)
 
 
 class FalseScales(GroupQuantiser):

@@ -196,11 +196,16 @@ def test_a_streamed_fragment_is_sent_settled_later_and_mixed_in() -> None:
 
 
 @given(st.integers(1, 12), st.integers(1, 9), st.booleans())
-def test_fragments_partition_the_names_and_keep_layers_whole(layers: int, count: int, ends: bool) -> None:
+def test_fragments_partition_the_names_and_keep_layers_whole_if_there_are_enough(
+    layers: int, count: int, ends: bool
+) -> None:
     names = [f"layers.{n}.{part}" for n in range(layers) for part in ("a.weight", "b.weight")]
     names += ["embed_tokens.weight", "norm.weight"] if ends else []
     dealt = fragments(reversed(names), count)
     assert len(dealt) == count and sorted(name for part in dealt for name in part) == sorted(names)
+    if layers + 2 * ends < count:
+        assert sum(map(bool, dealt)) == min(count, len(names))
+        return
     assert all(sum(f"layers.{n}.a.weight" in part for part in dealt) == 1 for n in range(layers))
     for part in dealt:
         assert all((f"layers.{n}.a.weight" in part) == (f"layers.{n}.b.weight" in part) for n in range(layers))

@@ -88,14 +88,15 @@ def mixture(fast: Tensor, slow: Tensor, mix: float) -> Tensor:
 
 def fragments(names: Iterable[str], count: int) -> list[tuple[str, ...]]:
     """Return the parameter ``names`` in ``count`` fragments; layers alternate, so that each has early and late
-    ones.
+    ones. With fewer layers than fragments, parameters alternate instead.
 
     A layer is the set of names with the same prefix up to the first number (``layers.3``); a parameter without a number
-    is a layer. A stage with fewer layers than fragments leaves some empty.
+    is a layer. A stage with fewer parameters than fragments leaves some empty.
     """
     layers: dict[tuple[str, int], list[str]] = {}
     for name in sorted(names):
         numbered = re.match(r"(.*?)\.(\d+)(?:\.|$)", name)
         layers.setdefault((numbered[1], int(numbered[2])) if numbered else (name, 0), []).append(name)
-    dealt = [layers[layer] for layer in sorted(layers)]
+    whole = len(layers) >= count
+    dealt = [part for layer in sorted(layers) for part in ([layers[layer]] if whole else [[n] for n in layers[layer]])]
     return [tuple(name for layer in dealt[k::count] for name in layer) for k in range(count)]
