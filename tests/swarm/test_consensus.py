@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from planaria.report import page
 from planaria.swarm.assemble import make_task
 from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.checks import make_layers
-from planaria.swarm.checks.consensus import ConsensusReward, Filter, check_rewards
+from planaria.swarm.checks.consensus import ConsensusReward, Filter, check_rewards, labels
 from planaria.swarm.checks.defence import Defence
 from planaria.swarm.config.swarm_config import DefenceConfig, SwarmConfig
 from planaria.swarm.config.swarm_recipe import load
@@ -25,7 +26,7 @@ from planaria.swarm.peer.completion_intake import Scoring
 from planaria.swarm.peer.random_draws import seed_from_messages
 from planaria.swarm.peer.recovery import accuracy_drop, best_round
 from planaria.swarm.peer.rollout import Rollout
-from planaria.swarm.records.lines import PEERS, Evaluated, Finished
+from planaria.swarm.records.lines import PEERS, UNKNOWN_PEERS, Evaluated, Finished
 from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.records.saved_state import saved_rounds
 from planaria.swarm.report import swarm_report
@@ -61,11 +62,15 @@ def test_the_majority_is_rewarded_and_unlabelled_groups_teach_nothing() -> None:
     assert {rollout.problem.number for rollout in taken.rollouts} == {0} and taken.skipped == 1
 
 
-def test_unknown_peers_share_one_vote() -> None:
+@pytest.mark.parametrize("invented", [1, 40])
+@pytest.mark.parametrize("lie", ["lie", "8"])
+def test_unknown_peers_are_rewarded_by_the_label_and_have_no_vote(invented: int, lie: str) -> None:
     known = [*sent("p", ("7",)), *sent("q", ("7",)), *sent("r", ("8",))]
-    unknown = [replace(one, account="newcomers") for n in range(40) for one in sent(f"s{n}", ("lie",))]
-    report = Defence(DefenceConfig(), [ConsensusReward(agreement=0.4)], CONTEXT).examine(0, known + unknown)
-    assert report.labels[0].values == ("7",) and float(report.labels[0].share) == 0.5
+    unknown = [replace(one, account=UNKNOWN_PEERS) for n in range(invented) for one in sent(f"s{n}", ("7",), (lie,))]
+    report = Defence(DefenceConfig(), [ConsensusReward(agreement=0.5)], CONTEXT).examine(0, known + unknown)
+    assert report.labels[0].values == ("7",) and report.labels[0].share == Fraction(2, 3)
+    assert [rollout.reward for rollout in report.rollouts] == [1, 1, 0] + [1, 0] * invented
+    assert not labels(unknown, 0.5)
 
 
 def test_refused_completions_do_not_vote_and_the_judge_reads_rewarded_ones() -> None:

@@ -78,6 +78,24 @@ def test_many_unknown_peers_do_not_switch_a_layer_off() -> None:
         assert len(report.rejected["rule"]) == 15, "each of them is listed by name"
 
 
+@given(st.integers(0, 3), st.integers(0, 4), st.integers(1, 5), st.data())
+def test_fewer_attackers_than_half_of_the_known_peers_cannot_switch_a_layer_off(
+    attackers: int, more: int, invented: int, data: st.DataObject
+) -> None:
+    texts = {f"evil{n}": data.draw(st.text("0!", min_size=1, max_size=4)) for n in range(attackers)}
+    honest = {f"honest{n}": "0" * 4 for n in range(attackers + 1 + more)}
+    unknown = [case(f"s{n}", text="!", account=UNKNOWN_PEERS) for n in range(invented)]
+    report = rule().examine(0, [*from_peers(**honest, **texts), *unknown])
+    assert not report.off
+    assert {rollout.text for rollout in report.accepted} == {"0"}
+
+
+def test_one_invented_id_does_not_switch_a_layer_off() -> None:
+    known = from_peers(a="0" * 100, b="0" * 99 + "!", evil="0" * 80 + "!" * 20)
+    assert not rule().examine(0, known).off
+    assert not rule().examine(0, [*known, case("invented", text="!", account=UNKNOWN_PEERS)]).off
+
+
 def test_a_layer_that_would_refuse_the_median_peer_is_off() -> None:
     defence = rule()
     cases = from_peers(a="000", b="0!!", c="0!!", d="0!!")

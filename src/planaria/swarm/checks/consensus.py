@@ -17,14 +17,18 @@ from planaria.swarm.checks.base import Check, Context, LayerFindings
 from planaria.swarm.checks.votes import BehaviourVote, MajorityLabel, majority_label
 from planaria.swarm.config.swarm_config import CONSENSUS, SwarmConfig
 from planaria.swarm.peer.rollout import Rollout
+from planaria.swarm.records.lines import UNKNOWN_PEERS
 from planaria.swarm.tasks.base import Task, as_reward
 
 
 def labels(rollouts: Sequence[Rollout], agreement: float) -> dict[int, MajorityLabel]:
-    """Return problem → label, for problems that have one."""
+    """Return problem → label, for problems that have one. Only known peers vote, since ids are free: one invented id
+    could otherwise deny a label to two honest peers of three.
+    """
     groups: dict[int, list[BehaviourVote]] = defaultdict(list)
     for rollout in rollouts:
-        groups[rollout.problem.number].append(BehaviourVote(rollout.effective_account, rollout.behaviour))
+        if rollout.effective_account != UNKNOWN_PEERS:
+            groups[rollout.problem.number].append(BehaviourVote(rollout.effective_account, rollout.behaviour))
     result = {number: majority_label(group, agreement) for number, group in groups.items()}
     return {number: majority_label for number, majority_label in result.items() if majority_label is not None}
 

@@ -45,15 +45,18 @@ class Layer:
     def why_disabled(self, limit: float) -> str:
         """Return why the layer cannot work here, or an empty string if it can.
 
-        It would reject more than ``limit`` of the median peer's completions. Fewer than half of the peers are
-        attackers, so the median peer is at most as bad as an honest one. Of an even number of peers, the worse of the
-        two in the middle counts: the reader's own completions are never improbable, and an adaptive attacker's need not
-        be, so the mean of both would understate the rejections of honest peers. Unknown peers count as one, since their
-        number is arbitrary.
+        It would reject more than ``limit`` of the median peer's completions, over the known peers with completions in
+        the window. If fewer than half of these are attackers, the median peer is at most as bad as an honest one, so
+        attackers cannot switch the layer off. Of an even number of peers, the worse of the two in the middle counts:
+        the reader's own completions are never improbable, and an adaptive attacker's need not be, so the mean of both
+        would understate the rejections of honest peers. The account of unknown peers does not count, since ids are
+        free: with it, one attacker among three known peers and one invented id would be half of the accounts.
         """
         totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for counts in self.past:
             for peer, (sent, rejected) in counts.items():
+                if peer == UNKNOWN_PEERS:
+                    continue
                 totals[peer][0] += sent
                 totals[peer][1] += rejected
         shares = [rejected / sent for sent, rejected in totals.values() if sent]

@@ -115,7 +115,7 @@ class DefenceConfig(Section):
     share: Share = 0.4
     """maximum share of one peer in a round's gradient"""
     max_median_rejection: Annotated[Share, formerly("max_median_rejection", "max_median_refusal", "useless")] = 0.02
-    """share of the median peer's completions; a layer that would reject as many is disabled for the round"""
+    """share of the median known peer's completions; a layer that would reject as many is disabled for the round"""
 
 
 class AttackConfig(Section):
