@@ -61,7 +61,7 @@ def test_draws_take_as_many_groups_as_required_or_available(
     if not own + foreign:
         return
     lively = {group for group, flat in pool.items() if not flat}
-    found = drawn(groups(pool), drawing(own, foreign, "all"), seed)
+    found = drawn(groups(pool), drawing(own, foreign, "all" if own else "foreign"), seed)
     assert found <= lively
     assert count(found, True) == min(own, count(lively, True))
     assert count(found, False) == min(foreign, count(lively, False))
@@ -119,6 +119,8 @@ def test_fewer_groups_than_required_are_logged(caplog: pytest.LogCaptureFixture)
         ({"rounds": {"drop_flat": "all"}}, r"rounds\.drop_flat = 'all' needs rounds\.own and rounds\.foreign"),
         ({"rounds": {"mode": "horizontal", "own": 2, "foreign": 2}}, r"rounds\.mode = 'horizontal'"),
         ({"rounds": {"own": 0, "foreign": 0}}, r"rounds\.own = 0 and rounds\.foreign = 0"),
+        ({"rounds": {"own": 2, "foreign": 0, "drop_flat": "none"}}, r"'none' .* no effect with rounds\.foreign = 0"),
+        ({"rounds": {"own": 0, "foreign": 2, "drop_flat": "all"}}, r"'all' .* no effect with rounds\.own = 0"),
         ({"rounds": {"own": 1, "foreign": 2, "gather": False}}, r"rounds\.foreign = 2: rounds\.gather = false"),
         ({"rounds": {"own": 0, "foreign": 2}, "size": 1}, r"rounds\.foreign = 2: there is only one peer"),
         ({"rounds": {"own": 5, "foreign": 2}}, r"rounds\.own = 5: each peer writes 4 groups"),

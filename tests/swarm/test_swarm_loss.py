@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from planaria.swarm.learning.loss import LossResult, LossStats, divergence, divisor_of, policy_loss
-from planaria.swarm.learning.loss_config import LossConfig
+from planaria.swarm.learning.loss_config import USED_BY, LossConfig
 
 REQUIRED: dict[str, dict[str, Any]] = {"dr_grpo": {"length": 8}, "dis": {"clip_low": 0.3, "clip_high": 5.0}}
 """settings without a default"""
@@ -115,7 +115,9 @@ def test_a_reference_without_beta_is_only_measured() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_an_old_policy_the_ratio_is_one(kind: str) -> None:
-    found = gradient(made(kind, filter_kind="k1_mean", filter_threshold=9.0, mask_threshold=9.0), old_logp=None)
+    far = {"filter_kind": "k1_mean", "filter_threshold": 9.0, "mask_threshold": 9.0}
+    used = {name: value for name, value in far.items() if kind in USED_BY[name]}
+    found = gradient(made(kind, **used), old_logp=None)
     share = {"dapo": [[1 / 5] * 3, [1 / 5] * 2], "dr_grpo": [[1 / 16] * 3, [1 / 16] * 2]}
     well, badly = share.get(kind, [[1 / 6] * 3, [1 / 4] * 2])
     if kind.endswith("tis"):
@@ -225,11 +227,60 @@ def test_a_filtered_sample_counts_in_the_divisor_and_keeps_its_reference_term(ki
         ({"kind": "dis", "clip_low": 0.3}, r"set loss\.clip_high,"),
         ({"kind": "dis", "clip_high": 5.0}, r"set loss\.clip_low,"),
         ({"kind": "vis", "cap": 1.2}, r"loss\.cap = 1\.2 is not above the clip at 1\.2"),
+        ({"kind": "dis", "clip_low": 0.0, "clip_high": 0.0}, "mask every token .* increase them"),
+        ({"kind": "grpo", "cap": 9.0}, r"loss\.cap = 9\.0 has no effect with .* 'vis', 'tis', 'f_vis' or 'f_tis'"),
+        ({"kind": "tis", "mask_threshold": 0.1}, r"kind = 'tis'; remove it, or use 'sequence_mask' "),
     ],
 )
 def test_incomplete_settings_are_rejected(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         LossConfig(**fields)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "clip_low": {"clip_low": 0.1},
+    "clip_high": {"clip_high": 0.05},
+    "cap": {"cap": 1.5},
+    "filter_kind": {"filter_kind": "published"},
+    "filter_threshold": {"filter_kind": "k1_mean", "filter_threshold": 9.0},
+    "mask_threshold": {"mask_threshold": 9.0},
+    "length": {"length": 5},
+    "beta": {"beta": 0.1},
+    "log_ratio_bound": {"log_ratio_bound": 0.1},
+}
+"""setting → a change of it"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_setting_that_a_kind_does_not_use_is_refused(kind: str, name: str) -> None:
+    used = kind in USED_BY.get(name, KINDS)
+
+    def losses(config: LossConfig) -> list[float]:
+        """Losses with a failure far from its generator, and one near it with a ratio above the cap."""
+        claims = [tensor(GEN), tensor([GEN[0], [-1.3, -1.8, NAN]])]
+        return [on_the_batch(config, gen_logp=claim, ref_logp=tensor(REF)).loss.item() for claim in claims]
+
+    unvalidated = LossConfig.model_construct(**made(kind).model_dump() | CHANGES[name])
+    assert (losses(unvalidated) != losses(made(kind))) is used
+    if used:
+        assert losses(made(kind, **CHANGES[name])) == losses(unvalidated)
+    else:
+        with pytest.raises(ValidationError, match=rf"has no effect with loss\.kind = '{kind}'; remove it, or use '"):
+            made(kind, **CHANGES[name])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stated_defaults_are_accepted_with_every_kind(kind: str) -> None:
+    assert LossConfig.model_validate(made(kind).model_dump()) == made(kind)
+
+
+def test_dis_without_a_lower_bound_keeps_every_low_ratio() -> None:
+    config = made("dis", clip_low=1.0, clip_high=1e9)
+    claims = [0.0, 7.0, 17.0]
+    low = gradient(config, gen_logp=tensor([claims, GEN[1]]))[0]
+    expected = [-WELL * exp(now - claim) / 6 for now, claim in zip(LOGP[0], claims, strict=True)]
+    assert low.tolist() == pytest.approx(expected, rel=1e-12, abs=0)
 
 
 # Claims

@@ -80,6 +80,12 @@ class RoundsConfig(Section):
             )
         if not self.own and not self.foreign:
             raise ValueError("rounds.own = 0 and rounds.foreign = 0: nothing to learn from; increase one of them")
+        unchanged = {"all": "own", "none": "foreign"}.get(self.drop_flat, "")
+        if unchanged and not getattr(self, unchanged):
+            raise ValueError(
+                f"rounds.drop_flat = {self.drop_flat!r} differs from 'foreign' only for {unchanged} groups, and has no "
+                f"effect with rounds.{unchanged} = 0; remove it"
+            )
         if self.foreign and not self.gather:
             raise ValueError(f"rounds.foreign = {self.foreign}: rounds.gather = false receives no groups; set it to 0")
         return self

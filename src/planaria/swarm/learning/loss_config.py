@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from planaria.config.bounds import Fraction, Natural, Positive
+from planaria.config.bounds import Natural, Positive
 from planaria.config.schema import Section
 
 NonNegative = Annotated[float, Field(ge=0)]
@@ -16,6 +16,18 @@ PUBLISHED: tuple[DivergenceKind, float] = ("k3_mean", 50.0)
 """filter of arXiv 2605.22537: k3 below 50, here of the mean over a completion's tokens"""
 K1_THRESHOLD = 0.5
 """nats per token; peers that train the same model are usually nearer"""
+_CLIPPED = ("grpo", "dr_grpo", "dapo", "vis", "tis", "dis", "f_vis", "f_tis", "sequence_mask")
+_FILTERED = ("f_nois", "f_vis", "f_tis")
+USED_BY: dict[str, tuple[str, ...]] = {
+    "clip_low": _CLIPPED,
+    "clip_high": _CLIPPED,
+    "cap": ("vis", "tis", "f_vis", "f_tis"),
+    "filter_kind": _FILTERED,
+    "filter_threshold": _FILTERED,
+    "mask_threshold": ("sequence_mask",),
+    "length": ("dr_grpo",),
+}
+"""setting → kinds of loss that use it; all kinds use the other settings"""
 
 
 class LossConfig(Section):
@@ -25,11 +37,12 @@ class LossConfig(Section):
     """loss: grpo, dr_grpo, dapo, nois (no correction for the generator), vis (clipped ratio to the generator), tis
     (truncated weight), dis (tokens masked by their ratio to the generator), f_nois, f_vis, f_tis (nois, vis, tis with
     far failures filtered), or sequence_mask"""
-    clip_low: Fraction | None = None
-    """1 minus the lower clip of the ratio; by default 0.2; dis: required, tokens with a lower ratio are masked"""
+    clip_low: Annotated[float, Field(ge=0, le=1)] | None = None
+    """1 minus the lower clip of the ratio; by default 0.2; dis: required, tokens with a lower ratio are masked, none
+    with 1. A round has one update, so the ratio of other kinds than vis, f_vis and dis is 1 and never clipped"""
     clip_high: NonNegative | None = None
     """upper clip of the ratio minus 1; by default 0.28 (dapo) or clip_low; dis: required, tokens with a higher ratio
-    are masked"""
+    are masked. As with clip_low, only vis, f_vis and dis reach it"""
     cap: Above = 2.0
     """tis, f_tis: maximum weight of a token; vis, f_vis: maximum ratio at which a failure has a gradient"""
     beta: NonNegative = 0.0
@@ -77,6 +90,17 @@ class LossConfig(Section):
         return self.term in ("tis", "vis", "dis")
 
     @model_validator(mode="after")
+    def _refuse_unused(self) -> Self:
+        for name, kinds in USED_BY.items():
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default and self.kind not in kinds:
+                uses = " or ".join(filter(None, (", ".join(map(repr, kinds[:-1])), repr(kinds[-1]))))
+                raise ValueError(
+                    f"loss.{name} = {value!r} has no effect with loss.kind = {self.kind!r}; remove it, or use {uses}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.filter_threshold is not None and self.filter_kind is None:
             raise ValueError(
@@ -93,6 +117,11 @@ class LossConfig(Section):
             raise ValueError(
                 f"loss.kind = 'dis' has no default bounds; set loss.{' and loss.'.join(missing)}, such as 0.3 and 5 "
                 "for clip_low and clip_high"
+            )
+        if self.kind == "dis" and not self.low and not self.high:
+            raise ValueError(
+                "loss.clip_low = 0 and loss.clip_high = 0 mask every token with loss.kind = 'dis'; increase them, such "
+                "as to 0.3 and 5"
             )
         if self.term == "vis" and self.cap <= 1 + self.high:
             raise ValueError(f"loss.cap = {self.cap} is not above the clip at {1 + self.high:g}; use a larger value")
