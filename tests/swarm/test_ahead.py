@@ -85,6 +85,24 @@ def test_the_window_holds_the_drawing_weights_of_every_round(ahead: int, first: 
         drift(pupil.module)
 
 
+@given(st.integers(1, 4), st.integers(0, 4), st.integers(0, 6))
+def test_a_window_of_another_size_keeps_the_weights(saved_ahead: int, ahead: int, number: int) -> None:
+    pupil = policy()
+    saved, again = WeightVersions(pupil, saved_ahead), WeightVersions(pupil, ahead)
+    for n in range(number):
+        saved.record(n, likelihood_digest(pupil))
+        drift(pupil.module)
+    before = weights_digest(pupil.module)
+    again.restore(saved.earlier_weights(number))
+    assert weights_digest(pupil.module) == before
+    again.record(number, before)
+    assert again.held.keys() == {number, *(n for n in saved.held if number - min(ahead, saved_ahead) <= n)}
+    for version in again.held:
+        with again.load_version(version) as loaded:
+            assert loaded.digest == (before if version == number else likelihood_digest(pupil))
+    assert weights_digest(pupil.module) == before
+
+
 @given(st.integers(1, 4), st.integers(0, 6))
 def test_a_restored_window_draws_with_the_same_weights(ahead: int, number: int) -> None:
     pupil = policy()

@@ -82,6 +82,26 @@ class TestDuplicates:
         exact = sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(count, n + 1))
         assert binomial_tail(count, n, float(p)) == pytest.approx(float(exact), rel=1e-9, abs=1e-300)
 
+    @pytest.mark.parametrize("n", [1_029, 1_030, 1_500])
+    @pytest.mark.parametrize("p", [2.0**-9, 0.125, 0.5, 1 - 2.0**-9])
+    def test_the_tail_of_many_completions_is_the_exact_sum(self, n: int, p: float) -> None:
+        above, whole = p.as_integer_ratio()
+        mean, deviation = n * p, math.sqrt(n * p * (1 - p))
+        wanted = {1, 2, n // 2, n, *(round(mean + z * deviation) for z in (-30, -3, 0, 1, 8))}
+        total, exact = 0, {}
+        for k in range(n, -1, -1):
+            total += math.comb(n, k) * above**k * (whole - above) ** (n - k)
+            if k in wanted:
+                exact[k] = Fraction(total, whole**n)
+        for count, tail in exact.items():
+            assert binomial_tail(count, n, p) == pytest.approx(float(tail), rel=1e-9, abs=1e-300)
+
+    def test_impossible_and_certain_counts(self) -> None:
+        certain = [(0, 5, 0.0), (5, 5, 1.0), (0, 5, 0.5), (-1, 5, 0.0), (0, 0, 0.3)]
+        assert all(binomial_tail(*case) == 1 for case in certain)
+        assert all(binomial_tail(*case) == 0 for case in [(1, 5, 0.0), (6, 5, 1.0), (6, 5, 0.5)])
+        assert binomial_tail(1, 100_000, 5e-324) == pytest.approx(100_000 * 5e-324, abs=1e-320)
+
     def test_a_confident_policy_may_repeat_itself(self) -> None:
         sure = [case(index=n, read=reading([-0.05])) for n in range(12)]
         assert not DuplicatesCheck(level=1e-6).examine(sure, CONTEXT).rejected

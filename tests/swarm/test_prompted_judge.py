@@ -19,7 +19,7 @@ from planaria.config.options import Options
 from planaria.config.schema import DataConfig, ModelConfig
 from planaria.data.tokenizer import load_tokenizer
 from planaria.models.llama_stages import Llama
-from planaria.swarm.checks import make_checks
+from planaria.swarm.checks import make_checks, prompted_judge
 from planaria.swarm.checks.judge import Judge
 from planaria.swarm.checks.prompted_judge import (
     MAX_TEXT,
@@ -162,6 +162,19 @@ def test_a_text_is_judged_once_per_problem() -> None:
     expected = ["", "the judge says no", "", "the judge says no"]
     assert judge.objections(pairs, CONTEXT) == judge.objections(pairs[::-1], CONTEXT)[::-1] == expected
     assert len(writer.prompts) == 3
+
+
+def test_the_newest_judgements_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompted_judge, "MAX_KNOWN", 3)
+    writer = Pretender(lambda prompt: NO if "bad" in marked(prompt)[0] else YES)
+    judge = judge_by(writer)
+    texts = ["bad", "1", "2", "3", "4", "bad", "5" * (MAX_TEXT + 1)]
+    for round_number in range(5):
+        found = judge.objections([(PROBLEM, f"{text} of {round_number}") for text in texts], CONTEXT)
+        assert [bool(objection) for objection in found] == [True, False, False, False, False, True, True]
+        assert len(judge._known) == 3
+    assert judge.objections([(PROBLEM, "4 of 4"), (PROBLEM, "bad of 4")], CONTEXT) == ["", "the judge says no"]
+    assert len(writer.prompts) == 5 * 5 + 1
 
 
 def test_draws_are_seeded_by_run_problem_and_text() -> None:

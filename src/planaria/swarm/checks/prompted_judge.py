@@ -12,10 +12,10 @@ resembles a verdict or a control token is broken up.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import re
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +37,8 @@ from planaria.swarm.tasks.base import TaskProblem
 
 MAX_TEXT = 16_384
 """maximum characters of a judged text; longer ones are rejected, since poison could follow any cut"""
+MAX_KNOWN = 1 << 16
+"""maximum judgements kept for repeated texts; the oldest are dropped"""
 TAG = "verdict"
 VERDICT = re.compile(rf"<{TAG}>\s*(yes|no)\s*</{TAG}>", re.IGNORECASE)
 TAGS = re.compile(rf"<[\s/]*{TAG}[\s/]*>", re.IGNORECASE)
@@ -63,7 +65,8 @@ class Prompted(Judge):
     critique: bool = True
     """write a critique before the verdict; without it a judge is many times faster and lets more poison pass"""
     _writer: Writer
-    _known: dict[tuple[int, str], str]
+    _known: dict[bytes, str]
+    """digest of problem and text → objection"""
 
     def model_post_init(self, context: Any) -> None:
         """:raises UserError: if the model cannot be loaded."""
@@ -73,18 +76,22 @@ class Prompted(Judge):
         return ModelWriter(self.path, self.tokens)
 
     def objections(self, pairs: Sequence[tuple[TaskProblem, str]], context: Context) -> list[str]:
-        new = {(p.number, text): p for p, text in pairs if (p.number, text) not in self._known}
-        for key in [key for key in new if len(key[1]) > MAX_TEXT]:
-            self._known[key] = f"longer than the {MAX_TEXT} characters that a judge reads"
-            del new[key]
+        keys = [sha256(f"{problem.number} {text}".encode()).digest() for problem, text in pairs]
+        new = {
+            key: pair
+            for key, pair in zip(keys, pairs, strict=True)
+            if key not in self._known and len(pair[1]) <= MAX_TEXT
+        }
         if new:
-            requests = [
-                judge_prompt(problem, text, self.critique, self._writer.reserved) for (_, text), problem in new.items()
-            ]
-            seeds = [derive_seed("judge", context.seed, number, text) for number, text in new]
+            requests = [judge_prompt(*pair, self.critique, self._writer.reserved) for pair in new.values()]
+            seeds = [derive_seed("judge", context.seed, problem.number, text) for problem, text in new.values()]
             for key, written in zip(new, self._writer.write(requests, seeds), strict=True):
                 self._known[key] = objection_in(written) if written is not None else "longer than the judge's context"
-        return [self._known[problem.number, text] for problem, text in pairs]
+        too_long = f"longer than the {MAX_TEXT} characters that a judge reads"
+        result = [self._known.get(key, too_long) for key in keys]
+        for key in [*self._known][:-MAX_KNOWN]:
+            del self._known[key]
+        return result
 
 
 def objection_in(written: str) -> str:
@@ -99,7 +106,7 @@ def objection_in(written: str) -> str:
 
 def judge_prompt(problem: TaskProblem, text: str, critique: bool, reserved: Iterable[str] = ()) -> str:
     """Return the judge's prompt for a text."""
-    number = hashlib.blake2b(f"{problem.number} {text}".encode(), digest_size=8).hexdigest()
+    number = blake2b(f"{problem.number} {text}".encode(), digest_size=8).hexdigest()
     begin, end = (f"{mark} {number}" for mark in MARKS)
     order = (
         "First write a critique: go through the text step by step, check every calculation, and name whatever is false "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -118,9 +118,31 @@ class ClaimsCheck(Check):
 
 
 def binomial_tail(count: int, n: int, p: float) -> float:
-    """Return P(X ≥ ``count``) for X ~ Binomial(``n``, ``p``)."""
+    """Return P(X ≥ ``count``) for X ~ Binomial(``n``, ``p``), for any ``n``.
+
+    The largest term comes from logarithms, since factors of a term overflow or vanish for n above 1,000. Its neighbours
+    follow by their ratios on both sides, down to 2^-60 of the sum.
+    """
     p = min(max(p, 0.0), 1.0)
-    return math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(count, n + 1))
+    if count <= 0 or count > n or p in (0.0, 1.0):
+        return float(count <= (n if p == 1.0 else 0))
+    mode = max(count, min(n, int((n + 1) * p)))
+    log_largest = math.log(math.comb(n, mode)) + mode * math.log(p) + (n - mode) * math.log1p(-p)
+    odds = p / (1 - p)
+    upward = _until_negligible((n - k) / (k + 1) * odds for k in range(mode, n))
+    downward = _until_negligible(k / (n - k + 1) / odds for k in range(mode, count, -1))
+    return min(1.0, math.exp(log_largest) * math.fsum((1.0, *upward, *downward)))
+
+
+def _until_negligible(ratios: Iterable[float]) -> Iterator[float]:
+    """Yield the running products of ``ratios``, which fall below 1, until they no longer change their sum."""
+    term = total = 1.0
+    for ratio in ratios:
+        term *= ratio
+        total += term
+        if term < total * 2**-60:
+            return
+        yield term
 
 
 class DuplicatesCheck(Check):

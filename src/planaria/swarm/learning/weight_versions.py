@@ -100,12 +100,18 @@ class WeightVersions:
         return {n: v.weights for n, v in self.held.items() if round_number - self._ahead <= n < round_number}
 
     def restore(self, saved: Mapping[int, Weights]) -> None:
-        """Replace the window by what :meth:`earlier_weights` returned."""
-        now, self.held = self._snapshot(0), {}
+        """Replace the window by what :meth:`earlier_weights` returned; the policy keeps its weights.
+
+        A window of one version needs no earlier one.
+        """
+        self.held = {}
+        if not self._ahead:
+            return
+        now = cloned_weights(self._policy.module)
         for number, weights in sorted(saved.items()):
             copy_weights(self._policy.module, weights)
             self.held = {**self.held, number: self._snapshot(number, likelihood_digest(self._policy))}
-        now.load(self._policy)
+        copy_weights(self._policy.module, now)
 
     def _snapshot(self, round_number: int, digest: str = "") -> WeightVersion:
         weights = cloned_weights(self._policy.module) if self._ahead else {}
