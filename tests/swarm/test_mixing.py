@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -97,6 +98,17 @@ def test_draws_are_uniform() -> None:
     rollouts = groups({(n, who): False for n in range(6) for who in ("me", "a")})
     hits = [group for seed in range(600) for group in drawn(rollouts, drawing(2, 3), seed)]
     assert all(abs(hits.count((n, "me")) - 200) < 45 and abs(hits.count((n, "a")) - 300) < 45 for n in range(6))
+
+
+@pytest.mark.parametrize(("flat_share", "expected"), [(0.3, 0.42), (0.6, 0.57), (0.8, 0.73)])
+def test_dropping_flat_groups_favours_a_peer_without_any(flat_share: float, expected: float) -> None:
+    """Of three foreign peers with 8 groups each, one has no flat group; 4 groups are drawn."""
+    draw = random.Random(0)
+    found: list[str] = []
+    for seed in range(400):
+        pool = {(n, who): who != "c" and draw.random() < flat_share for n in range(8) for who in ("me", "a", "b", "c")}
+        found += [who for _, who in drawn(groups(pool), drawing(4, 4), seed) if who != "me"]
+    assert found.count("c") / len(found) == pytest.approx(expected, abs=0.03)
 
 
 def test_fewer_groups_than_required_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -106,8 +106,9 @@ def mix_groups(
 
     I = ``rounds.own`` of the own and J = ``rounds.foreign`` of the foreign groups are drawn, uniformly without
     replacement, or all if there are fewer, which is logged. Flat groups, which have no advantages, are dropped before
-    the draw as ``rounds.drop_flat`` requires; flat groups that are drawn count as drawn, without effect. The two draws
-    are independent, and repeat for equal groups and an equal ``purpose``, which contains the run's seed.
+    the draw as ``rounds.drop_flat`` requires; flat groups that are drawn count as drawn, without effect. A peer has no
+    maximum number of drawn groups, so dropping flat groups favours peers without any. The two draws are independent,
+    and repeat for equal groups and an equal ``purpose``, which contains the run's seed.
 
     :param rollouts: the round's completions, rewarded by this peer
     :param me: this peer's id
