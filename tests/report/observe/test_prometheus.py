@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -188,3 +189,24 @@ def test_the_dashboard_uses_existing_labels(record: RunRecord) -> None:
         used = set(re.findall(r"(\w+)=~?\"", text))
         used |= {name for group in re.findall(r"by \(([^)]*)\)", text) for name in re.split(r", *", group)}
         assert used <= known, text
+
+
+def test_the_dashboard_is_valid_for_grafana() -> None:
+    assert DASHBOARD["uid"] == "planaria" and DASHBOARD["schemaVersion"] >= 36
+    cells: set[tuple[int, int]] = set()
+    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(numbers)) == len(numbers)
+    for panel in DASHBOARD["panels"]:
+        own = area(panel["gridPos"])
+        assert panel["title"] and not own & cells and all(0 <= x < 24 for x, _ in own)
+        cells |= own
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        letters = [target["refId"] for target in panel["targets"]]
+        assert letters and len(set(letters)) == len(letters)
+    kinds = {variable["name"]: variable["type"] for variable in DASHBOARD["templating"]["list"]}
+    assert kinds == {"datasource": "datasource", "run": "query"}
+
+
+def area(place: dict[str, Any]) -> set[tuple[int, int]]:
+    columns, rows = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+    return {(x, y) for x in columns for y in rows}
