@@ -1,10 +1,11 @@
-"""The rotating codec of the benchmarks, an example of a codec outside planaria."""
+"""The codecs of the benchmarks, examples of codecs outside planaria."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.wire_codecs import RotatedGroups, hadamard
+from benchmarks.learned_projection import Anchors
+from benchmarks.wire_codecs import AnchoredGroups, RotatedGroups, hadamard
 
 from planaria.common.errors import UserError
 from planaria.config.consent import permit_code
@@ -62,3 +63,22 @@ def test_a_recipe_names_the_codec_and_its_options() -> None:
     assert isinstance(codec, RotatedGroups) and codec.rotate == "whole"
     with pytest.raises(UserError, match="power of two"):
         codec.for_model(ModelConfig(dim=96))
+
+
+def test_token_ids_of_anchored_messages_are_exact_and_below_the_vocabulary() -> None:
+    codec = AnchoredGroups().for_model(ModelConfig(vocab=40_000))
+    numbers, ids = torch.randn(2, 3, 32), torch.tensor([[0, 255, 256], [1, 39_999, 300]])
+    x = Anchors.join(numbers, ids)
+    for leg in LEGS:
+        message = codec.encode(x, leg, VISIT)
+        assert len(message) == codec.bytes(x.shape).of(leg)
+        assert codec.invalid_reason(message, x.shape, leg) == "" and codec.magnitude(message, x.shape, leg) > 0
+        decoded = codec.decode(message, x.shape, leg)
+        assert decoded.shape == x.shape
+        if leg == "forward":
+            received, sent_ids = Anchors.split(decoded)
+            assert sent_ids.equal(ids) and (received - numbers).abs().max() < 0.02
+        else:
+            assert not decoded[..., 32:].any()
+    false = codec.encode(Anchors.join(numbers, ids + 40_000 - 39_999), "forward", VISIT)
+    assert "vocabulary of 40000" in codec.invalid_reason(false, x.shape, "forward")
