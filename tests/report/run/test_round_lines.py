@@ -81,6 +81,21 @@ def test_later_reports_of_workers_belong_to_the_round() -> None:
     assert distance_by_round(by_round([together, alone])) == [(1.0, math.sqrt(5.0))]
 
 
+def test_distances_omit_stages_whose_updates_determine_none() -> None:
+    """A stage with fewer layers than fragments sends empty updates, and those of ``eager`` are of the last round."""
+    empty = [
+        (t, fact.model_copy(update={"spread": 0.0}))
+        if isinstance(fact, e.RoundApplied) and fact.stage == 0
+        else (t, fact)
+        for t, fact in TOGETHER
+    ]
+    together, _ = histories = settled_rounds(r.record([*BEGIN, DRAWN, *empty, *ALONE]))
+    assert together.spreads == [1.0, 1.0]
+    assert distance_by_round(by_round(histories)) == [(1.0, 1.0)]
+    first = [(t, fact) for t, fact in empty if not isinstance(fact, e.RoundApplied) or fact.stage == 0]
+    assert distance_by_round(by_round(settled_rounds(r.record([*BEGIN, DRAWN, *first, *ALONE])))) == []
+
+
 def test_alone_by_the_draw_differs_from_alone_without_others() -> None:
     together, alone = settled_rounds(r.record(WHOLE))
     assert (together.alone, alone.alone, alone.missing) == (False, True, ())

@@ -59,6 +59,33 @@ def test_two_replicas_that_meet_move_towards_each_other(config: ExchangeConfig) 
     assert member.rounds == 4
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "during_steps"),
+    [
+        ("diloco", {}, False),
+        ("streaming_diloco", {"fragments": 1}, False),
+        ("streaming_diloco", {"fragments": 1, "delay": 1}, True),
+        ("decoupled", {"fragments": 1, "delay": 1}, True),
+        ("eager", {}, True),
+        ("noloco", {}, False),
+    ],
+)
+def test_bytes_of_an_overlapping_exchange_are_sent_during_inner_steps(
+    kind: str, options: dict[str, int], during_steps: bool
+) -> None:
+    (member, low), (peer, high) = (
+        worker(ExchangeConfig(replicas=2, kind=kind, options=Options({"every": 2, **options})), shift)
+        for shift in (0.0, 0.1)
+    )
+    own, received = member.update(3, low), peer.update(3, high)
+    member.updates_for(0, 0, [1])
+    deliver(received, member, node=7)
+    member.newly_complete_peers()
+    outcome = member.settle(3, 0, {1: 7}, low)
+    sent = sum(part.nbytes for part in (own.blocking, own.prefetched) if part is not None)
+    assert sent and (outcome.blocking_bytes, outcome.prefetched_bytes) == ((0, sent) if during_steps else (sent, 0))
+
+
 def test_a_prefetched_part_is_sent_once_and_kept() -> None:
     member, runner = worker(CODED, 0.1)
     early = member.prefetch(3)

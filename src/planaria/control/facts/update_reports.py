@@ -101,10 +101,12 @@ class RoundApplied(RoundReport):
 
     kind: Literal["round_applied"] = "round_applied"
     blocking_bytes: int
-    """sent by this worker on the critical path"""
+    """sent by this worker after its inner steps, while others wait"""
     prefetched_bytes: int
+    """sent by it during inner steps; logs of older versions count updates of an exchange with an overlap as blocking"""
     spread: float
-    """RMS distance of the members' received fast weights from their mean, with n − 1 in the denominator"""
+    """RMS distance of the members' received fast weights from their mean, with n − 1 in the denominator; 0 if updates
+    do not determine it"""
 
 
 def rounded(coefficients: Mapping[int, float]) -> dict[int, float]:

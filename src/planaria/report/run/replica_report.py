@@ -118,11 +118,11 @@ def rounds_together(histories: Sequence[RoundHistory], count: int) -> list[list[
 
 
 REPLICA_COLUMNS = ["replica", "presence", "steps", "deaths", "rounds", "drawn alone", "timed out alone", "missed",
-        "for others", "for updates", "late", "ahead"]  # fmt: skip
+        "for others", "for updates", "blocking", "overlapped"]  # fmt: skip
 COLUMNS_EXPLAINED = (
     "Rounds settled; of these drawn alone (or after the rest of its group left), or alone since others timed out or "
     "were not received. Missed: others settled without it. Seconds waited for others to join, and for their "
-    "updates. Megabytes sent late, while another replica waited, and ahead."
+    "updates. Megabytes sent while another replica waited (blocking), and during inner steps (overlapped)."
 )
 
 

@@ -40,9 +40,10 @@ class RoundHistory:
     blocking_bytes: dict[int, int] = field(default_factory=dict)
     """member → bytes sent by all its stages while another replica waited"""
     prefetched_bytes: dict[int, int] = field(default_factory=dict)
-    """member → bytes sent ahead"""
+    """member → bytes sent by all its stages during inner steps"""
     spreads: list[float] = field(default_factory=list)
-    """RMS distance from the mean before the round, per stage and member; empty if alone"""
+    """RMS distance from the mean before the round, per stage and member whose updates determine it; a stage without
+    weights in the round's fragment has none"""
 
     @property
     def alone(self) -> bool:
@@ -141,7 +142,7 @@ class Rounds:
         self._worked[replica] = self._t
         history.blocking_bytes[replica] = history.blocking_bytes.get(replica, 0) + fact.blocking_bytes
         history.prefetched_bytes[replica] = history.prefetched_bytes.get(replica, 0) + fact.prefetched_bytes
-        if not history.alone:
+        if fact.spread and not history.alone:
             history.spreads.append(fact.spread)
 
     def _on_work(self, worker: str) -> None:
@@ -254,7 +255,10 @@ def totals_lines(sums: ExchangeTotals) -> Iterator[str]:
     """Yield the totals in words."""
     alone = f"alone {sums.alone} of {format_count(sums.attended, 'time')}, {sums.by_draw} by the draw"
     yield f"{format_count(sums.rounds, 'round')}; {alone}"
-    yield f"{_format_mb(sums.blocking_bytes)} sent while others waited, {_format_mb(sums.prefetched_bytes)} ahead"
+    yield (
+        f"{_format_mb(sums.prefetched_bytes)} sent during inner steps, {_format_mb(sums.blocking_bytes)} while others "
+        "waited"
+    )
     yield (
         f"{sums.waited_for_peers_s + sums.waited_for_updates_s:.2f} s waited, sum over replicas: "
         f"{sums.waited_for_peers_s:.2f} s for others to join, {sums.waited_for_updates_s:.2f} s for their updates"

@@ -22,7 +22,9 @@ class SettledRound:
     """Sizes and outcome of a settled round at one node."""
 
     blocking_bytes: int
+    """sent after the inner steps, while the other members wait"""
     prefetched_bytes: int
+    """sent during inner steps: prefetched parts and, if the exchange has an overlap, whole updates"""
     spread: float
     report: UpdateReport
 
@@ -228,6 +230,8 @@ class RoundMember:
         blocking, prefetched = (
             0 if part is None else part.nbytes * self._receivers for part in (self._own.blocking, self._own.prefetched)
         )
+        if outer.exchange.overlap:
+            blocking, prefetched = 0, blocking + prefetched
         report = UpdateReport(weights=weights, compressed=self._own.compressed if self._receivers else None)
         self.drop()
         return SettledRound(blocking, prefetched, spread, report)
