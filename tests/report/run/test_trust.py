@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.facts import events as e
 from planaria.control.facts.update_reports import rounded
 from planaria.exchange.robust import robust_report as trust
@@ -41,6 +44,21 @@ def test_a_long_run_has_a_bounded_number_of_columns() -> None:
     assert {*means.z[0]} == {0.5} and {*means.z[1]} == {0.25}
     assert [cell for cell in red.z[1] if cell] == [1]
     assert "A column is the mean of 10 rounds" in section(*facts)
+
+
+def test_weights_without_a_robust_rule_are_shown_as_shares() -> None:
+    """A decoupled exchange weighs updates by inner steps."""
+    weighed = [counted(0, 0, {0: 12.0, 1: 20.0, 2: 16.0}), counted(1, 0, {0: 5.0, 2: 15.0}), counted(2, 0, {1: 0.0})]
+    exchange = ExchangeConfig(replicas=3, kind="decoupled")
+    of = replace(record(*weighed), config=RunConfig(exchange=exchange))
+    fig = trust.trust_figure(trust.trust_of(of))
+    assert [[*row] for row in fig.data[0].z] == [
+        [0.25, 0.25, None], [pytest.approx(5 / 12), None, 0.0], [pytest.approx(1 / 3), 0.75, None],
+    ]  # fmt: skip
+    assert fig.data[0].colorbar.title.text == "share"
+    (text,) = trust.section(of)
+    assert "Shares of updates" in text and "Trust" not in text and "exchange.robust" not in text
+    assert "Share of each replica" in text and "exchange.kind = 'decoupled'" in text.replace("&#x27;", "'")
 
 
 def test_rejections_have_sender_and_reason_the_most_frequent_first() -> None:

@@ -25,7 +25,7 @@ def refused(round: int, node: int, replica: int, reason: str, stage: int = 1) ->
 
 
 def record(*facts: e.Event, replicas: int = 3, robust: str | Options = "") -> RunRecord:
-    robust = robust or ("krum" if replicas > 4 else "")
+    robust = robust or ("krum" if replicas > 4 else "median")
     config = RunConfig(exchange=ExchangeConfig(replicas=replicas, robust=robust))
     return RunRecord(Path("x"), config, [(float(t), fact) for t, fact in enumerate(facts)], [], [])
 

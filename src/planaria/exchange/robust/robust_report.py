@@ -1,4 +1,4 @@
-"""Report section on trust: the weights of each replica's updates, and rejected updates."""
+"""Report section on the weights of each replica's updates, and rejected updates."""
 
 from __future__ import annotations
 
@@ -57,12 +57,14 @@ class LowWeightRounds:
 
 @dataclass
 class TrustHistory:
-    """Trust over a whole run."""
+    """Weights and rejections of updates over a whole run."""
 
     width: int = 1
     """rounds per column"""
     whole: bool = False
     """whether updates are weighed over all stages of a replica"""
+    shares: bool = False
+    """whether the coefficients are shares of the sum, without a robust rule"""
     coefficients: dict[StageOfReplica, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(dict))
     """place → column → [sum of coefficients, count]"""
     rejected: dict[tuple[int, int, str], RejectionCounts] = field(default_factory=lambda: defaultdict(RejectionCounts))
@@ -85,15 +87,17 @@ def trust_of(record: RunRecord) -> TrustHistory:
         (fact.round for _, fact in record.history if isinstance(fact, UpdatesWeighted | UpdateRejected)), default=0
     )
     robust = record.config.exchange.robust
+    shares = not robust
     whole = isinstance(robust, Mapping) and robust.get("scope") == "replica"
-    history = TrustHistory(width=1 + last // COLUMNS, whole=whole)
+    history = TrustHistory(width=1 + last // COLUMNS, whole=whole, shares=shares)
     for _, fact in record.history:
         if isinstance(fact, UpdatesWeighted):
+            total = sum(fact.counted.values()) if shares else 1.0
             for replica, coefficient in fact.counted.items():
                 cell = history.coefficients[history.position(replica, fact.stage)].setdefault(
                     fact.round // history.width, [0.0, 0]
                 )
-                cell[0] += coefficient
+                cell[0] += coefficient / total if total else 0.0
                 cell[1] += 1
             _compare(fact, history)
         elif isinstance(fact, UpdateRejected):
@@ -122,13 +126,16 @@ def section(record: RunRecord) -> Iterator[str]:
     trust = trust_of(record)
     if not trust.coefficients and not trust.rejected:
         return
-    text, parts = "Weights of each replica's updates, and rejected updates.", []
+    exchange = record.config.exchange
+    text, parts = "Updates that replicas rejected.", []
     if trust.coefficients:
+        weight, by = "Weight", f"exchange.robust = {exchange.robust!r}"
+        if trust.shares:
+            weight, by = "Share", f"exchange.kind = {exchange.kind!r}; its weight over the sum of weights"
         over = "over all stages" if trust.whole else "stage by stage"
         text = (
-            f"Weight of each replica's updates in the aggregate (exchange.robust = "
-            f"{record.config.exchange.robust!r}), {over}, at the first replica's nodes. Blank: none. Red: rejected. "
-            + (f"A column is the mean of {trust.width} rounds." if trust.width > 1 else "")
+            f"{weight} of each replica's update in the aggregate ({by}), {over}, at the first replica's nodes. Blank: "
+            "none. Red: rejected. " + (f"A column is the mean of {trust.width} rounds." if trust.width > 1 else "")
         )
         parts.append(page.chart(trust_figure(trust), "trust"))
     if trust.little:
@@ -143,7 +150,8 @@ def section(record: RunRecord) -> Iterator[str]:
         more = f" The {ROWS} most frequent of {len(rows)}." if len(rows) > ROWS else ""
         parts += [page.subheading("Rejected"), page.paragraph(f"Invalid updates.{more}")]
         parts.append(page.table("rejected", head, rows[:ROWS], numbers_from=3))
-    yield page.section("Trust", text.strip(), *parts)
+    title = "Shares of updates" if trust.shares and not trust.rejected else "Trust"
+    yield page.section(title, text.strip(), *parts)
 
 
 def _rival_table(trust: TrustHistory) -> tuple[list[str], list[list[str]]]:
@@ -180,7 +188,7 @@ def trust_figure(trust: TrustHistory) -> go.Figure:
         z=means,
         colorscale=[[0, PAPER], [1, BLUE]],
         colorbar={
-            "title": {"text": "coefficient", "font": {"size": 12, "color": MUTED}},
+            "title": {"text": "share" if trust.shares else "coefficient", "font": {"size": 12, "color": MUTED}},
             "tickfont": {"size": 12, "color": MUTED},
             "thickness": 12,
             "outlinewidth": 0,
