@@ -32,6 +32,12 @@ def test_a_dry_run_prints_the_resolved_recipe(capsys: pytest.CaptureFixture[str]
     assert "lr = 0.0001" in out
 
 
+def test_a_dry_run_warns_of_too_few_steps_for_a_round(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = {"--exchange.replicas": "2", "--exchange.kind": "diloco", "--train.steps": "12"}
+    assert cli.run(["train", "demo", "--dry-run", *(word for flag in flags.items() for word in flag)]) == 0
+    assert "# no round of the exchange: exchange.options.every = 500, train.steps = 12; " in capsys.readouterr().out
+
+
 RATES = ("--hourly", "0.1", "--step-seconds", "9", "--stages", "4", "--steps", "9")
 MOST = 26
 """limit of the number of commands"""

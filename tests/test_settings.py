@@ -81,6 +81,28 @@ def test_settings_without_effect_are_listed() -> None:
     ]
 
 
+def short(kind: str, steps: int, own: list[int] | None = None, replicas: int = 2, **options: object) -> list[str]:
+    """The lines about a run with few steps."""
+    exchange = {"kind": kind, "replicas": replicas, "options": options, "steps_between_rounds": own or []}
+    return list(without_effect(ResolvedRun(config(exchange=exchange, train={"steps": steps})), Trace(faults=())))
+
+
+def test_a_run_too_short_for_a_round_is_reported() -> None:
+    (line,) = short("diloco", 12)
+    assert line == (
+        "no round of the exchange: exchange.options.every = 500, train.steps = 12; lower the first, or raise the second"
+    )
+    assert short("diloco", 12, every=12) == short("allreduce", 1) == short("local", 1) == []
+    assert (
+        short("diloco", 8, own=[8, 20]) == []
+        and "exchange.steps_between_rounds = [9, 20]" in short("diloco", 8, own=[9, 20])[0]
+    )
+    for kind in ("streaming_diloco", "decoupled"):
+        assert short(kind, 12, every=12) == []
+        assert short(kind, 11, every=12)[0].startswith("rounds of only 3 of 4 fragments: exchange.options.every = 12, ")
+        assert short(kind, 2, every=12)[0].startswith("no round of the exchange: exchange.options.every = 12, ")
+
+
 def test_a_duration_is_written_with_two_digits() -> None:
     written = {2.88: "2.9 s", 57.6: "58 s", 99.6: "1.7 min", 3600: "60 min", 5400: "90 min", 36000: "10 h"}
     assert {seconds: duration(seconds) for seconds in written} == written

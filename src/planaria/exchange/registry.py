@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from planaria.common.errors import UserError
 from planaria.config.registry import Choice, Registry, blame_custom_code, custom_choices
-from planaria.config.schema import ExchangeConfig
+from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.exchange.aggregate import AggregatingExchange
 from planaria.exchange.allreduce import AllReduce, NoExchange
 from planaria.exchange.base import Exchange
@@ -78,6 +78,29 @@ def make_exchange(config: ExchangeConfig) -> Exchange:
                 f"exchange.kind = {config.kind!r}: overlap is {overlap}; it must be below interval = {every}"
             )
     return rule
+
+
+def too_few_steps(config: RunConfig) -> str:
+    """Return a line about weights without a round of the exchange because ``train.steps`` is too low; empty if all
+    have one.
+
+    :raises UserError: as :func:`make_exchange`.
+    """
+    settings, steps, rule = config.exchange, config.train.steps, make_exchange(config.exchange)
+    if settings.replicas == 1 or not rule.interval:
+        return ""
+    between = min(settings.steps_between_rounds, default=rule.interval)
+    if steps >= between * rule.cycle:
+        return ""
+    if settings.steps_between_rounds:
+        needed = f"exchange.steps_between_rounds = {list(settings.steps_between_rounds)}"
+    elif getattr(rule, "every", None) == rule.interval * rule.cycle:
+        needed = f"exchange.options.every = {rule.interval * rule.cycle}"
+    else:
+        needed = f"rounds every {rule.interval} steps"
+    if steps >= between:
+        return f"rounds of only {steps // between} of {rule.cycle} fragments: {needed}, train.steps = {steps}"
+    return f"no round of the exchange: {needed}, train.steps = {steps}"
 
 
 def chosen_classes(config: ExchangeConfig) -> Iterator[type[Choice]]:

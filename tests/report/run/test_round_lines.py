@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from planaria.config.options import Options
+from planaria.config.schema import ExchangeConfig, RunConfig
 from planaria.control.facts import decisions as d
 from planaria.control.facts import events as e
+from planaria.report.run.exchange_options import effective_options, rounds_missing
 from planaria.report.run.replica_report import by_round, distance_by_round, replica_section, rounds_together, waited
 from planaria.report.run.report import _cards
 from planaria.report.run.round_history import settled_rounds, totals
-from planaria.report.run.summary import facts_of, summary
+from planaria.report.run.summary import facts_of, summary, verdict
 from support.report import synthetic_replicas as r
 
 BEGIN: r.Facts = [
@@ -160,15 +164,35 @@ def test_the_section_names_every_replica_and_has_its_figures() -> None:
     for name in ("spread", "waits", "rounds"):
         assert f'id="{name}"' in text
     assert "1 round; alone 1 of 3 times, 1 by the draw" in text
+    assert "Exchange: noloco (bits = 32, " in text and "every = 50, " in text, "with defaults"
 
 
 def test_summary_and_cards_have_the_totals_of_the_exchange() -> None:
     lines = list(summary(r.record(WHOLE)))
     assert lines[0] == "exchange      1 round; alone 1 of 3 times, 1 by the draw"
+    assert lines[1].strip() == "0.0 MB sent during inner steps, 0.0 MB while others waited"
     assert lines[2].strip().startswith("2.55 s waited, sum over replicas: 1.55 s for others to join")
     record = r.record(WHOLE)
     cards = {name: small for name, _, small in _cards(record, facts_of(record, 1.0))}
     assert cards["rounds of exchange"] == "0.0 MB sent; 1 of 3 times alone; 2.5 s waited"
+
+
+def test_a_run_without_a_round_names_the_settings() -> None:
+    record = r.record([(0.0, r.started(3)), (9.0, d.Finish(outcome="finished", reason=""))])
+    assert not any("exchange" in line for line in summary(record)), "enough steps"
+    short = record.config.model_copy(update={"train": record.config.train.model_copy(update={"steps": 12})})
+    record = replace(record, config=short)
+    line = "o round of the exchange: exchange.options.every = 50, train.steps = 12"
+    assert f"exchange      n{line}" in list(summary(record))
+    helped = replace(r.record(WHOLE), config=short)
+    assert not any(line in text for text in summary(helped)), "a replica that made steps of others"
+    assert f"N{line}." in verdict(facts_of(record, 1.0)).summary and f"N{line}." in "".join(replica_section(record))
+
+
+def test_the_options_of_an_unavailable_exchange_are_those_of_the_recipe() -> None:
+    own = ExchangeConfig(replicas=3, kind="missing_module:Mine", options=Options({"every": 7}))
+    record = replace(r.record([(0.0, r.started(3))]), config=RunConfig(exchange=own))
+    assert effective_options(record) == "missing_module:Mine (every = 7)" and rounds_missing(record) == ""
 
 
 def test_replicas_that_were_stopped_before_they_stood_have_a_section() -> None:

@@ -115,14 +115,14 @@ def _print_dry_run(config: RunConfig, auto: bool) -> None:
     from planaria.runtime.prediction.preflight_table import table
     from planaria.runtime.preparation.config_checks import check, read_faults
     from planaria.runtime.preparation.starting_weights import starting_weights, weight_warnings
-    from planaria.runtime.preparation.unused_settings import require_used
+    from planaria.runtime.preparation.unused_settings import require_used, without_effect
 
     simulated = config.engine == "simulate"
     if not simulated:
         require_used(config)
     run, needs, refusals = check(config), list[str](), list[UserError]()
     if not simulated:
-        read_faults(run)
+        needs += without_effect(run, read_faults(run))
         try:
             check_first_records(config.data, config.model.vocab)
         except UserError as error:
@@ -132,7 +132,7 @@ def _print_dry_run(config: RunConfig, auto: bool) -> None:
         except DoesNotFit as error:
             fitted, note = error.config, ""
             refusals.append(error)
-        needs = [*filter(None, (note,)), *table(fitted)]
+        needs += [*filter(None, (note,)), *table(fitted)]
     trackers(config.observe)
     print(dump(config).rstrip("\n"))
     notes = [*weight_warnings(run, starting_weights(config)), *copies_stated(run), *needs]

@@ -14,8 +14,9 @@ from planaria.control.facts.decisions import Disband, Form, ReplicaRestarted
 from planaria.control.log.run_record import RunRecord
 from planaria.report import page, theme
 from planaria.report.phrases import format_count
+from planaria.report.run.exchange_options import effective_options, exchange_lines
 from planaria.report.run.recoveries import recoveries
-from planaria.report.run.round_history import RoundHistory, settled_rounds, totals, totals_lines
+from planaria.report.run.round_history import RoundHistory, settled_rounds
 from planaria.report.run.sample_ledger import sample_ledger
 from planaria.report.theme import add_curve, figure, integer_x_axis, lane_axis, stroke
 
@@ -31,10 +32,10 @@ def replica_section(record: RunRecord) -> Iterator[str]:
         return
     count = max([count, *(1 + fact.replica for _, fact in record.landmarks if isinstance(fact, Form))])
     histories = settled_rounds(record)
-    text = f"{format_count(count, 'replica')} with separate steps and samples."
+    text = f"{format_count(count, 'replica')} with separate steps and samples. Exchange: {effective_options(record)}."
+    text += "".join(f" {line[0].upper()}{line[1:]}." for line in exchange_lines(record))
     blocks = _validations(record)
     if histories:
-        text += f" Their exchange ({record.config.exchange.kind}): {'; '.join(totals_lines(totals(histories)))}."
         blocks += _rounds(histories, count)
     table = page.table("each-replica", REPLICA_COLUMNS, _rows(record, histories, count), numbers_from=2)
     yield page.section(

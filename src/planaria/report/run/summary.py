@@ -14,9 +14,10 @@ from planaria.exchange.compress import compression_report
 from planaria.report.phrases import format_count, join_names
 from planaria.report.run.checkpoint_times import saves
 from planaria.report.run.diagnosis import summary_lines as diagnosis_lines
+from planaria.report.run.exchange_options import exchange_lines, rounds_missing
 from planaria.report.run.recoveries import FaultsSummary, faults_summary, recoveries
 from planaria.report.run.recovery_timing import RecoveryTiming
-from planaria.report.run.round_history import ExchangeTotals, settled_rounds, totals, totals_lines
+from planaria.report.run.round_history import ExchangeTotals, settled_rounds, totals
 from planaria.report.run.sample_ledger import prove_exactly_once, sample_ledger
 from planaria.report.run.stage_peaks import summary_lines as memory_lines
 from planaria.report.verdict import Verdict
@@ -59,8 +60,7 @@ def summary(record: RunRecord) -> Iterator[str]:
     if last.loss is not None:
         validated = last.validation and f" (validation {last.validation.val_loss:.4f})"
         yield f"final loss    {last.loss:.4f}{validated or ''}"
-    histories = settled_rounds(record)
-    for index, line in enumerate(totals_lines(totals(histories)) if histories else ()):
+    for index, line in enumerate(exchange_lines(record)):
         yield f"{'' if index else 'exchange':<14}{line}"
     if record.config.exchange.coded:
         from planaria.exchange.coded import coded_report  # imports torch
@@ -125,6 +125,8 @@ class RunFacts:
     last: RunMetrics = field(default_factory=RunMetrics)
     faults: FaultsSummary = field(default_factory=FaultsSummary)
     exchange: ExchangeTotals = field(default_factory=ExchangeTotals)
+    rounds_missing: str = ""
+    """why replicas had no round of the exchange, if ``train.steps`` is too low for one"""
     recovery_s: Sequence[float] = ()
     redone: int = 0
     """steps repeated after rollbacks"""
@@ -150,6 +152,7 @@ def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
         last=last,
         faults=faults_summary(record),
         exchange=totals(settled_rounds(record)),
+        rounds_missing=rounds_missing(record),
         recovery_s=[t.total for t in timings if t.total is not None],
         redone=sum(max(t.step - t.resumed_step, 0) for t in timings if t.resumed_step is not None),
         replicas=max((started.replicas for _, started in record.starts), default=record.config.exchange.replicas),
@@ -221,9 +224,9 @@ def _outcome_clause(name: str, count: int) -> str:
 
 
 def _replica_sentences(facts: RunFacts) -> list[str]:
-    sums = facts.exchange
+    sums, missing = facts.exchange, facts.rounds_missing
     if facts.replicas == 1 or not sums.rounds:
-        return []
+        return [f"{missing[0].upper()}{missing[1:]}."] if missing else []
     alone = f", {sums.alone} of {format_count(sums.attended, 'time')} alone" if sums.alone else ""
     return [f"{format_count(facts.replicas, 'replica')} settled {format_count(sums.rounds, 'round')}{alone}."]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from planaria.common.errors import UserError
 from planaria.config.recipe import fields
 from planaria.config.schema import RunConfig
-from planaria.exchange.registry import make_exchange
+from planaria.exchange.registry import make_exchange, too_few_steps
 from planaria.faults.trace import CORRUPT_UPDATE, FATAL, LAGGING, Trace
 from planaria.models.bf16_weights import copied_bytes
 from planaria.models.families import build_stage
@@ -137,6 +137,8 @@ def without_effect(run: ResolvedRun, trace: Trace) -> Iterator[str]:
     exchanged = [name for name in names if name.startswith("exchange.") and name != "exchange.max_replicas"]
     if exchanged and config.exchange.replicas == 1:
         yield f"{', '.join(exchanged)}: for several replicas; this run has one"
+    if line := too_few_steps(config):
+        yield f"{line}; lower the first, or raise the second"
     several = {"network.emulate", "checkpoint.background", "exchange.patience_s"}
     several |= {"exchange.strikes"} if config.routing.mixed else set()
     fleet = [name for name in names if name.startswith("fleet.") or name in several]
