@@ -184,7 +184,7 @@ CORRUPT = {**GOOD, "signal": "corrupt_update"}
         ("{", "Invalid JSON"),
         ("[" * 100_000, "Invalid JSON"),
         ("[]", "should be an object"),
-        ({}, "faults: Field required"),
+        ({}, "faults: missing; add it"),
         ({"version": 2, "faults": []}, "version = 2: input should be 1"),
         ({"fautls": []}, "fautls: unknown key; did you mean 'faults'"),
         ({"faults": [GOOD, {"step": 1, "stge": 2}]}, r"faults\.1\.stge: unknown key; did you mean 'stage'"),

@@ -228,11 +228,14 @@ def first_error(
     if problem["type"] == "extra_forbidden":
         return f"{key}: unknown key" + (f"; {suggestion(str(positions[-1]), keys)}" if keys else "")
     value = f" = {quote(problem['input'])}" if values and positions and problem["type"] != "missing" else ""
-    return f"{key}{value}: {error_reason(problem)}" if key else error_reason(problem)
+    fix = "; add it" if values and problem["type"] == "missing" else ""
+    return f"{key}{value}: {error_reason(problem)}{fix}" if key else error_reason(problem)
 
 
 def error_reason(problem: ErrorDetails) -> str:
     """Return pydantic's reason for an error, as the end of a message."""
+    if problem["type"] == "missing":
+        return "missing"
     message = problem["msg"].removeprefix("Value error, ")
     return message[0].lower() + message[1:] if message.startswith("Input") else message
 

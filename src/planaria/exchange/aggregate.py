@@ -98,7 +98,8 @@ def _rda_of_tensor(tensors: Mapping[int, Tensor], weights: Mapping[int, float]) 
 def mean_over_senders(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[str, Tensor]:
     """Return the mean of each coordinate over the members that sent it: those in whose value it is not zero.
 
-    A coordinate that only one of n members sent counts in full, and as 1/n in :func:`mean`.
+    A coordinate that only one of n members sent counts in full, and as 1/n in :func:`mean`. In dense messages, the
+    coordinates that count as not sent are those that the member did not change.
     """
     sent = {member: {name: (tensor != 0).to(tensor) for name, tensor in of.items()} for member, of in values.items()}
     shares = mean(sent, weights)

@@ -137,18 +137,19 @@ def direct(*sites: str) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("bandwidth_mbit = 150", "bandwidth_mbit = 0", "topology.toml: link.1.bandwidth_mbit = 0: "),
-        ("bandwidth_mbit = 150", "bandwidth_mbit = -3", "topology.toml: link.1.bandwidth_mbit = -3: "),
-        ("latency_ms = 1", "latency_ms = -1", "topology.toml: link.1.latency_ms = -1: "),
+        ("bandwidth_mbit = 150", "bandwidth_mbit = 0", "topology.toml: [[link]] 2: bandwidth_mbit = 0: "),
+        ("bandwidth_mbit = 150", "bandwidth_mbit = -3", "topology.toml: [[link]] 2: bandwidth_mbit = -3: "),
+        ("latency_ms = 1", "latency_ms = -1", "topology.toml: [[link]] 2: latency_ms = -1: "),
         ('id = "over Rome"', 'id = "direct"', "link: 2 entries have the id 'direct'; use a different id for each"),
         (DIRECT, direct("Bern", "Olso"), "link 'direct': 'Olso': no node is there, and no matrix has it; did you mean"),
-        (DIRECT, direct("Bern"), "topology.toml: link.0.sites = ['Bern']: "),
+        ('id = "over Rome"\n', "", "topology.toml: [[link]] 2: id: missing; add it"),
+        (DIRECT, direct("Bern"), "topology.toml: [[link]] 1: sites = ['Bern']: "),
         (DIRECT, direct("Bern", "Bern"), "link 'direct': sites = ['Bern', 'Bern']: a link joins different sites"),
         (DIRECT, direct("Bern", "Oslo", "Rome"), "sites = ['Bern', 'Oslo', 'Rome']: a link joins two"),
         ('via = "Rome"', 'via = "Paris"', "via = 'Paris' does not join Bern and Oslo: there is no link Bern – Paris"),
         ('via = "Rome"', 'via = "Oslo"', "link 'over Rome': via = 'Oslo': Oslo is one of the sites that it joins"),
         ('via = "Rome"', 'via = "relay"', "link 'over Rome': via = 'relay': there is no [relay]; add it"),
-        ('via = "Rome"', 'vja = "Rome"', "topology.toml: link.1.vja: unknown key; did you mean 'via'?"),
+        ('via = "Rome"', 'vja = "Rome"', "topology.toml: [[link]] 2: vja: unknown key; did you mean 'via'?"),
     ],
 )
 def test_an_invalid_entry_is_refused(tmp_path: Path, old: str, new: str, complaint: str) -> None:

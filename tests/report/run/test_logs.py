@@ -78,8 +78,8 @@ def test_metrics_of_an_older_planaria_are_read(tmp_path: Path) -> None:
     ("line", "complaint"),
     [
         ('{"kind": "guess", "t": 1.0, "step": 3}', "guess"),
-        ('{"kind": "step", "t": 1.0, "step": 3, "val_loss": 2.0}', "step.loss: Field required"),
-        ('{"kind": "validation", "t": 1.0, "step": 3, "loss": 2.0}', "validation.val_loss: Field required"),
+        ('{"kind": "step", "t": 1.0, "step": 3, "val_loss": 2.0}', "step.loss: missing"),
+        ('{"kind": "validation", "t": 1.0, "step": 3, "loss": 2.0}', "validation.val_loss: missing"),
         ("[3]", "discriminator"),
         ("3", "discriminator"),
     ],

@@ -50,6 +50,13 @@ def test_lines_are_few_and_aligned(stages: int, known: bool) -> None:
         assert lines[-2].split()[0] == (f"{first}–{stages - 1}" if stages - 1 > first else str(first))
 
 
+@pytest.mark.parametrize(("every", "when"), [(1, "every step"), (8, "every 8 steps")])
+def test_bytes_between_replicas_have_their_interval(every: int, when: str) -> None:
+    config = run(exchange__replicas=2, exchange__kind="diloco", exchange__options__every=every)
+    (line,) = (line for line in table(config) if line.startswith("sent"))
+    assert line.endswith(f"from each replica to others, {when}")
+
+
 def test_time_is_stated_only_if_costs_are() -> None:
     (stated,) = (line for line in table(run()) if line.startswith("time"))
     (unknown,) = (line for line in table(run(network__forward_s="[]", network__backward_s="[]")) if "time" in line[:5])

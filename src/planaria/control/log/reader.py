@@ -289,4 +289,4 @@ def _naming(line: LogLine) -> Iterator[None]:
 
 def _reason(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), documents.error_reason(first))))

@@ -7,6 +7,7 @@ milliseconds, bandwidth in the published unit, a thousandth of 8 GiB/s, about 1.
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from dataclasses import dataclass
 from itertools import permutations
@@ -232,7 +233,9 @@ def _parse(path: Path) -> TopologyFile:
     try:
         return TopologyFile.model_validate(documents.read_toml(path, MAX_BYTES))
     except ValidationError as error:
-        raise UserError(f"{path}: {documents.first_error(error, TopologyFile, values=True)}") from None
+        reason = documents.first_error(error, TopologyFile, values=True)
+        named = re.sub(r"^(link|nodes)\.(\d+)\.?", lambda at: f"[[{at[1]}]] {int(at[2]) + 1}: ", reason)
+        raise UserError(f"{path}: {named}") from None
 
 
 def _links_via_relay(path: Path, links: Links, relay: RelayedSites, sites: set[str]) -> Links:

@@ -182,7 +182,7 @@ def _traffic(run: ResolvedRun, rows: Sequence[StageRow]) -> str:
     config, every = run.config, run.exchange.interval
     line = f"sent          {size(config.exchange.replicas * sum(row.sent for row in rows))} between stages in a step"
     if any(row.exchanged for row in rows):
-        when = f"every {every} steps" if every else "every step"
+        when = f"every {every} steps" if every and every > 1 else "every step"
         line += f"; {size(sum(row.exchanged for row in rows))} from each replica to others, {when}"
     return line
 
