@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -209,3 +210,18 @@ def test_planning_by_flows_writes_a_schedule(tmp_path: Path) -> None:
     schedule = read(file)
     assert schedule.search.moves == 26, "a fifth of the moves plans a full pipeline to compare with"
     assert find_violations(schedule.problem, schedule.solution) == []
+
+
+@pytest.mark.slow
+def test_the_last_reported_plan_of_a_search_over_flows_is_the_written_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "s.json"
+    flags = ["--routing.search", "flows", "--routing.edge_cost", "sum", "--routing.swaps", "3"]
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(RECIPE), "--budget", "60000moves", "--to", str(file), *flags])
+    assert ended.value.code == 0
+    out = capsys.readouterr()
+    reported = re.findall(r"  step (\S+) s, gap", out.out + out.err)
+    assert float(reported[-1]) == pytest.approx(read(file).step_s, rel=0.011)
+    assert "no effect     routing.swaps = 3: the search over flows plans no steps back" in out.out

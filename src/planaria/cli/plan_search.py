@@ -66,6 +66,9 @@ def plan_routes(config: RunConfig, recipe: Path | None, spend: SearchBudget, to:
     write(schedule, file)
     page = write_page(schedule, file.with_suffix(".html"))
     _show(problem, schedule)
+    if config.routing.search == "flows" and config.routing.swaps != RoutingConfig().swaps:
+        note = "the search over flows plans no steps back; only what the plan is compared with uses it"
+        print(f"no effect     routing.swaps = {config.routing.swaps}: {note}")
     print(f"schedule      {file}\npage          {page}")
     if not HAS_SOLVER:
         print(f"bound         scipy is not installed; it improves the bound: {install_command('planner')}")
@@ -150,7 +153,7 @@ def _show(problem: PlanningProblem, schedule: Schedule) -> None:
 
 
 def _seconds(number: float) -> str:
-    return f"{number:.2f}" if number >= 10 else f"{number:.3f}"
+    return f"{number:.{2 if number >= 10 else 3 if number >= 1 else 4}f}"
 
 
 def move_paths(config: RunConfig, recipe: Path | None, moves: int, to: Path | None) -> int:

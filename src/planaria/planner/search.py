@@ -51,7 +51,7 @@ class SearchBudget:
 
 
 OnProgress = Callable[[SearchResult], None]
-"""receives the best plan so far"""
+"""receives the plan that the search would return now"""
 
 
 class PlanSearch(Protocol):

@@ -39,10 +39,17 @@ def searched(stream: io.StringIO, *steps: float) -> str:
     return stream.getvalue()
 
 
-def test_plain_output_has_a_line_for_each_clear_improvement() -> None:
-    assert searched(io.StringIO(), 2.0, 1.99, 1.6) == (
-        "     0.0 s  best 2.00 s, gap 50.0%, 0 moves\n     1.0 s  best 1.60 s, gap 37.5%, 20 moves\n"
+def test_plain_output_has_a_line_for_each_change_of_at_least_one_percent() -> None:
+    assert searched(io.StringIO(), 2.0, 1.99, 1.6, 1.8) == (
+        "     0.0 s  step 2.00 s, gap 50.0%, 0 moves\n"
+        "     1.0 s  step 1.60 s, gap 37.5%, 20 moves\n"
+        "     1.5 s  step 1.80 s, gap 44.4%, 30 moves\n"
     )
+
+
+def test_plain_output_has_three_digits_of_milliseconds() -> None:
+    steps = re.findall(r"step (\S+) s", searched(io.StringIO(), 0.0951, 0.0923, 0.0))
+    assert steps == ["0.0951", "0.0923", "0.00"]
 
 
 def test_a_terminal_shows_the_spent_share_of_the_budget() -> None:

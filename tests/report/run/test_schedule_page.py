@@ -261,3 +261,17 @@ def test_a_schedule_that_deadlocks_has_no_page(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"memory deadlocks: the forward of microbatch \d at node \d waits for a slot"):
         write_page(crossed, tmp_path / "plan.html")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("route", "back"), [([0, 3, 2, 4, 0], 1), ([0, 2, 3, 4, 0], 0)])
+def test_the_page_has_the_allowed_and_the_planned_steps_back(route: list[int], back: int, tmp_path: Path) -> None:
+    nodes = [0, *(node - 1 for node in route[1:-1]), 0]
+    schedule = schedule_with(problem_with((1, 1, 1, 1), 1, 3), [nodes])
+    assert f"may go back 2 times by one place (in this plan, at most {back})" in text_of(schedule, tmp_path)
+
+
+def test_the_sum_of_transit_times_keeps_milliseconds(tmp_path: Path) -> None:
+    problem = problem_with((1, 1), 1, 1)
+    fast = replace(problem, link=problem.link // 80, forward=problem.forward // 80, backward=problem.backward // 80)
+    text = text_of(schedule_with(fast, [[0, 1, 0]]), tmp_path)
+    assert "together: 4 messages, 0.05 s." in text

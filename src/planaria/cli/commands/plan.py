@@ -13,13 +13,18 @@ if TYPE_CHECKING:
     from planaria.config.schema import RunConfig
     from planaria.runtime.resolved_run import ResolvedRun
 
+BUDGET = (
+    "60s, 5min, or 300000moves (default 60s), divided among lower bound, search and a full pipeline to compare with; "
+    "starting and compiling take additional time"
+)
+
 
 @command("plan", cls=Settings)
 def _plan(
     recipe: Annotated[Path | None, recipe_argument()] = None,
     *,
     skip: Annotated[str | None, flag("SHARE", "the same as --routing.skip")] = None,
-    budget: Annotated[str | None, flag("SIZE", "60s, 5min, or 300000moves (default 60s)")] = None,
+    budget: Annotated[str | None, flag("SIZE", BUDGET)] = None,
     update: Annotated[
         bool,
         switch("--update", "keep the arrangement in routing.schedule; move paths whose [[link]] entries changed"),

@@ -16,6 +16,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Column
 from rich.text import Text
 
+from planaria.report.phrases import format_number
+
 if TYPE_CHECKING:  # which imports torch
     from planaria.planner.search import SearchBudget, SearchResult
 
@@ -114,21 +116,23 @@ class BarDisplay:
 
 
 class SearchProgress(BarDisplay):
-    """Progress of a plan search. Without a terminal, prints each improvement of at least 1 %."""
+    """Progress of a plan search. Without a terminal, prints each change of the plan's step of at least 1 %."""
 
     def __init__(self, budget: SearchBudget, bound_s: float | None, quiet: bool, stream: TextIO | None = None) -> None:
         task = "compiling, starting", 1.0
         super().__init__(*columns("{task.percentage:.0f} %"), quiet=quiet, stream=stream, task=task)
         self._budget, self._bound_s = budget, bound_s
-        self._printed = float("inf")
+        self._printed_s: float | None = None
 
     def update(self, progress: SearchResult) -> None:
-        """Report the search's progress."""
+        """Report the plan that the search would return now. Its step may grow if the objective is another."""
         gap = "" if self._bound_s is None or not progress.step_s else f"gap {1 - self._bound_s / progress.step_s:.1%}, "
-        text = f"best {progress.step_s:.2f} s, {gap}{progress.moves} moves"
+        text = f"step {format_number(progress.step_s)} s, {gap}{progress.moves} moves"
         spent = max(progress.seconds / self._budget.seconds, progress.moves / self._budget.moves)
-        if not self._update(min(1.0, spent), text) and progress.step_s < 0.99 * self._printed:
-            self._printed = progress.step_s
+        printed = self._printed_s
+        changed = printed is None or abs(progress.step_s - printed) > 0.01 * printed
+        if not self._update(min(1.0, spent), text) and changed:
+            self._printed_s = progress.step_s
             self.print_note(f"{progress.seconds:8.1f} s  {text}")
 
 

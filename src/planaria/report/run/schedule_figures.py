@@ -235,14 +235,14 @@ def _add_waits(fig: go.Figure, step: PlannedStep, keys: dict[int, str]) -> None:
         width=0.15,
         offset=-0.5,
         opacity=0.5,
-        customdata=[f"{_hover(step, done)}<br>waited {done.waited / 1e9:.3f} s" for done in waits],
+        customdata=[f"{_hover(step, done)}<br>waited {format_number(done.waited / 1e9)} s" for done in waits],
     )
 
 
 def _hover(step: PlannedStep, done: PlannedPass) -> str:
     return (
         f"{escape_label(step.name(done.node))}<br>{done.kind} of microbatch {done.microbatch}, hop {done.hop}<br>"
-        f"{done.starts / 1e9:.3f} to {done.ends / 1e9:.3f} s"
+        f"{format_number(done.starts / 1e9)} to {format_number(done.ends / 1e9)} s"
     )
 
 

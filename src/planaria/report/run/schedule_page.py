@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from planaria.pipeline.network.costs import MBIT
 from planaria.planner.bound.step_bound import ALL
 from planaria.planner.guidelines import Violation, find_violations
@@ -48,7 +50,7 @@ def body(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
     """Yield the page's sections as HTML."""
     violations = find_violations(step.problem, step.solution, step.times)
     name = f"Plan for {format_count(len(schedule.nodes), 'node')}"
-    yield page.heading(name, verdict(schedule, step, violations), _summary(schedule))
+    yield page.heading(name, verdict(schedule, step, violations), _summary(schedule, step))
     yield page.cards(_facts(schedule, step))
     yield _alternatives(schedule)
     yield page.section("The planned step", _gantt_caption(step), page.chart(gantt_figure(step), "step"))
@@ -58,16 +60,17 @@ def body(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
     yield page.footer("Written by planaria plan; the schedule next to this page has every number, as JSON.")
 
 
-def _summary(schedule: Schedule) -> str:
-    rules = schedule.rules
+def _summary(schedule: Schedule, step: PlannedStep) -> str:
+    rules, visited = schedule.rules, step.solution.stage[step.solution.path]
+    back = int((np.diff(visited, axis=1) < 0).sum(axis=1).max(initial=0))
     queue = (
         "Messages on one link wait for its bandwidth." if schedule.transmit_s else "Messages do not slow each other."
     )
     return (
-        f"Each microbatch visits {rules.visits} of {format_count(len(rules.sizes) - 1, 'block stage')}, going back at "
-        f"most {format_count(rules.swaps, 'time')} by one place and forward at most "
-        f"{format_count(rules.jump, 'place')} per hop. A node runs backward passes and losses first, then forwards in "
-        f"order of arrival if it has a slot. {queue}" + (f" {GRADIENT_SUMS}" if schedule.sums_s else "")
+        f"Each microbatch visits {rules.visits} of {format_count(len(rules.sizes) - 1, 'block stage')}. Its route may "
+        f"go back {format_count(rules.swaps, 'time')} by one place (in this plan, at most {back}) and forward by at "
+        f"most {format_count(rules.jump, 'place')} a hop. A node runs backward passes and losses first, then forwards "
+        f"in order of arrival if it has a slot. {queue}" + (f" {GRADIENT_SUMS}" if schedule.sums_s else "")
     )
 
 
@@ -135,13 +138,14 @@ def _utilization(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
     sites, links = range(len(schedule.sites)), step.links
     seconds = {route: duration / 1e9 for route, (_, duration) in links.items()}
     notes = {
-        route: f"{format_count(count, 'message')}, {seconds[route]:.2f} s in transit"
+        route: f"{format_count(count, 'message')}, {format_number(seconds[route])} s in transit"
         for route, (count, _) in links.items()
     }
     yield page.section(
         "Link traffic",
         "Seconds from sending to arrival, all messages of the step from one site (down) to another (across) together: "
-        f"{format_count(sum(count for count, _ in links.values()), 'message')}, {sum(seconds.values()):,.1f} s"
+        f"{format_count(sum(count for count, _ in links.values()), 'message')}, "
+        + f"{format_number(sum(seconds.values()))} s"
         + (", waiting for links included" if schedule.transmit_s else "")
         + ". Blank cells have no messages; on the diagonal, between nodes of one site.",
         page.chart(
@@ -154,7 +158,7 @@ def _utilization(schedule: Schedule, step: PlannedStep) -> Iterator[str]:
             "transit",
         ),
     )
-    delays = [[f"{delay:.3f} s a message" for delay in row] for row in schedule.link_s]
+    delays = [[f"{format_number(delay)} s a message" for delay in row] for row in schedule.link_s]
     yield page.section(
         "Delays",
         "Seconds of one message from a site (down) to another (across).",
@@ -233,7 +237,7 @@ def _arrangement_section(schedule: Schedule, step: PlannedStep) -> Iterator[str]
     visits = [f"visit {hop}" for hop in range(1, schedule.rules.visits + 1)]
     ends = [done.ends for done in step.passes if done.kind == "backward" and done.hop == 0]
     rows = [
-        [str(i), names[route[0]], *(step.name(node) for node in route[1:-1]), f"{ends[i] / 1e9:.2f} s"]
+        [str(i), names[route[0]], *(step.name(node) for node in route[1:-1]), f"{format_number(ends[i] / 1e9)} s"]
         for i, route in enumerate(schedule.routes[:MAX_ROUTES])
     ]
     more = len(schedule.routes) - len(rows)
