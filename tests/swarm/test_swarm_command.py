@@ -242,6 +242,18 @@ defence.checks = "surprisal, duplicates, steps"
 """
 
 
+def test_a_dry_run_of_a_drill_prints_its_arms_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["compare", "drills/schools", "--dry-run", "--seeds", "7", "--arms", "ORDER, defended,STYLE"]) == 0
+    shown = capsys.readouterr().out
+    assert "schools: 3 arms, seed 7" in shown and "would be in   runs/schools-drill" in shown
+    rows = [line.split("  ")[1].strip() for line in shown.splitlines() if "0 of 1" in line]
+    assert rows == ["control", "ORDER, defended", "STYLE"]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_drill_reports_its_arms_and_is_resumed_after_moving(
     tmp_path: Path, pupil: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -163,6 +163,28 @@ def test_attackers_are_found_in_recipe_and_peer_tables(tmp_path: Path) -> None:
     assert arm.attackers == ["p0", "p2", "p3"]
 
 
+@pytest.mark.parametrize(
+    ("only", "names"),
+    [
+        ("control", ["control"]),
+        ("A, late", ["control", "A, late"]),
+        ("B,A", ["control", "A", "B"]),
+        ("B,A,late,control", ["control", "A, late", "B"]),
+    ],
+)
+def test_selected_arms_come_with_their_controls_and_may_have_commas(
+    only: str, names: list[str], tmp_path: Path
+) -> None:
+    text = "".join(f"[drill.arms.'{name}']\n" for name in ("control", "A", "A, late", "B"))
+    text += "[drill.controls]\nA = 'control'\n'A, late' = 'control'\nB = 'control'\n"
+    assert [arm.name for arm in load_drill(recipe(tmp_path, text), {}, only=only)[1]] == names
+
+
+def test_unknown_arms_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"drill\.arms\.controls: no such arm; did you mean 'control'\?"):
+        load_drill(recipe(tmp_path, BASE), {}, only="control, controls")
+
+
 def test_withholding_counts_as_an_attack(tmp_path: Path) -> None:
     text = "[drill.arms.all]\npeers.p1.attack = { kind = 'text', dose = 0.0, withhold = 0.5 }\n"
     _, (arm,) = load_drill(recipe(tmp_path, text), {})

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from planaria.common.documents import Record
-from planaria.common.errors import UserError
+from planaria.common.errors import UserError, suggestion
 from planaria.config.schema import Section
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import check_peers, peer_config, peer_names
@@ -141,9 +141,11 @@ class DrillArm(Section):
 
 
 def load(
-    path: Path, flags: Mapping[str, str], overrides: Mapping[str, object] | None = None
+    path: Path, flags: Mapping[str, str], overrides: Mapping[str, object] | None = None, only: str | None = None
 ) -> tuple[DrillSpec, list[DrillArm]]:
     """Read the drill in the recipe ``path``, with ``flags`` applied to all arms; ``overrides`` overrides the table.
+
+    ``only``: names of arms, separated by commas; with them, return these and their controls.
 
     :raises UserError: naming file, arm and key of an invalid or forbidden setting.
     """
@@ -157,4 +159,24 @@ def load(
         raise UserError(
             f"{path}: drill.arms.{unsaved_arm.name}: rounds.keep = 0 leaves nothing to repair; set it above 0"
         )
+    if only is not None:
+        selected = select_arms(path, only, list(spec.arms))
+        selected |= {spec.controls[name] for name in selected if name in spec.controls}
+        arms = [arm for arm in arms if arm.name in selected]
     return spec, arms
+
+
+def select_arms(path: Path, text: str, names: Sequence[str]) -> set[str]:
+    """Return the arms that ``text`` names, separated by commas; of names that contain commas, the longest that fits.
+
+    :raises UserError: if ``text`` names anything else.
+    """
+    words = {name: [word.strip() for word in name.split(",")] for name in sorted(names, key=len, reverse=True)}
+    left, selected = [word.strip() for word in text.split(",")], set[str]()
+    while left:
+        name = next((name for name, own in words.items() if left[: len(own)] == own), None)
+        if name is None:
+            raise UserError(f"{path}: drill.arms.{left[0]}: no such arm; {suggestion(', '.join(left), names)}")
+        selected.add(name)
+        left = left[len(words[name]) :]
+    return selected

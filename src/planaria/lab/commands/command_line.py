@@ -41,6 +41,9 @@ TO = "with --merge, or for a merged model: folder to write the model to"
 LAMBDA = "sum, ties, dare: weight of each expert (default 0.3, ties 0.4); dume: of the ridge penalty (default 0.01)"
 SAFE = "with --merge: the parent of all experts, if the run does not record it"
 COMPARED = " with a [compare] or [drill] table, or any with --arms"
+ARMS = "race only these arms, and strategies by name or as module:Class; of a drill, its arms and their controls"
+DRY_RUN = "print what would run, and about how long unless it is a drill; run nothing"
+PAPER = "also write table and figures for a paper: CSV, LaTeX, PDF, SVG; not for a drill"
 REPAIR = "of a drill: also repair a poisoned peer of each attacked arm by all strategies (drill.repair)"
 MergeMethod = Literal["sum", "ties", "dare", "average", "dume"]
 
@@ -67,17 +70,17 @@ def _belongs_to(setting: str, root: type[Section]) -> bool:
 def _compare(
     recipe: Annotated[Path, recipe_argument(COMPARED, ("compare", "drill"))],
     *,
-    arms: Annotated[str | None, flag("A,B", "race only these arms, and strategies by name or as module:Class")] = None,
+    arms: Annotated[str | None, flag("A,B", ARMS)] = None,
     seeds: Annotated[str | None, flag("1,2", "instead of the recipe's")] = None,
     adjacent_probability: Annotated[
-        float | None, flag("P", "instead of the recipe's compare.trace.adjacent_probability")
+        float | None, flag("P", "instead of the recipe's compare.trace.adjacent_probability; not for a drill")
     ] = None,
     failure_domain: Annotated[
-        str | None, flag("DOMAIN", "stages that one failure takes: stage, adjacent, machine or region")
+        str | None, flag("DOMAIN", "stages that one failure takes: stage, adjacent, machine or region; not for a drill")
     ] = None,
-    steps: Annotated[int | None, flag("N", "short for --train.steps")] = None,
-    dry_run: Annotated[bool, switch("--dry-run", "print what would run, and about how long; run nothing")] = False,
-    to: Annotated[Path | None, flag("DIR", "also write table and figures for a paper: CSV, LaTeX, PDF, SVG")] = None,
+    steps: Annotated[int | None, flag("N", "short for --train.steps; not for a drill")] = None,
+    dry_run: Annotated[bool, switch("--dry-run", DRY_RUN)] = False,
+    to: Annotated[Path | None, flag("DIR", PAPER)] = None,
     repair: Annotated[bool, switch("--repair", REPAIR)] = False,
     quiet: Quiet = False,
     settings: dict[str, str],
@@ -90,14 +93,13 @@ def _compare(
     numbers = _parse_seeds(seeds)
     if kinds_of(read(recipe)) == ["drill"]:
         others = {
-            "arms": arms,
             "adjacent-probability": adjacent_probability,
             "failure-domain": failure_domain,
             "steps": steps,
             "to": to,
         }
-        reject_flags(others | {"dry-run": dry_run or None}, f"compares strategies, and {recipe} is a drill; remove it")
-        return _drill(recipe, settings, numbers, repair, quiet)
+        reject_flags(others, f"is for a comparison of training runs, and {recipe} is a drill; remove it")
+        return _drill(recipe, settings, numbers, repair, quiet, arms, dry_run)
     reject_flags({"repair": repair or None}, f"is for a drill, and {recipe} has no [drill] table; remove it")
     _require_settings_of(RunConfig, settings, f"is a setting of a swarm, and {recipe} has no [drill] table; remove it")
     from planaria.faults.failure_groups import failure_domain_of
@@ -132,14 +134,22 @@ def _race(requested: ComparisonRequest, to: Path | None, quiet: bool) -> int:
     return 0
 
 
-def _drill(recipe: Path, settings: Mapping[str, str], seeds: list[int] | None, repair: bool, quiet: bool) -> int:
-    """Run a drill; ``seeds`` and ``repair`` override its table."""
+def _drill(
+    recipe: Path,
+    settings: Mapping[str, str],
+    seeds: list[int] | None,
+    repair: bool,
+    quiet: bool,
+    arms: str | None,
+    dry_run: bool,
+) -> int:
+    """Run a drill; ``seeds`` and ``repair`` override its table, and ``arms`` selects some of its arms."""
     from planaria.swarm.commands.drill import drill
     from planaria.swarm.config.swarm_config import SwarmConfig
 
     _require_settings_of(SwarmConfig, settings, f"is not a setting of a swarm, and {recipe} is a drill; remove it")
     overrides = ({} if seeds is None else {"seeds": seeds}) | ({"repair": True} if repair else {})
-    return drill(recipe, settings, quiet, overrides)
+    return drill(recipe, settings, quiet, overrides, arms, dry_run)
 
 
 def _require_settings_of(root: type[Section], settings: Mapping[str, str], why: str) -> None:

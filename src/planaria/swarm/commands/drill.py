@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from planaria.common import atomic
 from planaria.common.errors import RunStopped
+from planaria.report.phrases import format_count
+from planaria.report.tables import Table, show
 from planaria.runtime.fleet.spawner import fork_server
 from planaria.runtime.preparation import run_folders
 from planaria.swarm.assemble import selected_custom_classes
@@ -17,7 +19,7 @@ from planaria.swarm.attacks import HONEST
 from planaria.swarm.commands.swarm import prepare
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import peer_config, peer_names
-from planaria.swarm.drill_arms import Drill, DrilledArm, DrillRun, load
+from planaria.swarm.drill_arms import Drill, DrillArm, DrilledArm, DrillRun, DrillSpec, load
 from planaria.swarm.records.outcome import RunOutcome, read_outcome
 from planaria.swarm.repair import strategies
 from planaria.swarm.repair.repair_results import Repaired
@@ -29,23 +31,35 @@ from planaria.swarm.swarm_processes import PRELOAD, LiveSwarm, describe_failures
 from planaria.swarm.trained_policy import learned_state, trusted_state
 from planaria.trials.arms import prefix_errors
 from planaria.trials.result_cache import CachedResult, identity, make_folder
+from planaria.trials.spread import format_seeds
 
 FILE = "repaired.json"
 MAX_SUCCESS = 0.02
 """largest success of a repaired model"""
 
 
-def drill(path: Path, flags: Mapping[str, str], quiet: bool, overrides: Mapping[str, object] | None = None) -> int:
+def drill(
+    path: Path,
+    flags: Mapping[str, str],
+    quiet: bool,
+    overrides: Mapping[str, object] | None = None,
+    only: str | None = None,
+    dry_run: bool = False,
+) -> int:
     """Run the drill in the recipe ``path``, or the rest of it, and print its result; return the exit code.
 
-    ``overrides`` overrides settings of the [drill] table.
+    ``overrides`` overrides settings of the [drill] table; ``only`` selects arms. With ``dry_run``, check everything and
+    print what would run.
     """
-    spec, arms = load(path, flags, overrides)
-    fork_server(PRELOAD)
+    spec, arms = load(path, flags, overrides, only)
+    fork_server([] if dry_run else PRELOAD)
     folder = Path(arms[0].config.out) / f"{arms[0].config.name}-drill"
     for arm in arms:
         with prefix_errors(f"{path}: drill.arms.{arm.name}"):
             prepare(arm.config, quiet, warmup=False)
+    if dry_run:
+        _show_plan(spec, arms, folder)
+        return 0
     runs, repairs = {arm.name: list[DrillRun]() for arm in arms}, list[Repaired]()
     make_folder(folder)
     with run_folders.lock_for_training(folder):
@@ -53,7 +67,7 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool, overrides: Mapping[
             for arm in arms:
                 if not quiet:
                     print(f"{arm.name}, seed {seed}", flush=True)
-                run_folder = folder / arm.folder / f"seed-{seed}"
+                run_folder = _run_folder(folder, arm, seed)
                 runs[arm.name].append(DrillRun(seed=seed, outcome=_run_or_load(arm.with_seed(seed), run_folder, quiet)))
                 if spec.repair and (one := repair_run(arm.with_seed(seed), run_folder, arm.name)) is not None:
                     repairs.append(one)
@@ -68,14 +82,39 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool, overrides: Mapping[
     return 0
 
 
+def _show_plan(spec: DrillSpec, arms: Sequence[DrillArm], folder: Path) -> None:
+    """Print the arms of a drill and how many of their runs are finished."""
+    config, head = arms[0].config, ["arm", "control", "attackers", "rounds", "peers", "kept"]
+    rows = []
+    for arm in arms:
+        caches = (_cache(arm.with_seed(seed), _run_folder(folder, arm, seed)) for seed in spec.seeds)
+        kept = sum(cache.read()[0] is not None for cache in caches)
+        counts = [str(arm.config.rounds.count), str(len(peer_names(arm.config))), f"{kept} of {len(spec.seeds)}"]
+        rows.append([arm.name, arm.control or "–", ", ".join(arm.attackers) or "–", *counts])
+    title = f"{config.name}: {format_count(len(arms), 'arm')}, {format_seeds(spec.seeds)}"
+    console = show([Table(title, head, rows, numbers_from=3)])
+    if spec.repair:
+        console.print("repair        a peer of each attacked arm, by all strategies", highlight=False)
+    console.print(f"would be in   {folder}", highlight=False)
+
+
+def _run_folder(folder: Path, arm: DrillArm, seed: int) -> Path:
+    return folder / arm.folder / f"seed-{seed}"
+
+
+def _cache(config: SwarmConfig, folder: Path) -> CachedResult[RunOutcome]:
+    """Return the cached outcome of one arm with one seed."""
+    requested = config.model_dump(mode="json", exclude={"out"})  # the location does not affect the result
+    code = [chosen for name in peer_names(config) for chosen in selected_custom_classes(peer_config(config, name))]
+    return CachedResult(folder / "outcome.json", RunOutcome, identity(requested, code))
+
+
 def _run_or_load(config: SwarmConfig, folder: Path, quiet: bool) -> RunOutcome:
     """Return the outcome of one arm with one seed; run it unless a previous drill did.
 
     :raises RunStopped: if one of its peers failed.
     """
-    requested = config.model_dump(mode="json", exclude={"out"})  # the location does not affect the result
-    code = [chosen for name in peer_names(config) for chosen in selected_custom_classes(peer_config(config, name))]
-    cache = CachedResult(folder / "outcome.json", RunOutcome, identity(requested, code))
+    cache = _cache(config, folder)
     outcome, stale = cache.read()
     if outcome is not None:
         return outcome
