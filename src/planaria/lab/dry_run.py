@@ -19,6 +19,7 @@ from planaria.lab.compare.race_job import Race, cached_races
 from planaria.lab.compare.race_spec import TUNED, Arm
 from planaria.lab.compare.run_comparison import ComparisonRequest, PreparedComparison, prepare_races
 from planaria.lab.reference.engine import ReferenceEngine
+from planaria.report.observe.bars import CountProgress
 from planaria.report.phrases import format_count, format_wall_time
 from planaria.report.tables import Table, show
 from planaria.runtime.custom_classes import custom_classes
@@ -26,16 +27,13 @@ from planaria.trials.spread import format_seeds
 
 
 def dry_run(requested: ComparisonRequest, notify: Callable[[str], None] | None) -> None:
-    """Print the plan of ``planaria compare``; time a few steps of each arm, and write only the data cache.
+    """Print the plan of ``planaria compare``; time a few steps of the arms, and write only the data cache.
 
     :raises UserError: for every error that a run would report.
     """
     prepared = prepare_races(requested, notify)
     cached = cached_races(prepared.races, prepared.folder, custom_classes)
-    paces = {}
-    for arm in prepared.arms:
-        with blame_custom_code(partial(custom_classes, arm.config)):
-            paces[arm.name] = measure_speed(arm.config, prepared.dataset)
+    paces = measure_arms(prepared.arms, prepared.dataset, quiet=notify is None)
     workers = prepared.comparison.workers or len(os.sched_getaffinity(0))
     base = prepared.arms[0].config
     seeds = format_seeds(prepared.comparison.seeds)
@@ -53,7 +51,7 @@ def dry_run(requested: ComparisonRequest, notify: Callable[[str], None] | None) 
     console.print(f"races         {format_count(len(cached), 'race')}, {sum(cached)} of them kept from before")
     at_once = format_count(workers, "process", "processes")
     console.print(f"takes         about {format_wall_time(left)} with {at_once} at a time, if")
-    console.print("              nothing else uses the machine: by the processor time of a few steps of each arm")
+    console.print("              nothing else uses the machine: by the processor time of a few steps")
     console.print(f"would be in   {prepared.folder}", highlight=False)
 
 
@@ -66,6 +64,16 @@ def _row(arm: Arm, prepared: PreparedComparison, pace: Pace, done: int) -> list[
     return [arm.name, differs, fault_counts, *cells]
 
 
+SAME_WORK = {
+    "name",
+    "seed",
+    "optim.lr",
+    "exchange.options.alpha",
+    "exchange.options.beta",
+    "exchange.options.gamma",
+    "exchange.options.mix",
+}
+"""settings that change what a step computes, but not how long it takes"""
 WARMUP_STEPS = 1
 """steps before the timing; the first one allocates optimizer state"""
 TIMED_STEPS = 3
@@ -85,6 +93,22 @@ class Pace(Record):
         every = config.train.eval_every
         validations = config.train.steps // every if every else 0
         return PROCESS_START_S + config.train.steps * self.step_s + validations * self.validation_s
+
+
+def measure_arms(arms: Sequence[Arm], dataset: Data, quiet: bool) -> dict[str, Pace]:
+    """Return each arm's pace. Arms that differ only in :data:`SAME_WORK` share one measurement."""
+    alike: dict[str, list[Arm]] = {}
+    for arm in arms:
+        timed = {key: value for key, value in recipe.flatten(arm.config).items() if key not in SAME_WORK}
+        alike.setdefault(repr(timed), []).append(arm)
+    paces = {}
+    with CountProgress("timing steps", "kinds of arms", len(alike), quiet=quiet) as progress:
+        for group in alike.values():
+            with blame_custom_code(partial(custom_classes, group[0].config)):
+                pace = measure_speed(group[0].config, dataset)
+            paces.update({arm.name: pace for arm in group})
+            progress.advance()
+    return paces
 
 
 def measure_speed(config: RunConfig, dataset: Data) -> Pace:

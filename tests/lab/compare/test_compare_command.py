@@ -11,6 +11,7 @@ import planaria
 from planaria import cli
 from planaria.config import shipped
 from planaria.config.schema import RunConfig
+from planaria.lab import dry_run
 from planaria.lab.compare.api import trace_overrides
 from planaria.lab.compare.race_job import Race
 from planaria.lab.compare.race_spec import load
@@ -42,6 +43,20 @@ def test_a_dry_run_prints_arms_seeds_steps_and_time_and_races_nothing(
         assert f"  {name}  " in out
     assert "10 races, 0 of them kept from before" in out and "takes         about" in out
     assert not (tmp_path / "runs").exists()
+
+
+def test_arms_that_differ_only_in_rates_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[RunConfig] = []
+
+    def measure(config: RunConfig, dataset: object) -> Pace:
+        timed.append(config)
+        return Pace(step_s=float(len(timed)), validation_s=0.0)
+
+    monkeypatch.setattr(dry_run, "measure_speed", measure)
+    _, arms = load(shipped.find("exchanges"), {})
+    paces = dry_run.measure_arms(arms, None, quiet=True)  # type: ignore[arg-type]
+    assert len(arms) == len(paces) == 64 and len(timed) == 16
+    assert paces["diloco_2e-3"] == paces["diloco_8e-3"] != paces["eager_2e-3"]
 
 
 def test_a_dry_run_rejects_what_a_run_rejects(tmp_path: Path) -> None:

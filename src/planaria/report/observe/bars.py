@@ -155,11 +155,11 @@ class SurveyProgress(BarDisplay):
 class CountProgress(BarDisplay):
     """Progress of work in parts. Without a terminal, prints every :data:`MIN_INTERVAL_S`."""
 
-    def __init__(self, label: str, unit: str, total: int, stream: TextIO | None = None) -> None:
+    def __init__(self, label: str, unit: str, total: int, stream: TextIO | None = None, quiet: bool = False) -> None:
         """``stream`` defaults to standard error, since results go to standard output."""
         count = f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"
         stream = stream or sys.stderr
-        super().__init__(*columns(count), quiet=False, stream=stream, transient=True, task=(label, total))
+        super().__init__(*columns(count), quiet=quiet, stream=stream, transient=True, task=(label, total))
         self._label, self._unit, self._total = label, unit, total
         self._done = 0
         self._printed = time.monotonic()
