@@ -150,7 +150,9 @@ def test_an_invalid_mixture_is_refused_by_source(text: str, line: str, write: Pa
 
 def test_an_invalid_flag_is_refused(write: Path) -> None:
     assert refused("", write, seed="x") == "--seed x: input should be a valid integer"
-    assert refused("", write, pipeline__order="gpip") == "--pipeline.order gpip: input should be '1f1b' or 'gpipe'"
+    known = "input should be '1f1b' or 'gpipe'"
+    assert refused("", write, pipeline__order="gpip") == f"--pipeline.order gpip: {known}; did you mean 'gpipe'?"
+    assert refused("", write, pipeline__order="x") == f"--pipeline.order x: {known}"
     assert refused("", write, pipeline__stages="3") == (
         "mine.toml with these flags: model.layers = 4 does not divide into pipeline.stages = 3; "
         "set model.ends_layers = 1"

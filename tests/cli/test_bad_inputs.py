@@ -140,10 +140,10 @@ count = 3
             ["3", "= 2"],
         ),
         (["--routing.search", "flows"], ["network.topology", "is not set"]),
-        (["--routing.edge_cost", "sum"], ["edge_cost = 'sum': only search = 'flows' uses it"]),
+        (["--routing.edge_cost", "sum"], ["routing.edge_cost = 'sum': only routing.search = 'flows' uses it"]),
         (
             ["--routing.search", "flows", "--routing.wait_for_gradient_sums", "true"],
-            ["search = 'flows' does not plan gradient sums"],
+            ["routing.search = 'flows' does not plan gradient sums"],
         ),
     ],
 )

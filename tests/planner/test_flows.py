@@ -191,7 +191,7 @@ def test_the_recipe_chooses_the_search() -> None:
     [
         ({"search": "flow"}, "'anneal' or 'flows'"),
         ({"search": "flows", "edge_cost": "mean"}, "'two_way' or 'sum'"),
-        ({"edge_cost": "sum"}, "only search = 'flows' uses it"),
+        ({"edge_cost": "sum"}, "only routing.search = 'flows' uses it"),
         ({"search": "flows", "sums": True}, "does not plan gradient sums"),
     ],
 )

@@ -197,6 +197,13 @@ def test_a_swarm_without_a_peer_learning_alone_claims_no_cause(tmp_path: Path) -
     assert "so the cause of the change is unknown" in of_swarm(lonely, 1).summary
 
 
+def test_a_tiny_loss_is_no_negative_zero(tmp_path: Path) -> None:
+    _, outcome = swarmed(tmp_path)
+    less = {"accuracy": HitTally(hits=499, eligible=1000), "alone": HitTally(hits=500, eligible=1000)}
+    peers = [p.model_copy(update={"points": [q.model_copy(update=less) for q in p.points]}) for p in outcome.peers]
+    assert of_swarm(outcome.model_copy(update={"peers": peers}), 1).numbers[0][0] == "+0.00"
+
+
 def test_a_swarm_reports_its_losses() -> None:
     layers = {
         ALL: LayerOutcome(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from planaria.common.errors import UserError
+from planaria.config import shipped
+from planaria.swarm.commands.swarm import prepare, unused_reasons
 from planaria.swarm.config.rounds_config import RoundsConfig
 from planaria.swarm.config.swarm_config import SwarmConfig
-from planaria.swarm.config.swarm_recipe import peer_names
+from planaria.swarm.config.swarm_recipe import load, peer_names
 from planaria.swarm.learning.advantages import GroupName, group_of, mix_groups, round_advantages
 from planaria.swarm.learning.learner import UpdateResult
 from planaria.swarm.peer.completion_intake import CompletionScore
 from planaria.swarm.peer.peer import Peer
 from planaria.swarm.peer.rollout import Rollout
-from planaria.swarm.records.lines import PEERS, SAMPLES
+from planaria.swarm.records.lines import PEERS, SAMPLES, SampleRecord
 from planaria.swarm.tasks.base import TaskProblem
 from support.swarm.swarms import peer, rounds, threads, tiny, together, weights
 from support.swarm.tiny_swarm import case
@@ -143,6 +147,39 @@ def test_invalid_draws_are_refused_by_name(fields: dict[str, Any], message: str)
     rounds = {"mode": "vertical", "prompts": 16} | fields.pop("rounds")
     with pytest.raises(ValidationError, match=message):
         SwarmConfig.model_validate(fields | {"rounds": rounds})
+
+
+@pytest.mark.parametrize(("foreign", "board", "refused"), [(12, "", False), (13, "", True), (13, "shared", False)])
+def test_more_foreign_groups_than_the_peers_write_need_a_board_that_others_may_join(
+    foreign: int, board: str, refused: bool, tmp_path: Path
+) -> None:
+    flags = {"out": str(tmp_path), "board": board, "rounds.mode": "vertical", "rounds.own": "2"}
+    config = load(shipped.find("arithmetic_swarm"), flags | {"rounds.foreign": str(foreign)})
+    message = r"rounds\.foreign = 13: the other peers write 12 groups \(rounds\.prompts = 16, size = 4\)"
+    with pytest.raises(UserError, match=message) if refused else nullcontext():
+        prepare(config, quiet=True, warmup=False)
+
+
+def unused(config: SwarmConfig, rewards: dict[GroupName, tuple[float, float]]) -> list[str]:
+    """Return why the completions of each group were not learned from."""
+    lines = [
+        SampleRecord(peer=who, round=0, problem=problem, index=index, reward=reward, passed=[])
+        for (problem, who), pair in rewards.items()
+        for index, reward in enumerate(pair)
+    ]
+    reasons = unused_reasons(config, lines)
+    return [reasons[who, 0, problem, 0] for problem, who in rewards]
+
+
+def test_unused_completions_are_of_equal_rewards_or_not_drawn() -> None:
+    rewards = {(0, "me"): (1.0, 1.0), (0, "a"): (0.0, 0.0), (1, "a"): (0.0, 1.0)}
+    flat, skipped = "all rewards of its group are equal", "its group was not drawn"
+    fields: dict[str, Any] = {"size": 3, "rounds": VERTICAL | {"own": 1, "foreign": 1}}
+    assert unused(SwarmConfig.model_validate(fields), rewards) == [flat, flat, skipped]
+    penalized = SwarmConfig.model_validate(fields | {"loss": {"overlong": 2}})
+    assert unused(penalized, rewards) == [f"{flat}, or {skipped}"] * 2 + [skipped]
+    horizontal = SwarmConfig.model_validate({"rounds": VERTICAL | {"mode": "horizontal", "group": 8}})
+    assert unused(horizontal, {(0, "me"): (1.0, 1.0), (0, "a"): (1.0, 1.0)}) == [flat] * 2
 
 
 # Whole swarms

@@ -314,7 +314,7 @@ def test_a_returning_peer_adopts_certified_rewards(
 @pytest.mark.parametrize(
     ("receipts", "why"),
     [
-        ({"committee": ["ab"]}, "not a peer's id; use 32 hexadecimal digits"),
+        ({"committee": ["ab"]}, "receipts.committee: 'ab' is not a peer's id; use 32 hexadecimal digits"),
         ({"committee": "a" * 32 + "," + "a" * 32}, "occurs twice"),
         ({"price": 3}, "set receipts.committee"),
         ({"committee": "all", "price": -1}, "price"),

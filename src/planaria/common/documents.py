@@ -7,6 +7,7 @@ that names the file.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import hashlib
 import json
 import re
@@ -237,6 +238,10 @@ def error_reason(problem: ErrorDetails) -> str:
     if problem["type"] == "missing":
         return "missing"
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "literal_error" and isinstance(problem["input"], str):
+        choices = re.findall("'([^']+)'", problem["ctx"]["expected"])
+        if close := difflib.get_close_matches(problem["input"], choices, n=1, cutoff=0.7):
+            message += f"; did you mean {close[0]!r}?"
     return message[0].lower() + message[1:] if message.startswith("Input") else message
 
 

@@ -95,11 +95,12 @@ class RoutingConfig(Section):
     def _check_search(self) -> Self:
         if self.search == "anneal" and self.edge_cost != "two_way":
             raise ValueError(
-                f"edge_cost = {self.edge_cost!r}: only search = 'flows' uses it; set routing.search, or remove it"
+                f"routing.edge_cost = {self.edge_cost!r}: only routing.search = 'flows' uses it; set that, or remove it"
             )
         if self.search == "flows" and self.wait_for_gradient_sums:
             raise ValueError(
-                "search = 'flows' does not plan gradient sums; remove routing.wait_for_gradient_sums, or use 'anneal'"
+                "routing.search = 'flows' does not plan gradient sums; remove routing.wait_for_gradient_sums, or use "
+                "'anneal'"
             )
         return self
 

@@ -130,7 +130,7 @@ def _show(measured: list[Omission], stages: int) -> None:
             f"{omission.subsets} of {omission.possible}",
             f"{omission.perplexity:.3f}",
             f"{omission.min_perplexity:.3f} … {omission.max_perplexity:.3f}" if omission.subsets > 1 else "",
-            f"{omission.over_full - 1:+.1%}" if omission.stages else "",
+            f"{omission.over_full - 1:+z.1%}" if omission.stages else "",
         ]
         for omission in measured
     ]

@@ -153,7 +153,7 @@ def rows(outcomes: Sequence[Outcome]) -> Iterator[list[str]]:
             f"{own.smoothed[-1]:.3f}",
             "–" if own.validation is None else f"{own.validation:.3f}",
             f"{own.times[-1]:.1f}",
-            f"not reached ({own.smoothed[-1] - target:+.3f})" if reached is None else f"{reached:.1f}",
+            f"not reached ({own.smoothed[-1] - target:+z.3f})" if reached is None else f"{reached:.1f}",
             ", ".join(f"{seconds:.2f}" for seconds in own.recoveries_s) or "–",
         ]
 
@@ -175,7 +175,7 @@ def body(name: str, outcomes: Sequence[Outcome], table: Table) -> Iterator[str]:
         (f"{second.step_s / first.step_s:.2f} ×", f"seconds per step of {second.arm}, over {first.arm}"),
         (f"{first.step_bytes / max(1.0, second.step_bytes):.1f} ×", f"fewer bytes with {second.arm}"),
     ]
-    losses = ", ".join(f"{own.smoothed[-1] - first.smoothed[-1]:+.3f} ({own.arm})" for own in outcomes[1:])
+    losses = ", ".join(f"{own.smoothed[-1] - first.smoothed[-1]:+z.3f} ({own.arm})" for own in outcomes[1:])
     cost = f"Final loss minus that of {first.arm}, nats: {losses}. One seed: small differences may be noise."
     summary = f"{len(outcomes)} runs with the same seed, samples and steps finished."
     yield page.heading(name, Verdict(True, "finished", summary, numbers, cost), "Real processes, emulated links.")

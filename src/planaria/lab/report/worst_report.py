@@ -17,7 +17,7 @@ def tables(fitted: FittedWeights) -> list[Table]:
             f"{price:.3f}",
             *(f"{fitted.held_out[prior][name]:.4f}" for prior in priors),
             *(f"{fitted.test[prior][name]:.4f}" for prior in priors),
-            f"{fitted.costs[name]:+.4f}",
+            f"{fitted.costs[name]:+z.4f}",
         ]
         for name, price in fitted.prices.items()
     ]
@@ -34,7 +34,7 @@ def sentences(weights: FittedWeights) -> list[str]:
     """Return the results in words."""
     name, uniform = weights.worst(WORST), weights.worst("uniform")
     priciest = max(weights.prices, key=weights.prices.__getitem__)
-    costs = [f"{domain} {cost:+.3f}" for domain, cost in weights.costs.items()]
+    costs = [f"{domain} {cost:+z.3f}" for domain, cost in weights.costs.items()]
     proved = "" if weights.certified else f"; not certified to {weights.tolerance:g}"
     return [
         f"Worst of {format_count(len(weights.prices), 'domain')} on "

@@ -5,6 +5,7 @@ They run local processes as peers, join one peer to a board, and trace every com
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from planaria.swarm.checks import make_layers
 from planaria.swarm.completions.client import Client
 from planaria.swarm.config.swarm_config import SwarmConfig
 from planaria.swarm.config.swarm_recipe import SHARED_SETTINGS, load, peer_config, peer_names, run_config
+from planaria.swarm.learning.advantages import group_advantages
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.records.lines import (
     LOG,
@@ -87,6 +89,7 @@ def prepare(config: SwarmConfig, quiet: bool, warmup: bool = True) -> None:
     :raises UserError: if a setting is invalid
     """
     torch.set_num_threads(1)
+    _require_foreign_groups(config)
     for name in peer_names(config):
         own = peer_config(config, name)
         task = make_task(own)
@@ -99,6 +102,17 @@ def prepare(config: SwarmConfig, quiet: bool, warmup: bool = True) -> None:
             refuse_ineffective_attack(own.attack, task)
             if warmup:
                 make_policy(own, task, None if quiet else print)
+
+
+def _require_foreign_groups(config: SwarmConfig) -> None:
+    """Raise UserError if peers would draw more groups than the others write. Further peers may join an own board."""
+    rounds = config.rounds
+    written = rounds.prompts // config.size * (config.size - 1)
+    if not config.board and (rounds.foreign or 0) > written:
+        raise UserError(
+            f"rounds.foreign = {rounds.foreign}: the other peers write {written} groups (rounds.prompts = "
+            f"{rounds.prompts}, size = {config.size}); use at most as many, or increase rounds.prompts"
+        )
 
 
 def join_swarm(path: Path | None, flags: Mapping[str, str], names_by_id: str, quiet: bool) -> int:
@@ -200,7 +214,24 @@ def show_completions(
         and (not rejected or line.layer)
     ]
     texts = _read_texts(config, run, results) if problem is not None else {}
-    _print_completions(peer, results, names, texts, run / PEERS / peer / SAMPLES)
+    unused = unused_reasons(config, lines)
+    _print_completions(peer, results, names, texts, unused, run / PEERS / peer / SAMPLES)
+
+
+def unused_reasons(config: SwarmConfig, lines: list[SampleRecord]) -> dict[tuple[str, int, int, int], str]:
+    """Return accepted completion → why it was not learned from; ``lines`` holds all that a peer examined."""
+    groups = defaultdict[tuple[int, int, str], list[SampleRecord]](list)
+    for line in lines:
+        groups[line.round, line.problem, line.peer if config.rounds.mode == "vertical" else ""].append(line)
+    rejected, penalized, drawn = config.defence.rejected, config.loss.overlong > 0, config.rounds.own is not None
+    reasons = {}
+    for group in groups.values():
+        flat = group_advantages([line.reward for line in group if rejected == "zero" or not line.layer]) is None
+        reason = "its group was not drawn"
+        if flat or not drawn:
+            reason = "all rewards of its group are equal" + (f", or {reason}" if drawn and penalized else "")
+        reasons.update({line.name: reason for line in group})
+    return reasons
 
 
 def _read_texts(config: SwarmConfig, run: Path, lines: list[SampleRecord]) -> dict[tuple[str, int, int, int], str]:
@@ -216,24 +247,27 @@ def _read_texts(config: SwarmConfig, run: Path, lines: list[SampleRecord]) -> di
 
 
 def _print_completions(
-    peer: str, lines: list[SampleRecord], names: dict[str, str], texts: dict[tuple[str, int, int, int], str], file: Path
+    peer: str,
+    lines: list[SampleRecord],
+    names: dict[str, str],
+    texts: dict[tuple[str, int, int, int], str],
+    unused: dict[tuple[str, int, int, int], str],
+    file: Path,
 ) -> None:
     title = f"{peer}: {len(lines)} completions, {sum(line.advantage is not None for line in lines)} learned from"
     head = ["round", "problem", "from", "reward", "passed", "result", *(["text"] if texts else [])]
-    rows = [list(_cells(line, names, texts)) for line in lines[:MAX_LINES]]
+    rows = [list(_cells(line, names, texts, unused[line.name])) for line in lines[:MAX_LINES]]
     show([Table(title, head, rows, numbers_from=len(head))])
     if len(lines) > MAX_LINES:
         print(f"{len(lines) - MAX_LINES} more in {file}; narrow the list with --round, --problem or --source")
 
 
-def _cells(line: SampleRecord, names: dict[str, str], texts: dict[tuple[str, int, int, int], str]) -> Iterator[str]:
-    result = (
-        f"rejected by {line.layer}: {line.reason}"
-        if line.layer
-        else "not used: all rewards of its group are equal, or it was not drawn"
-    )
+def _cells(
+    line: SampleRecord, names: dict[str, str], texts: dict[tuple[str, int, int, int], str], unused: str
+) -> Iterator[str]:
+    result = f"rejected by {line.layer}: {line.reason}" if line.layer else f"not used: {unused}"
     if line.advantage is not None:
-        result = f"learned from, advantage {line.advantage:+.2f}"
+        result = f"learned from, advantage {line.advantage:+z.2f}"
     yield str(line.round)
     yield str(line.problem)
     yield f"{names.get(line.peer, line.peer[:8])} #{line.index}"

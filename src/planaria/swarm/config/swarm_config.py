@@ -50,13 +50,17 @@ class ReceiptsConfig(Section):
         members = self.members
         for peer in members:
             if not _PEER_ID.fullmatch(peer):
-                raise ValueError(f"committee: {peer[:40]!r} is not a peer's id; use 32 hexadecimal digits, or 'all'")
+                raise ValueError(
+                    f"receipts.committee: {peer[:40]!r} is not a peer's id; use 32 hexadecimal digits, or 'all'"
+                )
         if twice := [peer for peer in members if members.count(peer) > 1]:
-            raise ValueError(f"committee: {twice[0]} occurs twice; list each member once")
+            raise ValueError(f"receipts.committee: {twice[0]} occurs twice; list each member once")
         if len(members) > LIMITS.peers:
-            raise ValueError(f"committee: {len(members)} members, but at most {LIMITS.peers} are allowed; list fewer")
+            raise ValueError(
+                f"receipts.committee: {len(members)} members, but at most {LIMITS.peers} are allowed; list fewer"
+            )
         if self.price and not self.committee:
-            raise ValueError(f"price = {self.price}: only certified rounds are priced; set receipts.committee")
+            raise ValueError(f"receipts.price = {self.price}: only certified rounds are priced; set receipts.committee")
         return self
 
 

@@ -114,9 +114,10 @@ class LossConfig(Section):
         if self.kind == "dr_grpo" and self.length is None:
             raise ValueError("loss.kind = 'dr_grpo' divides by a constant; set loss.length to the longest completion")
         if self.kind == "dis" and (missing := [key for key in ("clip_low", "clip_high") if getattr(self, key) is None]):
+            examples = {"clip_low": 0.3, "clip_high": 5}
             raise ValueError(
-                f"loss.kind = 'dis' has no default bounds; set loss.{' and loss.'.join(missing)}, such as 0.3 and 5 "
-                "for clip_low and clip_high"
+                "loss.kind = 'dis' has no default bounds; set "
+                + " and ".join(f"loss.{key} (such as {examples[key]})" for key in missing)
             )
         if self.kind == "dis" and not self.low and not self.high:
             raise ValueError(

@@ -290,7 +290,7 @@ def _cost_sentence(drill: Drill, first: Effect) -> str:
     own, theirs = best.accuracy(drill.last), None if control is None else control.accuracy(drill.last)
     if control is not None and own is not None and theirs is not None:
         change = own.mean - theirs.mean
-        parts.append(f"honest peers' accuracy in {best.name} is {own.mean:.2f}, {change:+.2f} against {control.name}")
+        parts.append(f"honest peers' accuracy in {best.name} is {own.mean:.2f}, {change:+z.2f} against {control.name}")
     rejected = best.layer(ALL)[1]
     if rejected.hits:
         parts.append(

@@ -51,7 +51,7 @@ def _row(peer: PeerOutcome) -> list[str]:
     start, now = peer.points[0].accuracy, peer.last(LAST)
     gain = "–"
     if now.alone is not None and now.alone.rate is not None and now.accuracy.rate is not None:
-        gain = f"{now.accuracy.rate - now.alone.rate:+.3f}"
+        gain = f"{now.accuracy.rate - now.alone.rate:+z.3f}"
     name = peer.name if peer.honest else f"{peer.name} (attacks: {peer.attack})"
     return [
         name,
@@ -110,7 +110,7 @@ def _cards(config: SwarmConfig, outcome: RunOutcome) -> str:
     gains = [
         (p.last(LAST).accuracy.rate or 0.0) - (p.points[0].accuracy.rate or 0.0) for p in outcome.honest if p.points
     ]
-    gained = f"{min(gains):+.2f} … {max(gains):+.2f}" if gains else "–"
+    gained = f"{min(gains):+z.2f} … {max(gains):+z.2f}" if gains else "–"
     return page.cards(
         [
             ("accuracy gained", gained, "honest peers, since the start"),

@@ -87,8 +87,8 @@ def _numbers(
     numbers = [(f"{outcome.accuracy(last):.2f}", "of held-out problems solved, honest peers' mean")]
     if gains:
         over = "learning alone" if shadowed else "the start"
-        between = f"; {min(gains):+.2f} to {max(gains):+.2f}" if len(gains) > 1 else ""
-        numbers.insert(0, (f"{sum(gains) / len(gains):+.2f}", f"of problems solved, over {over}{between}"))
+        between = f"; {min(gains):+z.2f} to {max(gains):+z.2f}" if len(gains) > 1 else ""
+        numbers.insert(0, (f"{sum(gains) / len(gains):+z.2f}", f"of problems solved, over {over}{between}"))
     return numbers
 
 
