@@ -47,8 +47,8 @@ class Streaming(DiLoCo):
             )
         if self.delay >= self.interval:
             raise ValueError(
-                f"delay = {self.delay}: a fragment must be settled before the next is sent, {self.interval} steps "
-                "later (every / fragments); lower it"
+                f"delay = {self.delay}: a fragment must be settled before the next is sent (every / fragments = "
+                f"{self.interval}); lower it"
             )
         return self
 
