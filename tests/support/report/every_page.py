@@ -15,6 +15,7 @@ from planaria.control.log.reader import read_run
 from planaria.control.log.run_record import RunRecord, StepMetric, ValidationMetric
 from planaria.lab.experts.budget import SYNCHRONISED, ExpertPlan
 from planaria.lab.experts.experts_results import ArmResult, DomainScore, Results, SeedResult, TextWeights
+from planaria.lab.experts.experts_spec import MixtureSpec
 from planaria.lab.report import comparison, experts_report
 from planaria.planner.initial_plans import random_routes
 from planaria.planner.problem import PlanningProblem
@@ -169,10 +170,11 @@ def mixed(uneven: float = 0.9, seeds: int = 1, lost: tuple[str, ...] = (), rival
 
     def arm(ratio: float, of: list[ExpertPlan] = experts) -> ArmResult:
         loss = 2.0 + float(np.log(ratio))
-        score = DomainScore(loss=loss, best=loss, averaged=loss, speaking=[0.5, 0.5])
+        score = DomainScore(loss=loss, best=loss, averaged=loss, speaking=[0.5, 0.5], routed=0.75, routed_by_prior=0.5)
         fewer = {f"top-{k}": dict.fromkeys(domains, score) for k in (1, 2)}
         return ArmResult(
             experts=of, belief=[0.0, 0.0], scores=dict.fromkeys(domains, score), held_out=loss, fewer=fewer,
+            all_experts=dict.fromkeys(domains, score),
             passes={"top-1": 1.1, "top-2": 2.0}, without={job.name: dict.fromkeys(domains, 2.2) for job in of},
             flops=1e9, parameter_tokens=1e6, inner_parameter_tokens=1e6, token_flops=1e3 * len(of),
         )  # fmt: skip
@@ -187,7 +189,8 @@ def mixed(uneven: float = 0.9, seeds: int = 1, lost: tuple[str, ...] = (), rival
         for seed in range(1, seeds + 1)
     ]  # fmt: skip
     speech = TextWeights(experts=[job.name for job in experts], pieces=["a ", "b"], weights=[[1.0, 0.0], [0.5, 0.5]])
-    return Results(name="mix", trained=list(domains[:2]), untrained=["news"], runs=runs, speech=speech)
+    mixture = MixtureSpec(prior="votes", top_k=1, prefix=0)
+    return Results(name="mix", trained=list(domains[:2]), untrained=["news"], mixture=mixture, runs=runs, speech=speech)
 
 
 def audited() -> Audit:

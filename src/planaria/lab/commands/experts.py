@@ -63,6 +63,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
             name=base.name,
             trained=list(spec.domains),
             untrained=list(spec.untrained),
+            mixture=spec.mixture,
             runs=runs,
             speech=weights_over_text(Ensemble(folder), texts),
             worst=_fit_worst(folder, ensemble, texts, list(spec.domains)),
@@ -197,6 +198,7 @@ def _make_manifest(folder: Path, spec: ExpertsSpec, base: RunConfig, run: SeedRe
                 parameters=parameter_count(shapes[job.size]),
                 parent=_origin_path(job, spec, run),
                 belief=belief,
+                routed=best.scores[job.domain].routed,
             )
         )
     return EnsembleManifest(

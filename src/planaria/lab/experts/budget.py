@@ -43,7 +43,7 @@ class ArmCost:
     inner_parameter_tokens: float
     """Σ parameters · tokens, without embedding tables"""
     token_flops: float
-    """a forward pass of all active experts, for one token: the cost of inference"""
+    """a forward pass of every expert of the ensemble, for one token"""
 
 
 def allot_jobs(tier: Mapping[str, int], sizes: Sequence[str], steps: Sequence[int]) -> dict[str, list[ExpertPlan]]:
@@ -75,7 +75,7 @@ def arm_costs(
 ) -> dict[str, ArmCost]:
     """Return each arm's cost. ``models``: size → its shape; ``step_tokens``: tokens of one step.
 
-    ``speaking``: domains whose experts are active, by default all; other experts only serve as starting points.
+    ``speaking``: domains whose experts are in the ensemble, by default all; others only serve as starting points.
 
     :raises UserError: when the costs of arms of experts differ by more than ``MAX_COST_DIFFERENCE``.
     """

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from planaria.common.documents import Record
 from planaria.lab.experts.budget import SYNCHRONISED, ExpertPlan, is_generalist
+from planaria.lab.experts.experts_spec import MixtureSpec
 
 TIE = 0.005
 """relative difference of perplexities below which arms are equally good"""
@@ -29,6 +30,11 @@ class DomainScore(Record):
     """mean of the experts' losses: an upper bound"""
     speaking: list[float]
     """mean weight of each expert over all tokens"""
+    routed: float | None = None
+    """share of the texts at whose end the expert of their own domain has the largest weight; None without such an
+    expert"""
+    routed_by_prior: float | None = None
+    """the same of the prior alone; None if it is the same for all texts"""
 
     @property
     def perplexity(self) -> float:
@@ -44,6 +50,8 @@ class ArmResult(Record):
     """ln π of each expert if it is the same for all texts"""
     scores: dict[str, DomainScore]
     """test domain → score with the recipe's mixture"""
+    all_experts: dict[str, DomainScore] = Field(default_factory=dict)
+    """test domain → score with all experts active, whatever the recipe's top_k"""
     held_out: float
     """mean loss of the ensemble on the domains' held-out text, for model selection"""
     fewer: dict[str, dict[str, DomainScore]]
@@ -56,7 +64,7 @@ class ArmResult(Record):
     parameter_tokens: float
     inner_parameter_tokens: float
     token_flops: float = 0.0
-    """a forward pass of all active experts, for one token"""
+    """forward passes of the recipe's mixture for one token, in experts of their mean size"""
 
 
 class SeedResult(Record):
@@ -149,6 +157,8 @@ class Results(Record):
     name: str
     trained: list[str]
     untrained: list[str]
+    mixture: MixtureSpec | None = None
+    """mixture of all ensembles; None in results of older versions"""
     runs: list[SeedResult]
     speech: TextWeights | None = None
     worst: FittedWeights | None = None
@@ -226,10 +236,23 @@ class Results(Record):
         ]
 
     def times(self, arm: str, to: str) -> float:
-        """Return the compute per token of one arm over another's, with all experts active."""
+        """Return the compute per token of one arm over another's, with the recipe's mixture."""
         run = max(self.runs, key=lambda run: len(run.arms[arm].experts))
         once = run.arms[to].token_flops
         return run.arms[arm].token_flops / once if once else math.nan
+
+    def routed(self, arm: str, domains: Sequence[str], by_prior: bool = False) -> list[float]:
+        """Return the mean share of these domains' test texts that are routed to their own expert, seed by seed.
+
+        ``by_prior``: by the prior alone. Seeds that did not measure it are omitted.
+        """
+        shares = []
+        for seed in self.seeds:
+            scores = [run.arms[arm].scores[domain] for run in self.of(seed) for domain in domains]
+            known = [score.routed_by_prior if by_prior else score.routed for score in scores]
+            if measured := [share for share in known if share is not None]:
+                shares.append(fmean(measured))
+        return shares
 
     def verdict(self, arm: str, domain: str, to: str = SYNCHRONISED) -> Literal["win", "tie", "loss"]:
         """Compare with another arm: a win or loss by more than ``TIE`` with every seed, else a tie."""

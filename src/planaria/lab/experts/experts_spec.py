@@ -122,6 +122,18 @@ class MixtureSpec(Section):
         """Whether the prior is estimated by the model that the experts branched off."""
         return self.prior in ("ridge", "votes")
 
+    def describe(self) -> str:
+        """Return the prior, the options that apply to it, and the selection of experts; of votes, changed options."""
+        shown = {"cached": ["decay", "sequences"], "clusters": ["temperature"], "ridge": ["temperature"]}
+        options = {"prior": self.prior} | {name: getattr(self, name) for name in shown.get(self.prior, ())}
+        if self.prior == "votes":
+            votes = {"by": self.votes.by} | self.votes.model_dump(exclude_defaults=True)
+            options |= {f"votes.{name}": option for name, option in votes.items()} | {"temperature": self.temperature}
+        options |= {"top_k": self.top_k or "0 (all experts)"}
+        if self.top_k or self.prior == "worst":
+            options["prefix"] = self.prefix
+        return ", ".join(f"{name} = {str(option).lower()}" for name, option in options.items())
+
     @model_validator(mode="after")
     def _check_votes(self) -> Self:
         if self.prior != "votes" and self.votes != VotesSpec():

@@ -34,6 +34,9 @@ class Expert(Record):
     """folder of the model that it branched off, relative to the manifest's; empty if unknown"""
     belief: float = Field(default=0.0, allow_inf_nan=False)
     """ln π of the cached prior, up to a constant"""
+    routed: float | None = None
+    """share of its domain's test texts at whose end it had the largest weight, in the ensemble as trained; None if it
+    was added"""
 
     @property
     def added(self) -> bool:

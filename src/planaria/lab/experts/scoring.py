@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import fmean
 
 import torch
@@ -35,23 +35,31 @@ def arm_result(
     """
     trained = [job for job in jobs if job.name in readings]
     logps_of = stack_readings([readings[job.name] for job in trained])
-    fixed = belief(spec.mixture, {name: logps_of[f"held_out.{name}"] for name in spec.domains})
+    length, mixture = next(iter(logps_of.values())).shape[-1], spec.mixture
+    fixed = belief(mixture, {name: logps_of[f"held_out.{name}"] for name in spec.domains})
     by_text = _expert_priors(positions, trained, spec.speaking) if positions else {}
 
     def scores(prefix: str, mixture: MixtureSpec, lost: int | None = None) -> dict[str, DomainScore]:
         left = [n for n in range(len(trained)) if n != lost]
-        own = {name: logps for name, logps in logps_of.items() if name.startswith(prefix)}
+        domains = [trained[n].domain for n in left]
         return {
-            name.removeprefix(prefix): score(logps[left], by_text.get(name, fixed)[left].log_softmax(0), mixture)
-            for name, logps in own.items()
+            (domain := name.removeprefix(prefix)): score(
+                logps[left],
+                by_text.get(name, fixed)[left].log_softmax(0),
+                mixture,
+                domains.index(domain) if domain in domains else None,
+            )
+            for name, logps in logps_of.items()
+            if name.startswith(prefix)
         }
 
-    length, mixture = next(iter(logps_of.values())).shape[-1], spec.mixture
+    passes = posterior.forward_passes_per_token(len(jobs), length, mixture.top_k, mixture.prefix)
     ks = {f"top-{k}": k for k in range(1, len(trained))}
     return ArmResult(
         experts=trained,
         belief=fixed.tolist(),
         scores=scores("test.", mixture),
+        all_experts=scores("test.", mixture.model_copy(update={"top_k": 0})),
         held_out=fmean(domain_score.loss for domain_score in scores("held_out.", mixture).values()),
         fewer={name: scores("test.", mixture.model_copy(update={"top_k": k})) for name, k in ks.items()},
         passes={
@@ -61,7 +69,7 @@ def arm_result(
             job.name: {name: domain_score.loss for name, domain_score in scores("test.", mixture, n).items()}
             for n, job in enumerate(trained if len(trained) > 1 else ())
         },
-        **asdict(cost),
+        **asdict(replace(cost, token_flops=cost.token_flops * passes / len(jobs))),
     )
 
 
@@ -88,15 +96,25 @@ def belief(spec: MixtureSpec, held_out: Mapping[str, Tensor]) -> Tensor:
     return posterior.cached_prior(torch.stack([logps[:, :each].sum(-1) for logps in texts], -1), spec.decay)
 
 
-def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> DomainScore:
-    """Score the mixture on texts [E, N, T]; ``spec`` may restrict it to the strongest experts after the prefix."""
+def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec, own: int | None = None) -> DomainScore:
+    """Score the mixture on texts [E, N, T]; ``spec`` may restrict it to the strongest experts after the prefix.
+
+    ``own``: the number of the expert of the texts' domain, if there is one.
+    """
     log_w = posterior.keep_strongest(posterior.log_weights(logps, log_prior), spec.top_k, spec.prefix)
     return DomainScore(
         loss=-float(posterior.log_mixture(logps, log_w).mean()),
         best=-float(logps.mean((1, 2)).max()),
         averaged=-float(posterior.mean_expert_logps(logps, log_prior).mean()),
         speaking=log_w.exp().mean((1, 2)).tolist(),
+        routed=None if own is None else _share_led_by(own, log_w),
+        routed_by_prior=None if own is None or log_prior.dim() < 3 else _share_led_by(own, log_prior),
     )
+
+
+def _share_led_by(expert: int, log_w: Tensor) -> float:
+    """Return the share of texts [E, N, T] at whose end this expert has the largest weight."""
+    return float((log_w[..., -1].argmax(0) == expert).double().mean())
 
 
 REFERENCE_PRIORS = ("uniform", "cached")

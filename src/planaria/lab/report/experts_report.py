@@ -14,6 +14,7 @@ from plotly.colors import hex_to_rgb
 
 from planaria.lab.experts.budget import SYNCHRONISED
 from planaria.lab.experts.experts_results import TIE, Results, TextWeights, geometric_mean
+from planaria.lab.experts.experts_spec import MixtureSpec
 from planaria.lab.report.experts_verdict import verdict
 from planaria.lab.report.worst_report import section as worst_section
 from planaria.report import page
@@ -41,7 +42,7 @@ def _tables(results: Results) -> dict[str, Table]:
 
 
 def _score_tables(results: Results) -> dict[str, Table]:
-    """Return tables of the arms' quality and cost."""
+    """Return tables of the arms' quality, routing and cost."""
     others = [arm for arm in results.arms if arm != SYNCHRONISED]
     return {
         "perplexities": Table(
@@ -58,6 +59,7 @@ def _score_tables(results: Results) -> dict[str, Table]:
                 ["geometric mean, all", *(_cell(results.overall(arm)) for arm in others)],
             ],
         ),
+        "routing": _routing_table(results),
         "wins": Table(
             f"against {SYNCHRONISED}: won or lost by more than {TIE:.1%} with every seed; else ties",
             ["arm", "wins", "ties", "losses"],
@@ -70,11 +72,30 @@ def _score_tables(results: Results) -> dict[str, Table]:
             numbers_from=2,
         ),
         "compute": Table(
-            "FLOPs: of training an arm's experts (one seed), and of all active experts for one token",
+            "FLOPs: of training an arm's experts (one seed), and of the experts active in its mixture for one token",
             ["arm", "FLOPs", f"/ {SYNCHRONISED}", "parameters × tokens", "without embeddings", "a token", "models"],
             [_cost_row(results, arm) for arm in results.arms],
         ),
     }
+
+
+def _routing_table(results: Results) -> Table:
+    """Return the share of test texts that each arm routes to the expert of their domain; empty without a mixture."""
+    mixture = results.mixture or MixtureSpec()
+    at = f"after {format_count(mixture.prefix + 1, 'token')}" if mixture.top_k == 1 else "at its end"
+    rows = [_routing_row(results, arm, arm) for arm in results.ensembles]
+    alone = _routing_row(results, "prior alone, whole text", SYNCHRONISED, by_prior=True)
+    return Table(
+        f"mixture ({mixture.describe()}): share of test texts whose own domain's expert has the largest weight, {at}",
+        ["arm", *results.active_domains, "mean"],
+        [row for row in (*rows, alone) if row[-1] != "–"] if results.mixture else [],
+    )
+
+
+def _routing_row(results: Results, label: str, arm: str, by_prior: bool = False) -> list[str]:
+    columns = [*([domain] for domain in results.active_domains), results.active_domains]
+    shares = [results.routed(arm, domains, by_prior) for domains in columns]
+    return [label, *(_cell(own) if own else "–" for own in shares)]
 
 
 def _explanation_tables(results: Results) -> dict[str, Table]:
@@ -98,12 +119,12 @@ def _explanation_tables(results: Results) -> dict[str, Table]:
             [_difficulty_row(results, domain) for domain in results.trained],
         ),
         "one-lost": Table(
-            "one expert lost: perplexity of the remaining ones over that of all experts (geometric mean over seeds)",
+            "one expert lost: perplexity of the mixture over that before the loss (geometric mean over seeds)",
             ["lost", *results.domains],
             [_lost_row(results, domain) for domain in results.active_domains],
         ),
         "fewer": Table(
-            "fewer experts: perplexity over that of all experts, geometric mean over domains",
+            "fewer experts after the prefix: perplexity over that with all experts active, geometric mean over domains",
             ["arm", *(f"{k} ({passes:.2f} passes a token)" for k, passes in _passes_by_k(results).items())],
             [
                 [arm, *(_cell(_fewer_experts_ratios(results, arm, k)) for k in _passes_by_k(results))]
@@ -198,7 +219,7 @@ def _passes_by_k(results: Results) -> Mapping[str, float]:
 def _fewer_experts_ratios(results: Results, arm: str, k: str) -> list[float]:
     seeds = [[run.arms[arm] for run in results.of(seed) if k in run.arms[arm].fewer] for seed in results.seeds]
     return [
-        math.exp(fmean(r.fewer[k][d].loss - r.scores[d].loss for d in results.domains for r in runs))
+        math.exp(fmean(r.fewer[k][d].loss - r.all_experts[d].loss for d in results.domains for r in runs))
         for runs in seeds
         if runs
     ]
