@@ -25,6 +25,7 @@ from planaria.common.errors import UserError
 from planaria.config.schema import DataConfig
 from planaria.data.shards import tokenise_corpus
 from planaria.lab.commands import ensemble as commands
+from planaria.lab.commands import experts as experts_command
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.experts_results import ArmResult, Results
 from planaria.lab.experts.log_probabilities import domain_samples, windows
@@ -201,6 +202,32 @@ def test_a_resumed_run_trains_nothing_twice(copied: Path, made: Path, monkeypatc
     recipe.write_text((made / "tiny.toml").read_text().replace("retries = 1", "retries = 5\nworkers = 1"))
     assert cli.run(["experts", "train", str(recipe), "--quiet", "--out", str(copied.parent)]) == 0
     assert results(copied) == before
+
+
+@pytest.mark.slow
+def test_another_mixture_scores_the_trained_experts_again(
+    copied: Path, made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)  # training fails
+    before = results(copied)
+    recipe = copied / "tiny.toml"
+    mixture = '{ prior = "votes", votes.by = "bayes", top_k = 1, prefix = 0 }'
+    recipe.write_text((made / "tiny.toml").read_text().replace("{ prefix = 8 }", mixture))
+    words = ["experts", "train", str(recipe), "--quiet", "--out", str(copied.parent)]
+    assert cli.run(words) == 0
+    after = results(copied)
+    assert after.runs[0].single == before.runs[0].single and after.mixture is not None
+    assert after.mixture.describe() in " ".join(capsys.readouterr().out.split())
+    assert after.mixture.describe() in (copied / "report.html").read_text()
+    assert after.times("M_Ho-I_Ho", "generalist-M") == pytest.approx(1)
+    manifest = Ensemble(copied).manifest
+    assert manifest.mixture == after.mixture and all(member.routed is not None for member in manifest.members)
+    made_with = copied / "experts-recipe.json"  # older versions store the mixture too
+    stored = result_cache.read_result(made_with, experts_command._Inputs)
+    stored.experts["mixture"] = {"prior": "uniform"}
+    identity = result_cache.identity(stored.model_dump())
+    result_cache.CachedResult(made_with, experts_command._Inputs, identity).write(stored)
+    assert cli.run(words) == 0
 
 
 @pytest.mark.slow
@@ -473,6 +500,7 @@ def test_a_dry_run_prints_the_whole_recipe(made: Path, tmp_path: Path, capsys: p
     assert cli.run(["experts", "train", str(tmp_path / "tiny.toml"), "--dry-run"]) == 0
     assert capsys.readouterr().out == printed
     assert "sizes" in printed and "[experts.domains.topics]" in printed
+    assert "# 1 seed of 14 models: parents, probes, experts and generalists\n# S: 2 models of 5,952 " in printed
 
 
 @pytest.mark.slow
@@ -592,5 +620,5 @@ def test_experts_weighed_by_their_parent_merge_into_one_model(
 def test_a_run_is_not_resumed_with_another_recipe(made: Path, tmp_path: Path) -> None:
     other = tmp_path / "tiny.toml"
     other.write_text((made / "tiny.toml").read_text().replace("steps = 10", "steps = 12"))
-    with pytest.raises(UserError, match="was made with a different recipe"):
+    with pytest.raises(UserError, match=r"was made with a different recipe \(experts\.seed\.steps\)"):
         cli.run(["experts", "train", str(other), "--out", str(made / "runs")])

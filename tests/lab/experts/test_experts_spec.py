@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from planaria.lab.experts.experts_spec import ExpertsSpec
+from planaria.config.schema import ModelConfig, RunConfig
+from planaria.lab.experts.campaign import planned_models
+from planaria.lab.experts.experts_spec import ExpertsSpec, MixtureSpec
 
 TWO = {"law": {"source": "law.txt"}, "talk": {"source": "talk.txt"}}
 
@@ -58,3 +60,33 @@ def test_the_texts_of_domains_and_the_active_experts() -> None:
     assert found.parts("mix") == ["law", "talk"] and found.parts("law") == ["law"]
     assert found.parts("generalist") == ["law", "talk", "more"], "no text twice"
     assert found.rivals == ["M"]
+
+
+@pytest.mark.parametrize(
+    ("given", "described"),
+    [
+        ({}, "prior = uniform, top_k = 0 (all experts)"),
+        (
+            {"prior": "cached", "top_k": 1, "prefix": 8},
+            "prior = cached, decay = 0.3, sequences = 100, top_k = 1, prefix = 8",
+        ),
+        ({"prior": "worst"}, "prior = worst, top_k = 0 (all experts), prefix = 32"),
+        (
+            {"prior": "votes", "votes": {"padding": True}, "top_k": 1, "prefix": 0},
+            "prior = votes, votes.by = votes, votes.padding = true, temperature = 0.1, top_k = 1, prefix = 0",
+        ),
+    ],
+)
+def test_a_mixture_is_described_by_the_options_that_apply_to_it(given: dict[str, Any], described: str) -> None:
+    assert MixtureSpec.model_validate(given).describe() == described
+
+
+def test_planned_models_are_counted_by_size() -> None:
+    domains = {**TWO, "code": {"source": "stdlib"}}
+    spec = ExpertsSpec.model_validate(
+        {"domains": domains, "sizes": {"S": 8, "M": 16, "L": 24}, "steps": [4, 6, 8], "seed": {"steps": 10}}
+    )
+    shape = ModelConfig(vocab=257, dim=16, layers=4, heads=2, context=32)
+    planned = planned_models(spec, RunConfig(model=shape))
+    assert planned["S"] == planned["L"] == [10, 6]
+    assert sorted(planned["M"]) == [4, 6, 6, 6, 8, 10, 18, 80, 80, 80], "experts, parent, generalist and probes"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from planaria.config.schema import DataConfig, RunConfig
 from planaria.data.tokenizer import load_tokenizer
 from planaria.lab.experts import manifest
 from planaria.lab.experts.budget import ExpertPlan, is_generalist
-from planaria.lab.experts.campaign import Campaign, require_equal_costs
+from planaria.lab.experts.campaign import Campaign, planned_models, require_equal_costs
 from planaria.lab.experts.domains import RULE, TRAINED, write_domains
 from planaria.lab.experts.ensemble import Ensemble
 from planaria.lab.experts.ensemble import domain_weights_over_text as weights_over_text
 from planaria.lab.experts.experts_results import FittedWeights, Results, SeedResult
-from planaria.lab.experts.experts_spec import ExpertsSpec, expand_clusters, expert_shapes, load
+from planaria.lab.experts.experts_spec import ExpertsSpec, expand_clusters, expert_shapes, load, step_tokens
 from planaria.lab.experts.lineage import numbered_name
 from planaria.lab.experts.log_probabilities import DomainTexts, stack_readings
 from planaria.lab.experts.manifest import EnsembleManifest, Expert
@@ -32,12 +32,15 @@ from planaria.lab.experts.scoring import fit_weights
 from planaria.lab.report.experts_report import show_results, write_experts_report
 from planaria.models.llama_stages import parameter_count
 from planaria.report.observe.bars import JobsProgress
+from planaria.report.phrases import format_count
 from planaria.runtime.preparation import run_folders
 from planaria.runtime.preparation.config_checks import check, read_faults
 from planaria.runtime.preparation.prepare import with_absolute_paths
-from planaria.trials.result_cache import CachedResult, identity, make_folder
+from planaria.trials.result_cache import CachedResult, identity, make_folder, read_result
 
 RESULTS = "results.json"
+MAX_NAMED = 3
+"""maximum number of settings that an error names"""
 
 
 def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
@@ -49,7 +52,9 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     read_faults(check(base))
     require_equal_costs(expand_clusters(spec), base)
     if dry_run:
-        print(recipe.dump(base, experts=spec), end="")
+        print(recipe.dump(base, experts=spec).rstrip("\n"))
+        for line in _describe_models(expand_clusters(spec), base):
+            print(f"# {line}")
         return 0
     spec, folder = expand_clusters(spec), _open_folder(spec, base)
     with run_folders.lock_for_training(folder):
@@ -76,6 +81,19 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
         (job,) = runs[0].arms[arm].experts
         print(f"{arm:13} {folder / _expert_path(job, runs[0])}")
     return 0
+
+
+def _describe_models(spec: ExpertsSpec, base: RunConfig) -> Iterator[str]:
+    """Yield lines about the models that a run trains."""
+    planned, shapes = planned_models(spec, base), expert_shapes(base.model, spec)
+    least = "at least " if len(spec.probe.by) > 1 else ""  # measures may assign domains to different tiers
+    models = format_count(sum(map(len, planned.values())), "model")
+    yield f"{format_count(len(spec.seeds), 'seed')} of {least}{models}: parents, probes, experts and generalists"
+    for size, steps in planned.items():
+        yield (
+            f"{size}: {format_count(len(steps), 'model')} of {parameter_count(shapes[size]):,} parameters, "
+            f"{format_count(sum(steps), 'step')} of {step_tokens(base):,} tokens together"
+        )
 
 
 def _require_supported(path: Path, spec: ExpertsSpec, base: RunConfig) -> None:
@@ -110,26 +128,38 @@ class _Inputs(Record):
 
 
 def _open_folder(spec: ExpertsSpec, base: RunConfig) -> Path:
-    """Return the run's folder, new or from an earlier run of the same recipe.
+    """Return the run's folder, new or from an earlier run of the same recipe, except for its mixture.
 
     Models stay valid across versions of planaria and are expensive, so this deletes nothing.
     """
     folder = Path(base.out) / base.name
-    excluded = {"workers", "patience_s", "retries"}  # do not influence the results
+    excluded = {"workers", "patience_s", "retries", "mixture"}  # do not influence the trained models
     inputs = _Inputs(
         experts=spec.model_dump(mode="json", exclude=excluded),
         run=base.model_dump(mode="json", exclude={"out"}),
         split=RULE,
     )
-    cached = CachedResult(folder / "experts-recipe.json", _Inputs, identity(inputs.model_dump()))
+    file = folder / "experts-recipe.json"
     if not folder.exists():
         make_folder(folder)
-        cached.write(inputs)
-    before, difference = cached.read(versions=False)
-    if before is None:
-        reason = difference or "it is not an experts run"
+        CachedResult(file, _Inputs, identity(inputs.model_dump())).write(inputs)
+    if reason := _difference(inputs, file):
         raise UserError(f"{folder}: exists, but {reason}; choose another name with --name, or remove it")
     return folder
+
+
+def _difference(inputs: _Inputs, file: Path) -> str:
+    """Return why the models of the run with these inputs in ``file`` cannot be reused, or an empty string."""
+    if not file.is_file():
+        return "it is not an experts run"
+    ours, theirs = (recipe.flatten(each.model_dump()) for each in (inputs, read_result(file, _Inputs)))
+    changed = [
+        name.removeprefix("run.")
+        for name in {**ours, **theirs}
+        if ours.get(name) != theirs.get(name) and not name.startswith("experts.mixture.")  # stored by older versions
+    ]
+    more = f" and {len(changed) - MAX_NAMED} more" if len(changed) > MAX_NAMED else ""
+    return f"it was made with a different recipe ({', '.join(changed[:MAX_NAMED])}{more})" if changed else ""
 
 
 def _prepare_texts(folder: Path, spec: ExpertsSpec, base: RunConfig, notify: Callable[[str], None]) -> DomainTexts:

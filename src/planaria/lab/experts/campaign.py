@@ -86,8 +86,24 @@ def require_equal_costs(spec: ExpertsSpec, base: RunConfig) -> None:
 
     :raises UserError: as :func:`costs` does.
     """
+    costs(spec, base, _planned_arms(spec, base))
+
+
+def planned_models(spec: ExpertsSpec, base: RunConfig) -> dict[str, list[int]]:
+    """Return size → the steps of each of its models that a seed trains, with the tiers of a single measure."""
+    jobs = {job.name: job for jobs in _planned_arms(spec, base).values() for job in jobs}
+    steps = {size: [spec.seed.steps] * spec.parents for size in spec.sizes}
+    if "probe" in spec.probe.by:
+        steps[spec.middle] += [spec.probe.steps] * len(spec.domains)
+    for job in jobs.values():
+        steps[job.size] += [job.steps] * spec.parents
+    return steps
+
+
+def _planned_arms(spec: ExpertsSpec, base: RunConfig) -> dict[str, list[ExpertPlan]]:
+    """Return arm → its jobs, with the number of domains in each tier but an arbitrary order of difficulty."""
     tiers = tier_of_domains(dict.fromkeys(spec.domains, 0.0), spec.after, len(spec.sizes))
-    costs(spec, base, arms_of(spec, base, {spec.probe.by[0]: tiers}))
+    return arms_of(spec, base, {spec.probe.by[0]: tiers})
 
 
 def schedule_steps(spec: ExpertsSpec, job: ExpertPlan) -> int:
