@@ -307,13 +307,19 @@ def test_an_ensemble_is_evaluated_on_a_given_text_or_on_its_test_texts(
     together, *single = [next(cell for cell in cells if re.fullmatch(r"\d+\.\d+", cell)) for cells in _rows(capsys)]
     assert len(single) == 3
     assert cli.run(words) == 0
-    lines = _rows(capsys)
+    *lines, mixture = _rows(capsys)
     assert [cells[0] for cells in lines] == ["asyncio", "code", "tables", "topics"]
+    assert mixture == ["mixture", "prior = uniform, top_k = 0 (all experts)"]
     _, code, *_ = lines
     assert code[1] == together and code[3] == min(single, key=float)
     shutil.rmtree(copied / "test")
     with pytest.raises(UserError, match="has no test texts; pass --text FILE"):
         cli.run(words)
+    (copied / "short.txt").write_text("too short")
+    with pytest.raises(UserError, match=r"short\.txt has 10 tokens, but one sample takes .* 33; use a longer"):
+        cli.run([*words, "--text", str(copied / "short.txt")])
+    with pytest.raises(UserError, match=r"^'.*none\.txt': there is no 'none\.txt'"):
+        cli.run([*words, "--text", str(copied / "none.txt")])
 
 
 @pytest.mark.slow
@@ -402,7 +408,9 @@ def test_weigh_needs_texts_and_several_experts(copied: Path) -> None:
 @pytest.mark.slow
 def test_experts_are_added_and_removed(copied: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [member.name for member in Ensemble(copied).manifest.members]
-    assert cli.run(["experts", "edit", str(copied), "--remove", names[0]]) == 0
+    with pytest.raises(UserError, match="unknown expert 'tabels'; did you mean 'tables-"):
+        cli.run(["experts", "edit", str(copied), "--remove", "tabels"])
+    assert cli.run(["experts", "edit", str(copied), "--remove", "tables"]) == 0, "by its domain"
     assert [member.name for member in Ensemble(copied).manifest.members] == names[1:]
     again = copied / "seed-1" / "experts" / names[0]
     assert cli.run(["experts", "edit", str(copied), "--add", str(again), "--as", "back", "--domain", "tables"]) == 0
@@ -479,6 +487,10 @@ def test_a_damaged_file_is_named(copied: Path) -> None:
         (""", begins = "^ *'[^' ]+': \"""", "", r"topics: none of its 1 documents .*topics\.begins"),
         ("test_windows = 8", "test_windows = 8\nschedule_steps = 9", "optim.schedule = 'constant' has no end"),
         ("test_windows = 8", 'test_windows = 8\ngeneralists = ["XL"]', "there is no size 'XL'"),
+        ("prefix = 8", "top_k = 4", r"bad.toml: experts\.mixture\.top_k = 4 is more than the 3 experts"),
+        ("prefix = 8", "top_k = 1", r"mixture\.prefix = 32: a text has model\.context = 32 tokens, so top_k = 1"),
+        ("prefix = 8", "votes = {{ keep = 4 }}", r"bad\.toml: experts\.mixture\.votes: prior = 'uniform' has no votes"),
+        ("prefix = 8", 'prior = "vote"', r"mixture\.prior = 'vote': .*; did you mean 'votes'\?"),
     ],
 )
 def test_bad_recipes_are_refused_before_anything_is_trained(

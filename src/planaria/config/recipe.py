@@ -221,10 +221,10 @@ def table(section_type: type[Root], value: Any, name: str, recipe: Path) -> Root
     try:
         return section_type.model_validate(dict(value))
     except ValidationError as error:
-        section = name if error.errors()[0]["loc"] else ""  # a rule about several fields mentions them
-        raise UserError(
-            f"{recipe}: {documents.first_error(error, section_type, values=True, section=section)}"
-        ) from None
+        first = error.errors()[0]
+        if first["type"] == "value_error" and isinstance(first["input"], Mapping):  # names the fields it is about
+            raise UserError(f"{recipe}: {documents.error_reason(first)}") from None
+        raise UserError(f"{recipe}: {documents.first_error(error, section_type, values=True, section=name)}") from None
 
 
 def _value(section_type: type[Section], name: str, text: object) -> Any:

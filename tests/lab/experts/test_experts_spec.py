@@ -34,6 +34,7 @@ ONE = {"sizes": {"M": 8}, "steps": [4]}
             {"domains": {"law": TWO["law"]}, "clusters": 100, "mixture": {"prior": "worst"}},
             "so 100 experts leave no choice",
         ),
+        ({"domains": TWO, "mixture": {"top_k": 3}, **ONE}, "experts.mixture.top_k = 3 is more than the 2 experts"),
         ({"domains": {**TWO, "../law": TWO["law"]}}, "not a valid name"),
         ({"domains": {**TWO, "größe": TWO["law"]}, **ONE}, "not a valid name"),
         ({"domains": {**TWO, "generalist": TWO["law"]}, **ONE}, "is the name of an arm"),

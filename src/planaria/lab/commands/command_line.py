@@ -220,7 +220,7 @@ def _edit(
     called: Annotated[str | None, flag("NAME", "with --add: its name (default: its folder's)", "--as")] = None,
     domain: Annotated[str | None, flag("NAME", "with --add: its domain, for reports")] = None,
     text: Annotated[str | None, flag("SOURCE", TEXT)] = None,
-    remove: Annotated[str | None, flag("NAME", "the expert to remove")] = None,
+    remove: Annotated[str | None, flag("NAME", "the expert to remove; in an ensemble, its name or domain")] = None,
     how: Annotated[MergeMethod | None, Option("--merge", help=MERGE)] = None,
     to: Annotated[Path | None, flag("FOLDER", TO)] = None,
     scale: Annotated[float | None, flag("L", LAMBDA, "--lambda")] = None,

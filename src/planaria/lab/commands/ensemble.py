@@ -88,22 +88,38 @@ def _print_domains(ensemble: Ensemble, folder: Path, tests: Sequence[Path]) -> N
     """Print a row for each test text of the ensemble."""
     rows, names = [], [member.name for member in ensemble.manifest.members]
     for file in tests:
-        logps, scored = _score_text(ensemble, folder, str(file))
+        logps, scored = _score_text(ensemble, folder, str(file), file.stem)
         best, largest = int(logps.mean((1, 2)).argmax()), max(range(len(names)), key=scored.speaking.__getitem__)
         cells = [f"{scored.perplexity:.3f}", names[best], f"{math.exp(scored.best):.3f}"]
-        rows.append([file.stem, *cells, names[largest], f"{scored.speaking[largest]:.1%}"])
-    title = f"perplexity on test texts of {folder}: at most {MAX_WINDOWS} samples of each"
-    show([Table(title, ["domain", "ensemble", "best expert", "of it alone", "largest weight", "share"], rows)])
+        routed = "–" if scored.routed is None else f"{scored.routed:.1%}"
+        rows.append([file.stem, *cells, names[largest], f"{scored.speaking[largest]:.1%}", routed])
+    title = (
+        f"perplexity on test texts of {folder}: at most {MAX_WINDOWS} samples of each; routed: share of samples at "
+        "whose end the expert of their domain has the largest weight"
+    )
+    head = ["domain", "ensemble", "best expert", "of it alone", "largest weight", "share", "routed"]
+    show([Table(title, head, rows)])
+    print(f"mixture       {ensemble.manifest.mixture.describe()}")
 
 
-def _score_text(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, DomainScore]:
-    """Return the experts' ln p of a text [E, N, T], and the ensemble's score."""
+def _score_text(ensemble: Ensemble, folder: Path, source: str, domain: str = "") -> tuple[Tensor, DomainScore]:
+    """Return the experts' ln p of a text [E, N, T], and the ensemble's score. ``domain``: the text's, if known."""
     vocab, context = ensemble.manifest.vocab, ensemble.manifest.context
-    samples = text_samples(folder, {"source": source}, vocab, context, MAX_WINDOWS)
+    samples = _samples(folder, source, vocab, context)
     readings = len(samples) * len(ensemble.manifest.members)
     with CountProgress(f"experts read {source}", "samples", readings) as progress:
         logps = ensemble.logps(samples, on_read=progress.advance)
-    return logps, score(logps, ensemble.log_prior(samples), ensemble.manifest.mixture)
+    domains = [member.domain for member in ensemble.manifest.members]
+    own = domains.index(domain) if domain in domains else None
+    return logps, score(logps, ensemble.log_prior(samples), ensemble.manifest.mixture, own)
+
+
+def _samples(folder: Path, source: str, vocab: int, context: int) -> Tensor:
+    """Return samples [N, context + 1] of a file or folder; the models' tokenizer is in ``folder``."""
+    try:
+        return text_samples(folder, {"source": source}, vocab, context, MAX_WINDOWS)
+    except UserError as error:
+        raise UserError(str(error).removeprefix("data.source = ")) from None  # no setting, but a flag
 
 
 def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
@@ -180,18 +196,18 @@ def _require_compatible(folder: Path, ensemble_manifest: EnsembleManifest, sourc
 
 
 def remove_expert(folder: Path, name: str) -> int:
-    """Remove an expert from the ensemble; its files stay.
+    """Remove an expert, given its name or its domain, from the ensemble; its files stay.
 
-    :raises UserError: when there is none of that name, or it is the last.
+    :raises UserError: when there is none, several of that domain, or it is the last.
     """
     with _edit_manifest(folder) as ensemble_manifest:
         member = ensemble_manifest.member(name)
         if len(ensemble_manifest.members) == 1:
-            raise UserError(f"{folder}: {name!r} is its only expert; an ensemble needs one")
+            raise UserError(f"{folder}: {member.name!r} is its only expert; an ensemble needs one")
         left = [expert for expert in ensemble_manifest.members if expert != member]
-        removed = ensemble_manifest.removed if member.added else [*ensemble_manifest.removed, name]
+        removed = ensemble_manifest.removed if member.added else [*ensemble_manifest.removed, member.name]
         manifest.write(folder, ensemble_manifest.model_copy(update={"members": left, "removed": removed}))
-    print(f"{name} was removed from {folder}; its files stay in {folder / member.model}")
+    print(f"{member.name} was removed from {folder}; its files stay in {folder / member.model}")
     return 0
 
 
@@ -270,7 +286,7 @@ def _test_sources(folder: Path, merge_record: fused.Fused | None, text: str | No
 
 def _cells(folder: Path, model: Completer, source: str, names: list[str]) -> list[str]:
     """Return the table cells of one text; ``names`` are those of a routed model's blocks."""
-    samples = text_samples(folder, {"source": source}, model.vocab, model.context, MAX_WINDOWS)
+    samples = _samples(folder, source, model.vocab, model.context)
     with (
         CountProgress(f"the model reads {source}", "samples", len(samples)) as progress,
         count_shares(model.llama) if names and model.llama is not None else nullcontext(torch.ones(1)) as passed,

@@ -114,6 +114,11 @@ def _require_supported(path: Path, spec: ExpertsSpec, base: RunConfig) -> None:
         raise UserError(
             f"{path}: experts.schedule_steps: optim.schedule = 'constant' has no end; use 'cosine' or 'wsd'"
         )
+    if spec.mixture.top_k and spec.mixture.prefix >= base.model.context:
+        raise UserError(
+            f"{path}: experts.mixture.prefix = {spec.mixture.prefix}: a text has model.context = {base.model.context} "
+            f"tokens, so top_k = {spec.mixture.top_k} excludes no expert; use a smaller prefix, or top_k = 0"
+        )
     if base.train.schedule_steps:
         raise UserError(f"{path}: train.schedule_steps: parents and probes have their own; set experts.schedule_steps")
 

@@ -281,6 +281,11 @@ class ExpertsSpec(SeededTrials, JobSettings):
     @model_validator(mode="after")
     def _check_number_of_experts(self) -> Self:
         experts = self.clusters or len(self.speaking)
+        if self.mixture.top_k > experts:
+            raise ValueError(
+                f"experts.mixture.top_k = {self.mixture.top_k} is more than the {experts} experts; use fewer, or 0 for "
+                "all"
+            )
         if self.mixture.prior == "worst" and experts * FLOOR >= 1:
             raise ValueError(
                 f"experts.mixture.prior = 'worst': each expert's weight is at least {FLOOR:g}, so {experts} experts "

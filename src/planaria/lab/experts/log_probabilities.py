@@ -25,6 +25,7 @@ from planaria.lab.experts.embedding import ClusterPrior, Embedding
 from planaria.lab.experts.experts_spec import ExpertsSpec
 from planaria.lab.experts.manifest import TOKENIZER
 from planaria.models.huggingface import import_model
+from planaria.report.phrases import format_count
 
 BATCH = 32
 """windows per forward pass"""
@@ -182,7 +183,14 @@ def text_samples(
     :raises UserError: when there is no such text, or less of it than one sample.
     """
     data_config = DataConfig(**text, tokenizer=str(folder / TOKENIZER), validation=0.0, cache=cache)
-    return windows(tokenise_corpus(data_config, vocab), "train", context, limit)
+    corpus = tokenise_corpus(data_config, vocab)
+    for name, dataset in corpus.parts.items():
+        if not dataset.windows("train", context):
+            raise UserError(
+                f"{name or text['source']} has {format_count(dataset.tokens('train'), 'token')}, but one sample takes "
+                f"the context of the model + 1 = {context + 1}; use a longer text"
+            )
+    return windows(corpus, "train", context, limit)
 
 
 def sources(domains: Sequence[str], folder: Path) -> dict[str, Any]:

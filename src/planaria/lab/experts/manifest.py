@@ -87,11 +87,17 @@ class EnsembleManifest(Record):
         return self.model_copy(update={"members": [*trained, *added], "removed": before.removed})
 
     def member(self, name: str) -> Expert:
-        """Return the member of that name; raise UserError naming the nearest."""
-        for member in self.members:
-            if member.name == name:
-                return member
-        raise UserError(f"unknown expert {name!r}; {suggestion(name, [m.name for m in self.members])}")
+        """Return the member of that name, or the only one of that domain.
+
+        :raises UserError: when there is none, naming the nearest, or several of that domain.
+        """
+        named = [member for member in self.members if member.name == name]
+        found = named or [member for member in self.members if member.domain == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UserError(f"domain {name!r} has several experts: {', '.join(member.name for member in found)}")
+        raise UserError(f"unknown expert {name!r}; {suggestion(name, [member.name for member in self.members])}")
 
 
 def digest(file: Path) -> str:
