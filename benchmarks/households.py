@@ -66,7 +66,12 @@ def base(name: str, steps: int, width: int = 128, wire: str = "fp32", **sections
 
 
 def measured_s(strategy: Strategy, topology: Topology, name: str, steps: int) -> float:
-    """Return the median step of a fleet that trains a pipeline on its machines.
+    """Return the median step of a fleet that trains a pipeline on its machines."""
+    return median(step_seconds(finished(emulated_run(strategy, topology, name, steps)), SKIP))
+
+
+def emulated_run(strategy: Strategy, topology: Topology, name: str, steps: int) -> RunConfig:
+    """Return a run whose stages sleep, over emulated links; advice leaves emulation out.
 
     Schedules have links of their own for each pair of machines. Machines may hold all microbatches: under a schedule's
     rule (first come, first served), which differs from 1F1B, the simulated step is then within 5 % of the advised one.
@@ -82,8 +87,8 @@ def measured_s(strategy: Strategy, topology: Topology, name: str, steps: int) ->
     routing = config.routing.model_copy(update={"schedule": str(file.absolute())})
     train = config.train.model_copy(update={"steps": steps + SKIP})
     pipeline = config.pipeline.model_copy(update={"in_flight": None})  # a schedule's nodes admit microbatches
-    placed = config.model_copy(update={"routing": routing, "train": train, "pipeline": pipeline})
-    return median(step_seconds(finished(placed), SKIP))
+    network = config.network.model_copy(update={"emulate": True})
+    return config.model_copy(update={"routing": routing, "train": train, "pipeline": pipeline, "network": network})
 
 
 def _equal_stages(config: RunConfig, machines: Sequence[Node]) -> tuple[RunConfig, Sequence[Node]]:
