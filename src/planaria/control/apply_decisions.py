@@ -97,7 +97,7 @@ def on_begin_round(fact: d.BeginRound, run: RunState) -> RunState:
         replica = run.replicas[number]
         ordered = int(replica.phase == "commit")  # a step that its workers commit before they begin the round
         step = replica.step + ordered
-        inner = step - replica.received_at(fact.round - exchange.cycle) if exchange.decoupled else 0
+        inner = max(0, step - replica.received_at(fact.round - exchange.cycle)) if exchange.decoupled else 0
         settle_at = step + exchange.overlap
         open_round = OpenRound(fact.round, tuple(fact.members), settle_at, inner=inner)
         begun = replica.updated(open_round=open_round, rounds=fact.round + 1, steps_since_round=-ordered)
