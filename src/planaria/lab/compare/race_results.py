@@ -274,8 +274,7 @@ class ComparisonResults(Record):
     @property
     def finishers(self) -> list[ArmScore]:
         """Contestants that reached the target with every seed, in the order of :meth:`ranked`."""
-        names = {arm.name for arm in self.contestants if not arm.missed}
-        return sorted((arm for arm in self.ranked() if arm.name in names), key=self._needed)
+        return sorted((arm for arm in self.contestants if not arm.missed), key=self._needed)
 
     def winner(self) -> ArmScore | None:
         """Return the contestant that reached the target first, on average over seeds, or None if none reached it."""

@@ -53,16 +53,17 @@ def describe_failures(failures: SeedTrace) -> str:
 def number_columns(results: ComparisonResults) -> dict[str, tuple[str, str]]:
     """Return the relevant columns: column → number of a run, and its format."""
     with_reset = any(run.reset_ratio is not None for arm in results.arms for run in arm.runs)
-    hours = HOURS | {"hours to target": ("hours", hours_form(results))}
-    hours = hours | (MACHINES if results.machines_differ else {}) if results.priced else {}
-    return STEPS | (RESET if with_reset else {}) | hours | FINAL
+    hours = HOURS | {"hours to target": ("hours", hours_form(results))} if results.priced else {}
+    machines = MACHINES if results.priced and results.machines_differ else {}
+    return STEPS | (RESET if with_reset else {}) | hours | machines | FINAL
 
 
 def hours_form(results: ComparisonResults) -> str:
     """Return the format of hours: one decimal, or three significant digits of the fault-free arm's if it took less."""
     free = results.arms[0].spread("hours")
-    short = free is not None and 0 < free.mean < 1
-    return f".{2 - math.floor(math.log10(free.mean))}f" if free is not None and short else ".1f"
+    if free is None or not 0 < free.mean < 1:
+        return ".1f"
+    return f".{2 - math.floor(math.log10(free.mean))}f"
 
 
 def columns(results: ComparisonResults) -> list[str]:
